@@ -1,0 +1,38 @@
+# make demo, make test and make check do all the set-up they need on a fresh machine.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: help setup demo test check format wheel clean
+
+help:  ## what can be made
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
+
+setup: $(READY)  ## install the project and its tools into .venv
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: $(READY)  ## every method on synthetic(1,1): a live table, then a picture
+	$(BIN)/undrift demo
+
+check: $(READY)  ## lint, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: check  ## the checks and all tests
+	$(BIN)/python -m pytest -n 2 -q
+
+format: $(READY)  ## put the code in order
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+wheel: $(READY)  ## build the wheel into dist/
+	$(BIN)/python -m build --wheel
+
+clean:  ## remove what was made
+	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

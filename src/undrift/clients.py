@@ -1,0 +1,96 @@
+"""The clients of a federation, their weights in the objective, and what each remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from undrift.errors import UndriftError, require_choice
+from undrift.keys import hashes
+from undrift.methods.base import INITIAL, NUMBER, ZERO
+from undrift.problem import Client, Keep
+
+OBJECTIVES = ("samples", "clients")
+"""F = Σ q_k f_k + g with q_k = n_k/n, or q_k = 1/N."""
+
+
+class Roster:
+    """All clients in the order of their ids, so that their place in the data does not matter."""
+
+    def __init__(self, ids: Sequence[Hashable], sizes: Tensor, objective: str = "samples"):
+        require_choice("objective", objective, OBJECTIVES)
+        if len(set(ids)) != len(ids):
+            twice = next(each for each in ids if list(ids).count(each) > 1)
+            raise UndriftError(f"Two clients have the same id {twice!r}.")
+        empty = [ids[k] for k in torch.nonzero(sizes <= 0).flatten().tolist()]
+        if empty:
+            raise UndriftError(
+                f"Client {empty[0]!r} has no data ({len(empty)} of {len(ids)} clients are empty): "
+                f"leave empty clients out."
+            )
+        order = sorted(range(len(ids)), key=lambda k: (type(ids[k]).__name__, ids[k]))
+        self.ids = [ids[k] for k in order]
+        self.place = order
+        """where each client is in the data"""
+        self.position = {client: k for k, client in enumerate(self.ids)}
+        self.sizes = sizes[order].to(torch.float64)
+        self.objective = objective
+        n = self.sizes if objective == "samples" else torch.ones_like(self.sizes)
+        self.weights = n / n.sum()
+        """q_k"""
+        self.equal = bool((self.weights == self.weights[0]).all())
+        """whether all q_k are the same"""
+        self.hashes = hashes(self.ids)
+        """a number per client that depends on its id only, for keyed draws"""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def client(self, id: Hashable, draws: int = 1) -> Client:
+        """What a method may know of a client."""
+        k = self.position[id]
+        q = float(self.weights[k])
+        scale = 1.0 if self.equal else 1 / (len(self) * q)
+        return Client(id=id, samples=float(self.sizes[k]), q=q, scale=scale, draws=draws)
+
+    def weights_in_data_order(self) -> Tensor:
+        """The q_k in the order of the data."""
+        weights = torch.empty_like(self.weights)
+        weights[self.place] = self.weights
+        return weights
+
+
+class ClientStates:
+    """What the clients remember; it holds only those that have taken part.
+
+    `kinds` says what is remembered, each with its first value: ZERO, INITIAL (x⁰) or NUMBER.
+    """
+
+    def __init__(self, kinds: Mapping[str, str], x0: Tensor):
+        self._kinds = dict(kinds)
+        self._x0 = x0
+        self._kept: dict[Hashable, Keep] = {}
+
+    def get(self, client: Hashable) -> Keep:
+        """What a client remembers, or its first values if it has not taken part yet."""
+        kept = self._kept.get(client)
+        return self._first() if kept is None else kept
+
+    def put(self, client: Hashable, keep: Keep) -> None:
+        """Remember, for the client's next participation."""
+        values = {
+            name: value if isinstance(value, Tensor) else self._x0.new_tensor([value])
+            for name, value in keep.items()
+        }
+        self._kept[client] = Keep(**values)
+
+    def seen(self) -> Iterable[Hashable]:
+        """The clients that have taken part."""
+        return self._kept.keys()
+
+    def _first(self) -> Keep:
+        x0 = self._x0
+        first = {ZERO: torch.zeros_like(x0), INITIAL: x0, NUMBER: x0.new_zeros(1)}
+        return Keep(**{name: first[kind] for name, kind in self._kinds.items()})

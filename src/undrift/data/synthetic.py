@@ -1,0 +1,67 @@
+"""synthetic(α, β): FedProx's generator of heterogeneous logistic-regression data."""
+
+import numpy as np
+import torch
+
+from undrift.data.federated import FederatedData
+from undrift.errors import require_range
+from undrift.keys import generator
+
+FEATURES, CLASSES = 60, 10
+
+
+def synthetic(
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    clients: int = 30,
+    seed: int = 0,
+    iid: bool = False,
+    most: int | None = None,
+) -> FederatedData:
+    """synthetic(α, β) of Li et al., MLSys 2020: 60 features, 10 classes, a power law of sizes.
+
+    u_k ~ N(0, α), B_k ~ N(0, β);  W_k, b_k ~ N(u_k, 1);  m_k ~ N(B_k, 1);
+    x ~ N(m_k, diag(j^−1.2));  y = argmax(W_k x + b_k);  n_k = ⌊lognormal(4, 2)⌋ + 50.
+    Nine tenths of each client's samples are for training, the rest for test.
+
+    Parameters
+    ----------
+    alpha
+        α: how much the clients' models differ (a standard deviation)
+    beta
+        β: how much their inputs differ (a standard deviation)
+    clients
+        their number
+    seed
+        keys every draw, client by client
+    iid
+        one model and one distribution of inputs for all clients
+    most
+        an upper bound on n_k, for quick runs (the papers have none)
+    """
+    require_range("alpha", alpha, at_least=0)
+    require_range("beta", beta, at_least=0)
+    require_range("clients", clients, at_least=1)
+    deviation = np.arange(1, FEATURES + 1) ** -0.6  # the square root of j^−1.2
+    shared = generator(seed, "synthetic")
+    shared_W = shared.normal(0, 1, (CLASSES, FEATURES))
+    shared_b = shared.normal(0, 1, CLASSES)
+
+    train, test = [], []
+    for k in range(clients):
+        rng = generator(seed, "synthetic", 0, k)
+        n = int(rng.lognormal(4, 2)) + 50
+        n = n if most is None else min(n, most)
+        u, B = rng.normal(0, alpha), rng.normal(0, beta)
+        W, b = rng.normal(u, 1, (CLASSES, FEATURES)), rng.normal(u, 1, CLASSES)
+        mean = rng.normal(B, 1, FEATURES)
+        if iid:
+            W, b, mean = shared_W, shared_b, np.zeros(FEATURES)
+        x = mean + deviation * rng.normal(0, 1, (n, FEATURES))
+        y = np.argmax(x @ W.T + b, axis=1)
+        pair = torch.as_tensor(x, dtype=torch.float32), torch.as_tensor(y)
+        cut = int(0.9 * n)
+        train.append((pair[0][:cut], pair[1][:cut]))
+        test.append((pair[0][cut:], pair[1][cut:]))
+    name = "synthetic(iid)" if iid else f"synthetic({alpha:g},{beta:g})"
+    return FederatedData.from_clients(train, test, name)

@@ -1,0 +1,54 @@
+"""The errors a user meets: one sentence that says what, where and what is allowed."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class UndriftError(ValueError):
+    """Something the user asked for cannot be done; the message is one clear sentence."""
+
+
+class Diverged(UndriftError):
+    """Every reply of a round was unusable, so there is nothing left to go on with."""
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise `UndriftError(message)` unless the condition holds."""
+    if not condition:
+        raise UndriftError(message)
+
+
+def require_choice(name: str, value: object, allowed: Iterable[str]) -> None:
+    """Refuse a value that is not one of the allowed words, suggesting the nearest one."""
+    allowed = list(allowed)
+    if value in allowed:
+        return
+    near = get_close_matches(str(value), allowed, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    words = ", ".join(repr(word) for word in allowed)
+    raise UndriftError(f"{name} is {value!r}, but must be one of {words}{hint}")
+
+
+def require_range(
+    name: str,
+    value: float,
+    *,
+    above: float | None = None,
+    at_least: float | None = None,
+    below: float | None = None,
+    at_most: float | None = None,
+) -> None:
+    """Refuse a number outside its range, or something that is not a number."""
+    limits = {"above": above, "at least": at_least, "below": below, "at most": at_most}
+    limits = {word: limit for word, limit in limits.items() if limit is not None}
+    allowed = " and ".join(f"{word} {limit:g}" for word, limit in limits.items())
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UndriftError(f"{name} is {value!r}, but must be a number {allowed}.")
+    holds = {
+        "above": lambda limit: value > limit,
+        "at least": lambda limit: value >= limit,
+        "below": lambda limit: value < limit,
+        "at most": lambda limit: value <= limit,
+    }
+    if not all(holds[word](limit) for word, limit in limits.items()):
+        raise UndriftError(f"{name} is {value!r}, but must be {allowed}.")

@@ -1,0 +1,5 @@
+"""Loops: how rounds follow one another."""
+
+from undrift.loops.synchronous import Synchronous
+
+__all__ = ["Synchronous"]

@@ -1,0 +1,177 @@
+"""Synchronous rounds: draw a cohort, let it work, fold, measure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+
+from torch import Tensor
+
+from undrift.clients import ClientStates, Roster
+from undrift.engines.base import LAST, Job, Limit, RoundResult, Watch
+from undrift.engines.serial import SerialEngine
+from undrift.errors import Diverged, UndriftError, require_range
+from undrift.evaluation import Evaluation, measure
+from undrift.keys import generator
+from undrift.losses import Losses
+from undrift.methods.base import INITIAL, Method, Setting
+from undrift.problem import Server
+from undrift.records import Record
+from undrift.sampling import All, Sampler
+from undrift.solvers import Local
+from undrift.threads import one_thread
+
+Callback = Callable[["Synchronous", Record], bool | None]
+"""Called after every round; returning True ends the run."""
+
+
+class Synchronous:
+    """A run of one method, round by round.
+
+    Iterate over `rounds()`; between rounds, `server`, `states` and `records` are all there is.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        losses: Losses,
+        local: Local,
+        sampler: Sampler,
+        rounds: int,
+        objective: str = "samples",
+        seed: int = 0,
+        evaluation: Evaluation = Evaluation(),
+        limit: Limit | None = None,
+        target: Mapping[str, float] | None = None,
+        callbacks: Sequence[Callback] = (),
+    ):
+        require_range("rounds", rounds, at_least=0)
+        self.method = method
+        self.losses = losses
+        self.local = local
+        self.sampler = sampler
+        self.total = rounds
+        self.seed = seed
+        self.evaluation = evaluation
+        self.target = dict(target or {})
+        self.callbacks = list(callbacks)
+        self.roster = Roster(losses.ids, losses.sizes, objective)
+        sampler.check(self.roster)
+        method.check(
+            Setting(
+                clients=len(self.roster),
+                participation=self._participation(),
+                equal=self.roster.equal,
+                takes_steps=local.takes_steps,
+            )
+        )
+        models = evaluation.models
+        watch = Watch(cohort="cohort" in models, last="all" in models or "own" in models)
+        self.engine = SerialEngine(losses, Job(self.roster, local, seed, limit, watch))
+
+        self.round = 0
+        self.x0 = losses.initial()
+        self.server = method.init(self.x0.clone())
+        self.buffers = losses.initial_buffers()
+        self.states = ClientStates(
+            dict(method.keeps) | ({LAST: INITIAL} if watch.last else {}), self.x0
+        )
+        self.cohort_mean: Tensor = self.x0
+        self.last_mean: Tensor = self.x0
+        self.records: list[Record] = []
+        self.stopped: str | None = None
+        """why the run ended before its last round"""
+
+    def rounds(self) -> Iterator[Record]:
+        """Do the rounds, one by one. The first record is that of the initial model."""
+        yield self._keep(Record(round=0))
+        while self.round < self.total and self.stopped is None:
+            yield self._keep(self.step())
+
+    def step(self) -> Record:
+        """One round, without evaluation."""
+        with one_thread():
+            return self._step()
+
+    def _step(self) -> Record:
+        began = time.perf_counter()
+        t = self.round
+        sampler = All() if t == 0 and self.method.starts_with_all else self.sampler
+        cohort = sampler.draw(self.roster, self.seed, t)
+        if not cohort:
+            self.round += 1
+            return Record(round=self.round, seconds=time.perf_counter() - began)
+        server = self.method.begin(
+            self.server, lambda purpose: generator(self.seed, purpose, t).random()
+        )
+        down = self.method.download(server)
+        result = self.engine.run(self.method, down, cohort, self.states, self.buffers, t)
+        if not result.replies.count:
+            first, reason = next(iter(result.rejected.items()))
+            raise Diverged(
+                f"{self.method.name}, round {t + 1}: no client of the cohort sent a usable update "
+                f"(client {first!r}: {reason}); a smaller learning rate may help."
+            )
+        server = self.method.fold(server, result.replies)
+        self._accept(server, result)
+        return Record(
+            round=self.round,
+            cohort=list(cohort),
+            rejected=result.rejected,
+            bytes_down=dict(result.down),
+            bytes_up=dict(result.up),
+            steps=sum(result.steps.values()),
+            gradients=result.evaluations,
+            seconds=time.perf_counter() - began,
+        )
+
+    def last_of(self, client: Hashable) -> Tensor:
+        """A client's last model, where these are watched."""
+        return getattr(self.states.get(client), LAST)
+
+    def _accept(self, server: Server, result: RoundResult) -> None:
+        """Take over everything a round changed, at once."""
+        if server.x.shape != self.x0.shape:
+            raise UndriftError(
+                f"{self.method.name}'s fold returned a model of shape {list(server.x.shape)} "
+                f"instead of {list(self.x0.shape)}."
+            )
+        self.server = server
+        for client, keep in result.kept.items():
+            self.states.put(client, keep)
+        if result.buffers:
+            self.buffers = self.method.fold_buffers(self.buffers, result.buffers)
+        if result.cohort_mean is not None:
+            self.cohort_mean = result.cohort_mean
+        if result.last_change is not None:
+            self.last_mean = self.last_mean + result.last_change
+        self.round += 1
+
+    def _keep(self, record: Record) -> Record:
+        """Measure, write down, and see whether to go on."""
+        last = record.round == self.total
+        if last or record.round % self.evaluation.every == 0:
+            with one_thread():
+                record.metrics = measure(self)
+        self.records.append(record)
+        for metric, value in self.target.items():
+            if metric in record.metrics and _reached(metric, record.metrics[metric], value):
+                self.stopped = f"{metric} reached {value:g}"
+        for callback in self.callbacks:
+            if callback(self, record):
+                self.stopped = self.stopped or "a callback asked to stop"
+        return record
+
+    def _participation(self) -> str:
+        whole = getattr(self.sampler, "K", None) == len(self.roster)
+        return (
+            "all"
+            if whole and self.sampler.participation == "uniform"
+            else (self.sampler.participation)
+        )
+
+
+def _reached(metric: str, value: float, target: float) -> bool:
+    """Losses, errors and norms go down; everything else goes up."""
+    falls = any(word in metric for word in ("loss", "error", "objective", "gradient", "norm"))
+    return value <= target if falls else value >= target

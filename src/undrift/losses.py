@@ -1,0 +1,93 @@
+"""The clients' losses f_1 … f_N, as engines and theory see them: functions of a flat vector.
+
+A neural network on federated data (`undrift.modules`) and an analytic problem
+(`undrift.theory`) offer the same.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from undrift.errors import UndriftError
+from undrift.problem import LocalProblem
+
+Batch = np.ndarray | None
+"""Which of a client's samples: their numbers from 0, or None for all."""
+
+
+class ClientLoss(ABC):
+    """One client's loss f_k while a solver works on it."""
+
+    samples: int
+
+    @abstractmethod
+    def gradient(self, x: Tensor, batch: Batch = None) -> Tensor:
+        """The mean gradient over a batch; the caller may overwrite it."""
+
+    def minimise(self, problem: LocalProblem, weight_decay: float = 0.0) -> Tensor:
+        """The exact minimiser of a local problem, where it has a closed form."""
+        raise UndriftError(
+            "The exact solver works on quadratic problems only: use SGD or GD for this loss."
+        )
+
+    def buffers(self) -> dict[str, Tensor]:
+        """What the model holds besides parameters, after the client's work."""
+        return {}
+
+
+class Losses(ABC):
+    """All clients' losses."""
+
+    ids: Sequence[Hashable]
+    """a stable id per client; randomness follows it"""
+    sizes: Tensor
+    """n_k, `[N]`"""
+    dimension: int
+    """P, the number of parameters"""
+
+    @abstractmethod
+    def initial(self) -> Tensor:
+        """x⁰, the model every run starts from."""
+
+    @abstractmethod
+    def value(self, k: int, x: Tensor) -> float:
+        """f_k(x)"""
+
+    @abstractmethod
+    def gradient(self, k: int, x: Tensor) -> Tensor:
+        """∇f_k(x), over all of the client's data."""
+
+    @abstractmethod
+    def evaluate(
+        self, x: Tensor, weights: Tensor, buffers: Mapping[str, Tensor]
+    ) -> dict[str, float]:
+        """Metrics of a model; `weights` are the q_k. One of them is "train_loss", Σ q_k f_k."""
+
+    @abstractmethod
+    @contextmanager
+    def training(self, k: int, buffers: Mapping[str, Tensor], number: int) -> Iterator[ClientLoss]:
+        """Client k's loss, ready for a solver; `number` keys what the model draws itself."""
+
+    def initial_buffers(self) -> dict[str, Tensor]:
+        """The first values of what the model holds besides parameters."""
+        return {}
+
+    def evaluate_own(self, k: int, x: Tensor, buffers: Mapping[str, Tensor]) -> dict[str, float]:
+        """Metrics of a client's own model on its own data."""
+        return {"train_loss": self.value(k, x)}
+
+    def total_gradient(self, x: Tensor, weights: Tensor) -> Tensor:
+        """Σ q_k ∇f_k(x)"""
+        total = torch.zeros_like(x)
+        for k, weight in enumerate(weights.tolist()):
+            total += weight * self.gradient(k, x)
+        return total
+
+    def __len__(self) -> int:
+        return len(self.ids)

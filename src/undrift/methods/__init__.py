@@ -1,0 +1,54 @@
+"""The methods, one file each."""
+
+from undrift.methods.base import INITIAL, NUMBER, ZERO, Averaging, Method, Setting
+from undrift.methods.fedavg import DistributedSGD, FedAvg, FedAvgMin
+from undrift.methods.feddr import FedDR
+from undrift.methods.feddyn import FedDyn
+from undrift.methods.fedlga import FedLGA
+from undrift.methods.fednova import FedNova
+from undrift.methods.fedpd import FedPD
+from undrift.methods.fedprox import FedProx
+from undrift.methods.fedsplit import FedSplit
+from undrift.methods.scaffold import SCAFFOLD
+from undrift.methods.vrlsgd import VRLSGD
+
+METHODS: dict[str, type[Method]] = {
+    method.__name__: method
+    for method in (
+        DistributedSGD,
+        FedAvg,
+        FedProx,
+        SCAFFOLD,
+        VRLSGD,
+        FedNova,
+        FedAvgMin,
+        FedDyn,
+        FedPD,
+        FedSplit,
+        FedDR,
+        FedLGA,
+    )
+}
+"""Every method, by name."""
+
+__all__ = [
+    "INITIAL",
+    "METHODS",
+    "NUMBER",
+    "SCAFFOLD",
+    "VRLSGD",
+    "ZERO",
+    "Averaging",
+    "DistributedSGD",
+    "FedAvg",
+    "FedAvgMin",
+    "FedDR",
+    "FedDyn",
+    "FedLGA",
+    "FedNova",
+    "FedPD",
+    "FedProx",
+    "FedSplit",
+    "Method",
+    "Setting",
+]

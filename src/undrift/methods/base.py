@@ -1,0 +1,172 @@
+"""What a method is: a local problem, what a client keeps and uploads, and a fold.
+
+A method holds vector algebra only. It never sees a model, a data set, a device, a process
+or a clock, so the same object runs in every engine.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from undrift.errors import UndriftError, require
+from undrift.problem import Client, Download, Keep, LocalProblem, LocalResult, Server, Upload
+from undrift.regularizers import Regularizer
+from undrift.replies import Replies, Weight, q
+from undrift.server import Plain, ServerOptimizer
+
+ZERO = "zero"
+"""A kept vector that starts at 0."""
+INITIAL = "initial"
+"""A kept vector that starts at x⁰, the initial model."""
+NUMBER = "number"
+"""A kept number that starts at 0."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a method is asked to work in, so that it can refuse what is not defined."""
+
+    clients: int
+    participation: str
+    """"all", "uniform", "weighted" (with replacement, by q_k), "bernoulli" or "fixed"."""
+    equal: bool
+    """whether every client has the same weight q_k"""
+    takes_steps: bool
+    """whether every client's solver takes gradient steps, so that ‖a‖₁ is defined"""
+
+
+class Method(ABC):
+    """A federated method. Subclass it with `problem`, `finish` and `fold`.
+
+    Class attributes say what travels and what rests, so that bytes can be counted and
+    states stored without knowing the method.
+    """
+
+    sends: Sequence[str] = ("x",)
+    """the server's values that travel to the cohort"""
+    keeps: Mapping[str, str] = {}
+    """what a client remembers, each with its first value: ZERO, INITIAL or NUMBER"""
+    uploads: Mapping[str, tuple[Weight, ...]] = {}
+    """the uploaded vectors and the weights by which the server adds them up; an empty
+    tuple keeps them one by one"""
+
+    needs_all: bool = False
+    """whether the method is defined only when every client takes part"""
+    draws_by_weight: bool = False
+    """whether the method's average is meant for clients drawn with probability q_k"""
+    needs_steps: bool = False
+    """whether the method divides by the solver's steps, η or ‖a‖₁"""
+    starts_with_all: bool = False
+    """whether the first round must be with every client, whatever the sampler says"""
+
+    limit: str | None = "optimum"
+    """where the method converges, for `undrift verify`: "optimum" of F; "averaging", the
+    fixed point of plain averaging; or None when nothing is claimed"""
+    paper: str = ""
+    g: Regularizer | None = None
+
+    @abstractmethod
+    def problem(self, down: Download, mine: Keep, client: Client) -> LocalProblem:
+        """The client's local problem, from what was sent and what it remembers."""
+
+    @abstractmethod
+    def finish(
+        self, down: Download, mine: Keep, result: LocalResult, client: Client
+    ) -> tuple[Upload, Keep]:
+        """What the client uploads and what it keeps, once its work is done."""
+
+    @abstractmethod
+    def fold(self, server: Server, replies: Replies) -> Server:
+        """The server's next state from the sums of the replies."""
+
+    def init(self, x: Tensor) -> Server:
+        """The server's first state, from the initial model."""
+        return Server(x=x)
+
+    def begin(self, server: Server, draw: Callable[[str], float]) -> Server:
+        """The server's state at the start of a round; `draw` gives a keyed uniform number."""
+        return server
+
+    def download(self, server: Server) -> Download:
+        """What travels to the cohort this round."""
+        return Download(**{name: getattr(server, name) for name in self.sends})
+
+    def steps(self, planned: Sequence[int]) -> Sequence[int]:
+        """How many steps the cohort's clients do, given what their local work asks for."""
+        return planned
+
+    def fold_buffers(
+        self, buffers: dict[str, Tensor], means: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """The server's buffers from their means over the cohort, weighted by samples."""
+        return means
+
+    def check(self, setting: Setting) -> None:
+        """Refuse, with a sentence, a setting the mathematics does not define."""
+        require(
+            not self.needs_all or setting.participation == "all",
+            f"{self.name} is defined only when every client takes part in every round: leave "
+            f"cohort out, or choose a method that allows partial participation.",
+        )
+        require(
+            not self.needs_steps or setting.takes_steps,
+            f"{self.name} divides by the number of gradient steps: use SGD or GD as the local "
+            f"solver, not an exact one.",
+        )
+
+    @property
+    def name(self) -> str:
+        """The name of the method, as in its paper."""
+        return type(self).__name__
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """The constructor's arguments, as given."""
+        names = list(inspect.signature(type(self)).parameters)
+        missing = [name for name in names if not hasattr(self, name)]
+        if missing:
+            raise UndriftError(
+                f"{self.name}'s constructor must store its argument {missing[0]!r} as an "
+                f"attribute of the same name."
+            )
+        return {name: getattr(self, name) for name in names}
+
+    def __repr__(self) -> str:
+        defaults = inspect.signature(type(self)).parameters
+        shown = [
+            f"{name}={value!r}"
+            for name, value in self.hyperparameters().items()
+            if value != defaults[name].default
+        ]
+        return f"{self.name}({', '.join(shown)})"
+
+
+class Averaging(Method):
+    """A method whose server adds an average of the clients' moves to its model.
+
+    Every such method composes with a server optimiser, which turns the average move into
+    the step that is taken.
+    """
+
+    uploads: Mapping[str, tuple[Weight, ...]] = {"moved": (q,)}
+    server: ServerOptimizer = Plain()
+
+    def init(self, x: Tensor) -> Server:
+        return Server(x=x, **self.server.start(x))
+
+    def problem(self, down: Download, mine: Keep, client: Client) -> LocalProblem:
+        return LocalProblem(start=down.x)
+
+    def finish(
+        self, down: Download, mine: Keep, result: LocalResult, client: Client
+    ) -> tuple[Upload, Keep]:
+        return Upload(moved=result.x - down.x), mine
+
+    def move(self, server: Server, update: Tensor, replies: Replies) -> dict[str, Tensor]:
+        """The server's next model, and what its optimiser remembers."""
+        return self.server.step(server, update, replies.rate)

@@ -1,0 +1,73 @@
+"""FedAvg, distributed SGD and FedAvg-min."""
+
+from collections.abc import Mapping, Sequence
+
+from undrift.averaging import check_sampling, scheme_named
+from undrift.methods.base import Averaging, Setting
+from undrift.problem import Client, Download, Keep, LocalProblem, Server
+from undrift.replies import Replies, Weight
+from undrift.server import Plain, ServerOptimizer
+
+
+class FedAvg(Averaging):
+    """Federated averaging (McMahan et al. 2017) with the schemes of Li et al., ICLR 2020.
+
+    Each client takes steps of SGD from the server's model; the server averages what it gets
+    back. With more than one local step it converges to a biased point, not to the optimum.
+
+    Parameters
+    ----------
+    scheme
+        how the cohort is averaged: "full", "original", "I", "II", "transformed II",
+        "renormalised" or "II-delta" (the default: unbiased under uniform sampling)
+    server
+        what the server does with the average move, e.g. `ud.server.Momentum(0.9)`
+    """
+
+    limit = "averaging"
+    paper = "Li et al., On the Convergence of FedAvg on Non-IID Data, ICLR 2020"
+
+    def __init__(self, scheme: str = "II-delta", server: ServerOptimizer = Plain()):
+        self.scheme = scheme
+        self.server = server
+        self._scheme = scheme_named(scheme)
+        self.draws_by_weight = "weighted" in self._scheme.sampling
+
+    @property
+    def uploads(self) -> Mapping[str, tuple[Weight, ...]]:  # type: ignore[override]
+        return {"moved": (self._scheme.by,)}
+
+    def check(self, setting: Setting) -> None:
+        super().check(setting)
+        check_sampling(self.name, self._scheme, setting.participation, setting.equal)
+
+    def problem(self, down: Download, mine: Keep, client: Client) -> LocalProblem:
+        scale = 1 / client.scale if self._scheme.scales_loss else 1.0  # N·q_k
+        return LocalProblem(start=down.x, scale=scale)
+
+    def fold(self, server: Server, replies: Replies) -> Server:
+        scheme = self._scheme
+        moved = scheme.factor(replies) * replies.sum("moved", by=scheme.by)
+        update = moved + (scheme.own(replies) - 1) * server.x
+        return Server(**self.move(server, update, replies))
+
+
+class DistributedSGD(FedAvg):
+    """One gradient step per client and round: E = 1, the baseline without drift."""
+
+    limit = "optimum"
+
+    def steps(self, planned: Sequence[int]) -> Sequence[int]:
+        return [1] * len(planned)
+
+
+class FedAvgMin(FedAvg):
+    """FedAvg in which every client runs min_i τ_i steps (Wang et al., NeurIPS 2020).
+
+    Equal steps make it consistent, at the price of the work the faster clients could do.
+    """
+
+    paper = "Wang et al., Tackling the Objective Inconsistency Problem, NeurIPS 2020"
+
+    def steps(self, planned: Sequence[int]) -> Sequence[int]:
+        return [min(planned)] * len(planned)

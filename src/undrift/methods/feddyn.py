@@ -1,0 +1,50 @@
+"""FedDyn."""
+
+import torch
+from torch import Tensor
+
+from undrift.errors import require_range
+from undrift.methods.base import ZERO, Method
+from undrift.problem import Client, Download, Keep, LocalProblem, LocalResult, Server, Upload
+from undrift.replies import Replies, once
+
+
+class FedDyn(Method):
+    """Federated dynamic regularisation (Acar et al., ICLR 2021).
+
+    Each client's loss is tilted by its own last gradient estimate h_k, so that local
+    minimisers agree with the global one. Converges to the optimum of F.
+
+    Parameters
+    ----------
+    alpha
+        α, the pull to the server's model; a client's own is α_k = α/(N q_k)
+    """
+
+    keeps = {"h": ZERO}
+    uploads = {"moved": (once,)}
+    paper = "Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021"
+
+    def __init__(self, alpha: float = 0.01):
+        require_range("FedDyn's alpha", alpha, above=0)
+        self.alpha = alpha
+
+    def init(self, x: Tensor) -> Server:
+        return Server(x=x, h=torch.zeros_like(x))
+
+    def problem(self, down: Download, mine: Keep, client: Client) -> LocalProblem:
+        a = self.alpha * client.scale  # α_k = α / (N q_k)
+        return LocalProblem(start=down.x, linear=-mine.h, center=down.x, weight=a)
+
+    def finish(
+        self, down: Download, mine: Keep, result: LocalResult, client: Client
+    ) -> tuple[Upload, Keep]:
+        moved = result.x - down.x
+        a = self.alpha * client.scale
+        return Upload(moved=moved), Keep(h=mine.h - a * moved)
+
+    def fold(self, server: Server, replies: Replies) -> Server:
+        moved = replies.mean("moved")
+        share = replies.count / replies.clients  # |S| / N
+        h = server.h - self.alpha * share * moved
+        return Server(x=server.x + moved - h / self.alpha, h=h)

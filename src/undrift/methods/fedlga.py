@@ -1,0 +1,110 @@
+"""FedLGA."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from undrift.averaging import SCHEMES, check_sampling
+from undrift.errors import require_choice, require_range
+from undrift.methods.base import Averaging, Setting
+from undrift.problem import Client, Download, Keep, LocalProblem, LocalResult, Server, Upload
+from undrift.replies import Replies, Weight, draws
+from undrift.server import Plain, ServerOptimizer
+
+
+class FedLGA(Averaging):
+    """Local gradient approximation for unfinished clients (Li et al. 2021).
+
+    The moves of clients that did not complete their work are corrected on the server by a
+    first-order step towards ŵ, the mean of the complete ones:
+
+        Δ̂_i = Δ_i + λ·G_i(ŵ − w_i),   G_i ≈ g_i g_iᵀ
+
+    Parameters
+    ----------
+    form
+        "literal", G v = g(g·v); "diagonal", G v = g ⊙ g ⊙ v; "extrapolate", Δ̂_i = Δ_i·E/E_i;
+        "none", no correction
+    damping
+        λ, one in the paper
+    cap
+        whether λ|g|² is kept at most one, so that the literal term is at most a projection
+        of ŵ − w_i on g_i
+    gradient
+        g_i: "mean", −Δ_i/(η·steps), which needs no extra traffic, or "last", the last
+        minibatch gradient, uploaded
+    server
+        what the server does with the mean move; `ud.server.Plain(lr)` sets η_g
+    """
+
+    limit = "averaging"
+    draws_by_weight = True
+    needs_steps = True
+    paper = "Li et al., FedLGA, 2021"
+
+    def __init__(
+        self,
+        form: str = "literal",
+        damping: float = 1.0,
+        cap: bool = False,
+        gradient: str = "mean",
+        server: ServerOptimizer = Plain(),
+    ):
+        require_choice("FedLGA's form", form, ("literal", "diagonal", "extrapolate", "none"))
+        require_choice("FedLGA's gradient", gradient, ("mean", "last"))
+        require_range("FedLGA's damping", damping, at_least=0)
+        self.form = form
+        self.damping = damping
+        self.cap = cap
+        self.gradient = gradient
+        self.server = server
+
+    @property
+    def uploads(self) -> Mapping[str, tuple[Weight, ...]]:  # type: ignore[override]
+        return {"moved": ()} | ({"gradient": ()} if self.gradient == "last" else {})
+
+    def check(self, setting: Setting) -> None:
+        super().check(setting)
+        check_sampling(self.name, SCHEMES["I"], setting.participation, setting.equal)
+
+    def problem(self, down: Download, mine: Keep, client: Client) -> LocalProblem:
+        return LocalProblem(start=down.x, ask=("last_gradient",) if self.gradient == "last" else ())
+
+    def finish(
+        self, down: Download, mine: Keep, result: LocalResult, client: Client
+    ) -> tuple[Upload, Keep]:
+        upload = Upload(moved=result.x - down.x, steps=result.steps, expected=result.expected)
+        if self.gradient == "last":
+            upload = upload.replace(gradient=result.last_gradient)
+        return upload, mine
+
+    def fold(self, server: Server, replies: Replies) -> Server:
+        moved = replies.stack("moved")  # Δ_i, [|S|, P]
+        count = replies.weights(draws).to(moved)[:, None]  # a client drawn twice counts twice
+        steps = replies.each("steps").to(moved)[:, None]
+        expected = replies.each("expected").to(moved)[:, None]
+        slow = (steps < expected)[:, 0]
+        if slow.any() and not slow.all():  # no complete client, no correction
+            complete = count * ~slow[:, None]
+            target = (complete * moved).sum(0) / complete.sum()  # ŵ − x
+            if self.gradient == "last":
+                g = replies.stack("gradient")
+            else:
+                g = -moved / (replies.rate * steps)
+            if self.form == "extrapolate":
+                moved = moved * expected / steps
+            elif self.form != "none":
+                moved = moved + slow[:, None] * self._correction(g, target - moved)
+        update = (count * moved).sum(0) / count.sum()
+        return Server(**self.move(server, update, replies))
+
+    def _correction(self, g: Tensor, gap: Tensor) -> Tensor:
+        """λ·G(ŵ − w), row by row."""
+        damping = torch.full_like(g[:, :1], self.damping)
+        if self.cap:
+            square = g.square().sum(-1, keepdim=True)
+            damping = torch.minimum(damping, 1 / square.clamp(min=1e-30))
+        if self.form == "diagonal":
+            return damping * g * g * gap
+        return damping * g * (g * gap).sum(-1, keepdim=True)

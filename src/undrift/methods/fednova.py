@@ -1,0 +1,116 @@
+"""FedNova."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from undrift.averaging import SCHEMES, check_sampling
+from undrift.errors import require_choice, require_range
+from undrift.methods.base import ZERO, Averaging, Setting
+from undrift.problem import Client, Download, Keep, LocalProblem, LocalResult, Server, Upload
+from undrift.replies import Replies, Weight, draws, once, q, q_draws
+from undrift.server import Plain, ServerOptimizer
+
+
+class FedNova(Averaging):
+    """Federated normalised averaging (Wang et al., NeurIPS 2020).
+
+    A client uploads its move divided by ‖a_k‖₁, how much gradient it accumulated, so that
+    clients that do more steps do not count for more. Any local solver: momentum, a proximal
+    pull, step schedules. Its bias vanishes with ητ; with variance reduction it is exact.
+
+    Parameters
+    ----------
+    mu
+        μ, the weight of a pull to the server's model (0: none)
+    tau_eff
+        how far the server goes: "progress", the mean of ‖a_k‖₁, or "steps", the mean of τ_k;
+        the default is "steps" with a pull and "progress" without
+    weights
+        "II" for uniform cohorts, w_k = q_k N/K; "I" for draws by q_k with equal weights
+    variance_reduction
+        whether gradients are corrected across clients, as in the paper's "Momen.+VR"
+    server
+        what the server does with the update, e.g. `ud.server.Momentum(0.9)`
+    """
+
+    needs_steps = True
+    paper = "Wang et al., Tackling the Objective Inconsistency Problem, NeurIPS 2020"
+
+    def __init__(
+        self,
+        mu: float = 0.0,
+        tau_eff: str | None = None,
+        weights: str = "II",
+        variance_reduction: bool = False,
+        server: ServerOptimizer = Plain(),
+    ):
+        require_range("FedNova's mu", mu, at_least=0)
+        require_choice("FedNova's weights", weights, ("I", "II"))
+        if tau_eff is not None:
+            require_choice("FedNova's tau_eff", tau_eff, ("progress", "steps"))
+        self.mu = mu
+        self.tau_eff = tau_eff
+        self.weights = weights
+        self.variance_reduction = variance_reduction
+        self.server = server
+        self.draws_by_weight = weights == "I"
+        self._by: Weight = q_draws if weights == "II" else draws
+        if variance_reduction:  # a client with state counts once, however often it was drawn
+            self._by = q if weights == "II" else once
+
+    @property
+    def limit(self) -> str | None:  # type: ignore[override]
+        return "optimum" if self.variance_reduction else "averaging"
+
+    @property
+    def sends(self) -> Sequence[str]:  # type: ignore[override]
+        return ("x", "d") if self.variance_reduction else ("x",)
+
+    @property
+    def keeps(self) -> Mapping[str, str]:  # type: ignore[override]
+        return {"d": ZERO} if self.variance_reduction else {}
+
+    @property
+    def uploads(self) -> Mapping[str, tuple[Weight, ...]]:  # type: ignore[override]
+        weights = {self._by, q} if self.variance_reduction else {self._by}
+        return {"direction": tuple(weights)}
+
+    def check(self, setting: Setting) -> None:
+        super().check(setting)
+        scheme = SCHEMES["I" if self.weights == "I" else "II-delta"]
+        check_sampling(self.name, scheme, setting.participation, setting.equal)
+
+    def init(self, x: Tensor) -> Server:
+        server = super().init(x)
+        return server.replace(d=torch.zeros_like(x)) if self.variance_reduction else server
+
+    def problem(self, down: Download, mine: Keep, client: Client) -> LocalProblem:
+        v = down.d - mine.d if self.variance_reduction else None
+        return LocalProblem(
+            start=down.x, linear=v, center=down.x, weight=self.mu, pull_outside_momentum=True
+        )
+
+    def finish(
+        self, down: Download, mine: Keep, result: LocalResult, client: Client
+    ) -> tuple[Upload, Keep]:
+        direction = (result.x - down.x) / result.progress  # −η times the mean local gradient
+        if self.variance_reduction:
+            v = down.d - mine.d  # part of the local gradients, not of f_k's
+            mine = Keep(d=-direction / result.rate - v)
+        return Upload(direction=direction, progress=result.progress, steps=result.steps), mine
+
+    def fold(self, server: Server, replies: Replies) -> Server:
+        w, N = self._by, replies.clients
+        K = replies.count if self.variance_reduction else replies.weight(draws)
+        factor = N / K if self.weights == "II" else 1 / K  # w_k = q_k N/K, or 1/K for each
+        rule = self.tau_eff or ("steps" if self.mu > 0 else "progress")
+        tau_eff = replies.mean(rule, by=w)
+        update = tau_eff * factor * replies.sum("direction", by=w)
+        new = Server(**self.move(server, update, replies))
+        if self.variance_reduction:
+            # d̄ + Σ_S q_k (d_k⁺ − d_k), with d_k⁺ − d_k = −direction_k/η − d̄
+            change = -replies.sum("direction", by=q) / replies.rate - replies.weight(q) * server.d
+            new = new.replace(d=server.d + change)
+        return new

@@ -1,0 +1,69 @@
+"""FedPD."""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from undrift.errors import require_range
+from undrift.methods.base import INITIAL, ZERO, Method
+from undrift.problem import Client, Download, Keep, LocalProblem, LocalResult, Server, Upload
+from undrift.replies import Replies, q
+
+
+class FedPD(Method):
+    """Federated primal-dual optimisation (Zhang et al. 2020), for full participation.
+
+    Each client keeps its own copy x0_k of the model and a multiplier λ_k for the constraint
+    that all copies be equal. Converges to the optimum of F when every round communicates; in
+    the rounds that do not, the copies move towards the clients' own optima.
+
+    Parameters
+    ----------
+    eta
+        η: the weight of the pull to the own copy is 1/η
+    communication
+        p: the probability that a round ends with an average; otherwise nothing travels and
+        each client goes on with its own copy
+    """
+
+    keeps = {"x0": INITIAL, "multiplier": ZERO}
+    uploads = {"x0": (q,)}
+    needs_all = True
+    paper = "Zhang et al., FedPD: A Federated Learning Framework with Optimal Rates, 2020"
+
+    def __init__(self, eta: float = 1.0, communication: float = 1.0):
+        require_range("FedPD's eta", eta, above=0)
+        require_range("FedPD's communication", communication, above=0, at_most=1)
+        self.eta = eta
+        self.communication = communication
+
+    @property
+    def limit(self) -> str | None:  # type: ignore[override]
+        return "optimum" if self.communication == 1 else None
+
+    def init(self, x: Tensor) -> Server:
+        return Server(x=x, talks=1.0, fresh=1.0)  # fresh: the clients do not have x yet
+
+    def begin(self, server: Server, draw: Callable[[str], float]) -> Server:
+        return server.replace(talks=float(draw("communication") < self.communication))
+
+    def download(self, server: Server) -> Download:
+        down = Download(talks=server.talks)
+        return down.replace(x=server.x) if server.fresh else down
+
+    def problem(self, down: Download, mine: Keep, client: Client) -> LocalProblem:
+        x0 = down.x if "x" in down else mine.x0
+        return LocalProblem(start=x0, linear=mine.multiplier, center=x0, weight=1 / self.eta)
+
+    def finish(
+        self, down: Download, mine: Keep, result: LocalResult, client: Client
+    ) -> tuple[Upload, Keep]:
+        x0 = down.x if "x" in down else mine.x0
+        multiplier = mine.multiplier + (result.x - x0) / self.eta
+        x0 = result.x + self.eta * multiplier
+        return Upload(x0=x0) if down.talks else Upload(), Keep(x0=x0, multiplier=multiplier)
+
+    def fold(self, server: Server, replies: Replies) -> Server:
+        if not server.talks:
+            return server.replace(fresh=0.0)
+        return server.replace(x=replies.mean("x0", by=q), fresh=1.0)

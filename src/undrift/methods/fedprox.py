@@ -1,0 +1,40 @@
+"""FedProx."""
+
+from undrift.errors import require_range
+from undrift.methods.fedavg import FedAvg
+from undrift.problem import Client, Download, Keep, LocalProblem
+from undrift.server import Plain, ServerOptimizer
+
+
+class FedProx(FedAvg):
+    """FedAvg with a pull towards the server's model (Li et al., MLSys 2020).
+
+    A client minimises f_k(x) + (μ/2)|x − x_server|²; one that runs out of time returns what
+    it has. Converges to a biased point, nearer to the optimum than FedAvg's and more slowly.
+
+    Parameters
+    ----------
+    mu
+        μ, the weight of the pull
+    scheme, server
+        as for FedAvg
+    """
+
+    paper = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
+
+    def __init__(
+        self, mu: float = 0.01, scheme: str = "II-delta", server: ServerOptimizer = Plain()
+    ):
+        require_range("FedProx's mu", mu, at_least=0)
+        super().__init__(scheme, server)
+        self.mu = mu
+
+    def problem(self, down: Download, mine: Keep, client: Client) -> LocalProblem:
+        scale = super().problem(down, mine, client).scale
+        return LocalProblem(
+            start=down.x,
+            center=down.x,
+            weight=self.mu,
+            scale=scale,
+            pull_outside_momentum=True,
+        )

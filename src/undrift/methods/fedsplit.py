@@ -1,0 +1,58 @@
+"""FedSplit."""
+
+from collections.abc import Mapping
+
+from undrift.errors import require_choice, require_range
+from undrift.methods.base import INITIAL, Method
+from undrift.problem import Client, Download, Keep, LocalProblem, LocalResult, Server, Upload
+from undrift.replies import Replies, Weight, q
+
+
+class FedSplit(Method):
+    """Peaceman–Rachford splitting (Pathak and Wainwright, NeurIPS 2020).
+
+    x = Σ q_k z_k;  u_k = prox_{ηf_k}(2x − z_k);  z_k += 2(u_k − x). Converges to the optimum
+    of F when every client takes part.
+
+    Parameters
+    ----------
+    eta
+        η of the prox
+    average
+        "full" (every client takes part), or one of the adaptations to partial participation in
+        the appendix of FedDyn: "all" averages every z_k, "act" only the cohort's
+    """
+
+    keeps = {"z": INITIAL, "u": INITIAL}
+    paper = "Pathak and Wainwright, FedSplit, NeurIPS 2020"
+
+    def __init__(self, eta: float = 1.0, average: str = "full"):
+        require_range("FedSplit's eta", eta, above=0)
+        require_choice("FedSplit's average", average, ("full", "all", "act"))
+        self.eta = eta
+        self.average = average
+        self.needs_all = average == "full"
+
+    @property
+    def limit(self) -> str | None:  # type: ignore[override]
+        return "optimum" if self.average == "full" else None
+
+    @property
+    def uploads(self) -> Mapping[str, tuple[Weight, ...]]:  # type: ignore[override]
+        return {"z": (q,)} if self.average == "act" else {"z_change": (q,)}
+
+    def problem(self, down: Download, mine: Keep, client: Client) -> LocalProblem:
+        return LocalProblem(start=mine.u, center=2 * down.x - mine.z, weight=1 / self.eta)
+
+    def finish(
+        self, down: Download, mine: Keep, result: LocalResult, client: Client
+    ) -> tuple[Upload, Keep]:
+        u = result.x
+        z = mine.z + 2 * (u - down.x)
+        upload = Upload(z=z) if self.average == "act" else Upload(z_change=z - mine.z)
+        return upload, Keep(z=z, u=u)
+
+    def fold(self, server: Server, replies: Replies) -> Server:
+        if self.average == "act":
+            return Server(x=replies.mean("z", by=q))
+        return Server(x=server.x + replies.sum("z_change", by=q))

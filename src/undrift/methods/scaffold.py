@@ -1,0 +1,60 @@
+"""SCAFFOLD."""
+
+import torch
+from torch import Tensor
+
+from undrift.errors import require_choice
+from undrift.methods.base import ZERO, Averaging
+from undrift.problem import Client, Download, Keep, LocalProblem, LocalResult, Server, Upload
+from undrift.replies import Replies, q
+from undrift.server import Plain, ServerOptimizer
+
+
+class SCAFFOLD(Averaging):
+    """Stochastic controlled averaging (Karimireddy et al., ICML 2020).
+
+    Each client corrects its gradients by c − c_k, the difference between everybody's
+    gradient and its own, so that all walk in the direction of F. Converges to the optimum.
+
+    Parameters
+    ----------
+    option
+        how a client renews its control: "II", from its own path (the paper's choice), or "I",
+        its full gradient at the server's model (one more pass over its data)
+    server
+        what the server does with the average move; `ud.server.Plain(lr)` sets η_g
+    """
+
+    sends = ("x", "c")
+    keeps = {"c": ZERO}
+    uploads = {"moved": (q,), "c_change": (q,)}
+    paper = "Karimireddy et al., SCAFFOLD, ICML 2020"
+
+    def __init__(self, option: str = "II", server: ServerOptimizer = Plain()):
+        require_choice("SCAFFOLD's option", option, ("I", "II"))
+        self.option = option
+        self.server = server
+        self.needs_steps = option == "II"
+
+    def init(self, x: Tensor) -> Server:
+        return super().init(x).replace(c=torch.zeros_like(x))
+
+    def problem(self, down: Download, mine: Keep, client: Client) -> LocalProblem:
+        ask = ("first_gradient",) if self.option == "I" else ()
+        return LocalProblem(start=down.x, linear=down.c - mine.c, ask=ask)
+
+    def finish(
+        self, down: Download, mine: Keep, result: LocalResult, client: Client
+    ) -> tuple[Upload, Keep]:
+        moved = result.x - down.x
+        if self.option == "I":
+            c = result.first_gradient
+        else:
+            c = mine.c - down.c - moved / (result.rate * result.progress)  # η‖a_k‖₁ = ητ_k
+        return Upload(moved=moved, c_change=c - mine.c), Keep(c=c)
+
+    def fold(self, server: Server, replies: Replies) -> Server:
+        N, K = replies.clients, replies.count
+        update = N / K * replies.sum("moved", by=q)
+        c = server.c + replies.sum("c_change", by=q)
+        return Server(**self.move(server, update, replies), c=c)

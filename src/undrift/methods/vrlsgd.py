@@ -1,0 +1,38 @@
+"""VRL-SGD."""
+
+from torch import Tensor
+
+from undrift.methods.base import INITIAL, NUMBER, ZERO, Method
+from undrift.problem import Client, Download, Keep, LocalProblem, LocalResult, Server, Upload
+from undrift.replies import Replies, q
+
+
+class VRLSGD(Method):
+    """Variance-reduced local SGD (Liang et al. 2019), for full participation.
+
+    A client that was left behind by the average learns from it: Δ_k += (x⁺ − x_k)/(ητ_k).
+    Exact when all clients take equally many steps, biased for unequal ones, and unstable
+    when they change from round to round.
+    """
+
+    keeps = {"delta": ZERO, "x": INITIAL, "inverse": NUMBER}  # inverse = 1/(ητ_k)
+    uploads = {"moved": (q,)}
+    needs_all = True
+    needs_steps = True
+    paper = "Liang et al., Variance Reduced Local SGD with Lower Communication Complexity, 2019"
+
+    def _delta(self, down: Download, mine: Keep) -> Tensor:
+        return mine.delta + (down.x - mine.x) * mine.inverse
+
+    def problem(self, down: Download, mine: Keep, client: Client) -> LocalProblem:
+        return LocalProblem(start=down.x, linear=-self._delta(down, mine))
+
+    def finish(
+        self, down: Download, mine: Keep, result: LocalResult, client: Client
+    ) -> tuple[Upload, Keep]:
+        inverse = 1 / (result.rate * result.progress)
+        keep = Keep(delta=self._delta(down, mine), x=result.x, inverse=inverse)
+        return Upload(moved=result.x - down.x), keep
+
+    def fold(self, server: Server, replies: Replies) -> Server:
+        return Server(x=server.x + replies.sum("moved", by=q))

@@ -1,0 +1,286 @@
+"""Any `nn.Module` with any loss, on federated data, as functions of a flat vector.
+
+Methods see parameters only: the trainable ones, end to end in one vector. Frozen
+parameters stay what they are; buffers (BatchNorm statistics) travel beside the vector.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from undrift.data.federated import FederatedData, Part
+from undrift.errors import UndriftError, require
+from undrift.keys import torch_generator_set_to
+from undrift.losses import Batch, ClientLoss, Losses
+from undrift.tasks import Task
+
+EVALUATION_BATCH = 4096
+
+
+class FlatModule:
+    """A copy of a module whose trainable parameters are views into one vector."""
+
+    def __init__(self, module: nn.Module, device: torch.device):
+        self.module = deepcopy(module).to(device)
+        self.device = device
+        named = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]
+        require(bool(named), "The model has no trainable parameters.")
+        dtypes = {p.dtype for _, p in named}
+        require(
+            len(dtypes) == 1,
+            f"All trainable parameters must have one type, but this model has "
+            f"{', '.join(sorted(str(t) for t in dtypes))}.",
+        )
+        self.names = [n for n, _ in named]
+        self.shapes = [p.shape for _, p in named]
+        size = sum(p.numel() for _, p in named)
+        self.x = torch.empty(size, dtype=dtypes.pop(), device=device)
+        self.gradient = torch.zeros_like(self.x)
+        first = 0
+        for _, p in named:
+            last = first + p.numel()
+            self.x[first:last] = p.data.reshape(-1)
+            p.data = self.x[first:last].view(p.shape)
+            p.grad = self.gradient[first:last].view(p.shape)
+            first = last
+
+    def load(self, x: Tensor) -> None:
+        """Set the parameters."""
+        if x.data_ptr() != self.x.data_ptr():
+            self.x.copy_(x)
+
+    def buffers(self) -> dict[str, Tensor]:
+        """A copy of the buffers."""
+        return {name: value.clone() for name, value in self.module.named_buffers()}
+
+    def load_buffers(self, buffers: Mapping[str, Tensor]) -> None:
+        """Set the buffers."""
+        for name, value in self.module.named_buffers():
+            if name in buffers:
+                value.copy_(buffers[name])
+
+    def filled(self, x: Tensor, buffers: Mapping[str, Tensor]) -> nn.Module:
+        """A new module with the given parameters and buffers."""
+        self.load(x)
+        self.load_buffers(buffers)
+        copy = deepcopy(self.module)
+        for p in copy.parameters():
+            p.data = p.data.clone()
+            p.grad = None
+        return copy.eval()
+
+
+class ModuleLoss(ClientLoss):
+    """A client's loss while a solver works on it."""
+
+    def __init__(self, flat: FlatModule, task: Task, x: Tensor, y: Tensor):
+        self.samples = len(y)
+        self._flat = flat
+        self._task = task
+        self._x = x
+        self._y = y
+
+    def gradient(self, x: Tensor, batch: Batch = None) -> Tensor:
+        inputs, targets = self._x, self._y
+        if batch is not None:
+            chosen = torch.from_numpy(batch).to(inputs.device)
+            inputs, targets = inputs[chosen], targets[chosen]
+        self._flat.load(x)
+        self._flat.gradient.zero_()
+        self._task.loss(self._flat.module(inputs), targets).backward()
+        return self._flat.gradient
+
+    def buffers(self) -> dict[str, Tensor]:
+        return self._flat.buffers()
+
+
+class ModuleLosses(Losses):
+    """A network on federated data.
+
+    Parameters
+    ----------
+    module
+        any `nn.Module` that maps a batch of inputs to outputs; it is copied, never changed
+    data
+        the clients' samples
+    task
+        the loss and the metrics
+    weights
+        a safetensors file with the initial weights
+    device
+        where the model and the data are
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        data: FederatedData,
+        task: Task | None = None,
+        weights: str | Path | None = None,
+        device: str | torch.device = "cpu",
+    ):
+        require(
+            isinstance(module, nn.Module),
+            f"The model must be a torch nn.Module, not {type(module).__name__}.",
+        )
+        self.device = torch.device(device)
+        if weights is not None:
+            module = deepcopy(module)
+            _load_weights(module, Path(weights))
+        self.data = data
+        self.ids = data.ids
+        self.sizes = data.train.sizes
+        self.flat = FlatModule(module, self.device)
+        self.dimension = len(self.flat.x)
+        self._initial = self.flat.x.clone()
+        self._initial_buffers = self.flat.buffers()
+        self.task = task if task is not None else Task.for_targets(data.train.y)
+        self._train = _on(data.train, self.flat.x)
+        self._test = None if data.test is None else _on(data.test, self.flat.x)
+        self._check_shapes()
+        self._warn_about_buffers()
+
+    def initial(self) -> Tensor:
+        return self._initial.clone()
+
+    def initial_buffers(self) -> dict[str, Tensor]:
+        return {name: value.clone() for name, value in self._initial_buffers.items()}
+
+    @contextmanager
+    def training(self, k: int, buffers: Mapping[str, Tensor], number: int) -> Iterator[ClientLoss]:
+        self.flat.load_buffers(buffers)
+        self.flat.module.train()
+        x, y = self._train.client(k)
+        with torch_generator_set_to(number, self.device):
+            yield ModuleLoss(self.flat, self.task, x, y)
+
+    def value(self, k: int, x: Tensor) -> float:
+        outputs, targets = self._forward(x, self._train, self._train.of(k))
+        return float(self.task.loss(outputs, targets))
+
+    def gradient(self, k: int, x: Tensor) -> Tensor:
+        self.flat.module.eval()
+        inputs, targets = self._train.client(k)
+        return ModuleLoss(self.flat, self.task, inputs, targets).gradient(x).clone()
+
+    def evaluate(
+        self, x: Tensor, weights: Tensor, buffers: Mapping[str, Tensor]
+    ) -> dict[str, float]:
+        self.flat.load_buffers(buffers)
+        found = self._metrics("train", self._train, x, weights)
+        if self._test is not None and len(self._test):
+            found |= self._metrics("test", self._test, x, weights)
+        return found
+
+    def evaluate_own(self, k: int, x: Tensor, buffers: Mapping[str, Tensor]) -> dict[str, float]:
+        self.flat.load_buffers(buffers)
+        found = {}
+        for name, part in (("train", self._train), ("test", self._test)):
+            if part is not None and part.by_client and len(rows := part.of(k)):
+                outputs, targets = self._forward(x, part, rows)
+                found[f"{name}_loss"] = float(self.task.loss(outputs, targets))
+                for metric, measure in self.task.metrics.items():
+                    found[f"{name}_{metric}"] = float(measure(outputs, targets))
+        return found
+
+    def _metrics(self, name: str, part: Part, x: Tensor, weights: Tensor) -> dict[str, float]:
+        outputs, targets = self._forward(x, part, part.rows)
+        found = {}
+        if name == "train":
+            losses = self.task.by_client(outputs, targets, part)
+            found["train_loss"] = float(losses @ weights)
+        else:
+            found["test_loss"] = float(self.task.loss(outputs, targets))
+        for metric, measure in self.task.metrics.items():
+            found[f"{name}_{metric}"] = float(measure(outputs, targets))
+        spread_over = "test" if self._test is not None and self._test.by_client else "train"
+        if self.task.correct is not None and part.by_client and name == spread_over:
+            found |= _spread(self.task.correct(outputs, targets), part)
+        return found
+
+    def _forward(self, x: Tensor, part: Part, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs and targets of some samples, in large batches without autograd."""
+        self.flat.load(x)
+        self.flat.module.eval()
+        with torch.no_grad():
+            outputs = [self.flat.module(part.x[chunk]) for chunk in rows.split(EVALUATION_BATCH)]
+        return torch.cat(outputs), part.y[rows]
+
+    def _check_shapes(self) -> None:
+        """Try the model on two samples of the first client, to refuse it with a sentence."""
+        rows = self._train.of(0)[:2]
+        if not len(rows):
+            return  # an empty client is refused by the roster
+        self.flat.module.eval()
+        inputs, targets = self._train.x[rows], self._train.y[rows]
+        try:
+            with torch.no_grad():
+                outputs = self.flat.module(inputs)
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[0]
+            raise UndriftError(
+                f"The model cannot take inputs of shape {list(inputs.shape)} and type "
+                f"{inputs.dtype}: {reason}."
+            ) from None
+        self.task.check(outputs, targets, self._train.y)
+
+    def _warn_about_buffers(self) -> None:
+        layers = sorted({name.rpartition(".")[0] for name in self._initial_buffers})
+        if layers:
+            warnings.warn(
+                f"The model has buffers in {', '.join(layers)}; they are averaged over the cohort "
+                f"by sample weight, which is no fixed point of any method: GroupNorm has none.",
+                stacklevel=4,
+            )
+
+
+def _spread(correct: Tensor, part: Part) -> dict[str, float]:
+    """Accuracy per client: mean, standard deviation, and mean of the worst tenth."""
+    sizes = part.sizes.to(correct.device)
+    owner = torch.repeat_interleave(torch.arange(len(sizes), device=correct.device), sizes)
+    sums = torch.zeros(len(sizes), dtype=torch.float64, device=correct.device)
+    sums.index_add_(0, owner, correct.double())
+    each = (sums / sizes)[sizes > 0].sort().values
+    worst = each[: max(1, len(each) // 10)]
+    return {
+        "client_accuracy_mean": float(each.mean()),
+        "client_accuracy_std": float(each.std(correction=0)),
+        "client_accuracy_worst_tenth": float(worst.mean()),
+    }
+
+
+def _on(part: Part, like: Tensor) -> Part:
+    """The samples where the model is; floating-point ones in its precision."""
+
+    def move(values: Tensor) -> Tensor:
+        if values.is_floating_point():
+            return values.to(like.device, like.dtype)
+        return values.to(like.device)
+
+    return Part(move(part.x), move(part.y), part.rows.to(like.device), part.bounds)
+
+
+def _load_weights(module: nn.Module, path: Path) -> None:
+    require(path.is_file(), f"There is no file of initial weights at {path}.")
+    try:
+        found = load_file(path)
+    except SafetensorError as error:
+        raise UndriftError(f"{path} is not a safetensors file: {error}.") from None
+    wanted = module.state_dict()
+    for name, value in wanted.items():
+        require(name in found, f"{path} has no weights for {name!r}.")
+        require(
+            found[name].shape == value.shape,
+            f"{path} has {name!r} of shape {list(found[name].shape)}, but the model's is "
+            f"{list(value.shape)}.",
+        )
+    module.load_state_dict({name: found[name] for name in wanted})

@@ -1,0 +1,68 @@
+"""Pictures of runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from undrift.result import Result
+
+# Twelve colours that stay apart, also for most colour-blind readers, and two line styles.
+COLOURS = (
+    "#4477aa",
+    "#ee6677",
+    "#228833",
+    "#ccbb44",
+    "#66ccee",
+    "#aa3377",
+    "#777777",
+    "#e07b00",
+    "#004488",
+    "#994f00",
+    "#44aa99",
+    "#000000",
+)
+
+
+def plot_histories(
+    results: Sequence[Result], path: str | Path, metrics: Sequence[str] | None = None
+) -> Path:
+    """Metrics against rounds, one line per method; losses on a logarithmic scale."""
+    from matplotlib.figure import Figure
+
+    path = Path(path)
+    if metrics is None:
+        wanted = ("objective", "test_accuracy", "gradient_norm")
+        metrics = [m for m in wanted if any(m in r.metrics for r in results)]
+    figure = Figure(figsize=(5.2 * len(metrics) + 1.6, 4.2), layout="constrained")
+    axes = figure.subplots(1, len(metrics), squeeze=False)[0]
+    for axis, metric in zip(axes, metrics, strict=True):
+        values: list[float] = []
+        for number, result in enumerate(results):
+            if metric not in result.metrics:
+                continue
+            rounds, history = result.history(metric)
+            values += history
+            axis.plot(
+                rounds,
+                history,
+                label=result.label,
+                color=COLOURS[number % len(COLOURS)],
+                linestyle="-" if number < len(COLOURS) else "--",
+                linewidth=1.6,
+            )
+        falls = "accuracy" not in metric
+        finite = [value for value in values if math.isfinite(value)]
+        if falls and finite and min(finite) > 0:
+            axis.set_yscale("log")
+        axis.set_xlabel("rounds")
+        axis.set_title(metric.replace("_", " "), fontsize=11)
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=9)
+    figure.savefig(path, dpi=144)
+    return path

@@ -1,0 +1,154 @@
+"""What the server sees of a round: weighted sums of the uploads.
+
+A method declares by which weights its uploads are added up, so that an engine may form
+the sums piecewise, in chunks or on workers, and never hold a cohort's uploads at once.
+Uploads declared without weights are kept one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from undrift.errors import UndriftError
+from undrift.problem import Client, Number, Upload
+
+Weight = Callable[[Client], Number]
+"""The weight of a client's upload in a sum."""
+
+
+def q(client: Client) -> Number:
+    """The client's weight q_k in the objective."""
+    return client.q
+
+
+def once(client: Client) -> Number:
+    """One for every client, however often it was drawn."""
+    return 1.0
+
+
+def draws(client: Client) -> Number:
+    """The number of times the client was drawn."""
+    return client.draws
+
+
+def q_draws(client: Client) -> Number:
+    """The weight in the objective, for each time the client was drawn."""
+    return client.q * client.draws
+
+
+def accumulator_dtype(like: Tensor) -> torch.dtype:
+    """Sums are formed in double precision wherever the device has it."""
+    return like.dtype if like.device.type == "mps" else torch.float64
+
+
+class Replies:
+    """The replies of a round, added up.
+
+    `clients` is N, the population; `count` is the number of clients that replied (each
+    once); `rate` is η, the nominal client learning rate of the round. `sums` says by which
+    weights each uploaded vector is added up; what it does not name is a number.
+    """
+
+    def __init__(
+        self,
+        sums: Mapping[str, tuple[Weight, ...]],
+        clients: int,
+        rate: float = 1.0,
+    ):
+        self.clients = clients
+        self.rate = rate
+        self._by = dict(sums)
+        self._sums: dict[tuple[str, Weight], Tensor] = {}
+        self._single: dict[str, list[Tensor]] = {}
+        self._who: list[Client] = []
+        self._dtype: torch.dtype | None = None
+
+    def add(self, client: Client, upload: Upload) -> None:
+        """Take in the upload of one client, or of several stacked as `[C, P]`."""
+        self._who += _unstack(client)
+        for name, value in upload.items():
+            if name not in self._by:
+                number = torch.as_tensor(value, dtype=torch.float64).reshape(-1)
+                self._single.setdefault(name, []).append(number)
+            elif not self._by[name]:
+                rows = value if value.ndim == 2 else value[None]
+                self._single.setdefault(name, []).append(rows)
+            else:
+                self._dtype = value.dtype
+                for by in self._by[name]:
+                    part = _weighted(value, by(client))
+                    if (name, by) in self._sums:
+                        self._sums[name, by] += part
+                    else:
+                        self._sums[name, by] = part
+
+    @property
+    def count(self) -> int:
+        """|S|, the number of clients that replied."""
+        return len(self._who)
+
+    def weight(self, by: Weight) -> float:
+        """Σ_S of a weight over the clients that replied."""
+        return float(sum(float(by(client)) for client in self._who))
+
+    def weights(self, by: Weight) -> Tensor:
+        """A weight for each client that replied, in the order of `stack` and `each`."""
+        return torch.tensor([float(by(client)) for client in self._who], dtype=torch.float64)
+
+    def sum(self, name: str, by: Weight) -> Any:
+        """Σ_S by(k) · upload_k for a named vector or number."""
+        if (name, by) in self._sums:
+            return self._sums[name, by].to(self._dtype)
+        if name in self._single and name not in self._by:
+            return float(self.weights(by) @ self.each(name))
+        known = ", ".join(f"{n} by {w.__name__}" for n, w in self._sums) or "none"
+        raise UndriftError(
+            f"The sum of {name!r} by {by.__name__!r} was not declared in the method's uploads "
+            f"(there are: {known})."
+        )
+
+    def mean(self, name: str, by: Weight = once) -> Any:
+        """The weighted sum divided by the sum of the weights."""
+        return self.sum(name, by) / self.weight(by)
+
+    def each(self, name: str) -> Tensor:
+        """A number of each client that replied, `[|S|]` in double precision."""
+        return torch.cat([part.cpu() for part in self._single[name]])
+
+    def stack(self, name: str) -> Tensor:
+        """The uploaded vectors one by one, `[|S|, P]`, for a method that declared so."""
+        return torch.cat(self._single[name])
+
+
+def _weighted(value: Tensor, weight: Number) -> Tensor:
+    """Σ over the clients of a chunk of weight · value, in double precision."""
+    value = value.to(accumulator_dtype(value))
+    if value.ndim == 1:
+        return value * float(weight)
+    if not isinstance(weight, Tensor):
+        return value.sum(0) * weight
+    return (value * weight.to(value.dtype)).sum(0)
+
+
+def _unstack(client: Client) -> list[Client]:
+    """The clients of a stacked `Client`, one by one."""
+    if not isinstance(client.q, Tensor):
+        return [client]
+
+    def at(value: Number, row: int) -> float:
+        return float(value[row]) if isinstance(value, Tensor) else float(value)
+
+    return [
+        Client(
+            id=client.id[row],  # type: ignore[index]
+            samples=at(client.samples, row),
+            q=at(client.q, row),
+            scale=at(client.scale, row),
+            draws=at(client.draws, row),
+        )
+        for row in range(client.q.shape[0])
+    ]

@@ -1,0 +1,148 @@
+"""Who takes part in a round."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from undrift.clients import Roster
+from undrift.errors import UndriftError, require, require_range
+from undrift.keys import generator, uniforms
+
+Cohort = dict[Hashable, int]
+"""The ids of the clients that take part, each with the number of times it was drawn."""
+
+
+class Sampler(ABC):
+    """Draws a cohort for every round, keyed by the seed and the round."""
+
+    participation: str
+    """the kind of sampling, for methods that are defined for some kinds only"""
+
+    @abstractmethod
+    def draw(self, roster: Roster, seed: int, round: int) -> Cohort:
+        """The cohort of a round."""
+
+    def check(self, roster: Roster) -> None:
+        """Refuse a roster the sampler cannot draw from."""
+
+
+@dataclass(frozen=True)
+class All(Sampler):
+    """Every client, every round."""
+
+    participation = "all"
+
+    def draw(self, roster: Roster, seed: int, round: int) -> Cohort:
+        return dict.fromkeys(roster.ids, 1)
+
+
+@dataclass(frozen=True)
+class Uniform(Sampler):
+    """K clients, uniformly without replacement."""
+
+    K: int
+
+    participation = "uniform"
+
+    def __post_init__(self) -> None:
+        _require_cohort_size(self.K)
+
+    def check(self, roster: Roster) -> None:
+        require(
+            len(roster) >= self.K,
+            f"The cohort has {self.K} clients, but there are only {len(roster)}: choose at most "
+            f"{len(roster)}, or ud.Weighted({self.K}) to draw with replacement.",
+        )
+
+    def draw(self, roster: Roster, seed: int, round: int) -> Cohort:
+        chosen = generator(seed, "cohort", round).choice(len(roster), self.K, replace=False)
+        return {roster.ids[k]: 1 for k in sorted(chosen)}
+
+
+@dataclass(frozen=True)
+class Weighted(Sampler):
+    """K draws with replacement, with probability q_k (scheme I)."""
+
+    K: int
+
+    participation = "weighted"
+
+    def __post_init__(self) -> None:
+        _require_cohort_size(self.K)
+
+    def draw(self, roster: Roster, seed: int, round: int) -> Cohort:
+        rng = generator(seed, "cohort", round)
+        chosen = rng.choice(len(roster), self.K, p=roster.weights.numpy())
+        numbers, draws = np.unique(chosen, return_counts=True)
+        return {roster.ids[k]: int(r) for k, r in zip(numbers, draws, strict=True)}
+
+
+@dataclass(frozen=True)
+class Bernoulli(Sampler):
+    """Each client takes part with a probability, independently of the others."""
+
+    probability: float
+
+    participation = "bernoulli"
+
+    def __post_init__(self) -> None:
+        require_range("Bernoulli's probability", self.probability, above=0, at_most=1)
+
+    def draw(self, roster: Roster, seed: int, round: int) -> Cohort:
+        # Keyed by client, so that adding one changes nothing for the others.
+        drawn = uniforms(seed, "cohort", round, roster.hashes) < self.probability
+        return {roster.ids[k]: 1 for k in np.flatnonzero(drawn)}
+
+
+@dataclass(frozen=True)
+class Fixed(Sampler):
+    """The cohorts are given: one for all rounds, or one per round, in turn."""
+
+    cohorts: Sequence[Hashable] | Sequence[Sequence[Hashable]]
+
+    participation = "fixed"
+
+    def __post_init__(self) -> None:
+        require(len(self.cohorts) > 0, "Fixed needs at least one client or one cohort.")
+
+    def _of(self, round: int) -> Sequence[Hashable]:
+        first = self.cohorts[0]
+        if isinstance(first, Sequence) and not isinstance(first, str):
+            return self.cohorts[round % len(self.cohorts)]  # type: ignore[return-value]
+        return self.cohorts
+
+    def check(self, roster: Roster) -> None:
+        for round in range(len(self.cohorts)):
+            for client in self._of(round):
+                if client not in roster.position:
+                    raise UndriftError(
+                        f"The fixed cohort names client {client!r}, which does not exist."
+                    )
+
+    def draw(self, roster: Roster, seed: int, round: int) -> Cohort:
+        return _counted(self._of(round))
+
+
+def as_sampler(cohort: int | Sampler | None, by_weight: bool) -> Sampler:
+    """A number is that many clients (drawn as the method's scheme asks), None is everyone."""
+    if cohort is None:
+        return All()
+    if isinstance(cohort, Sampler):
+        return cohort
+    return Weighted(cohort) if by_weight else Uniform(cohort)
+
+
+def _require_cohort_size(K: int) -> None:
+    if isinstance(K, bool) or not isinstance(K, int) or K < 1:
+        raise UndriftError(f"The cohort is {K!r}, but must be a whole number of at least 1.")
+
+
+def _counted(ids: Iterable[Hashable]) -> Cohort:
+    cohort: Cohort = {}
+    for client in ids:
+        cohort[client] = cohort.get(client, 0) + 1
+    return cohort

@@ -1,0 +1,402 @@
+"""How a client works on its local problem: SGD, full-batch GD, or exactly."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from undrift.errors import UndriftError, require, require_choice, require_range
+from undrift.losses import Batch, ClientLoss
+from undrift.problem import LocalProblem, LocalResult
+from undrift.schedules import Schedule, as_schedule
+
+Amount = int | Mapping[Hashable, int] | Callable[[Hashable, int], int]
+"""How much work: a number for all, one per client id, or a function of (client id, round)."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a client does in a round: which round, how many steps, and its own draws."""
+
+    round: int
+    steps: int
+    expected: int
+    rate: float
+    """η, the nominal learning rate of the round, in whose units progress is counted"""
+    rng: np.random.Generator
+
+
+class Local(ABC):
+    """The clients' local work: which solver each of them runs."""
+
+    takes_steps: bool
+    """whether every client takes gradient steps, so that progress ‖a‖₁ is defined"""
+    weight_decay: float
+    """part of every f_k"""
+
+    @abstractmethod
+    def rate(self, round: int) -> float:
+        """η, the nominal learning rate of a round."""
+
+    @abstractmethod
+    def of(self, client: Hashable) -> Solver:
+        """The solver of a client."""
+
+
+class Solver(Local):
+    """What a client runs on its local problem."""
+
+    def of(self, client: Hashable) -> Solver:
+        return self
+
+    @abstractmethod
+    def planned(self, client: Hashable, samples: int, round: int) -> int:
+        """How many steps the local work of a client comes to."""
+
+    @abstractmethod
+    def limited(self, amount: int, samples: int, planned: int) -> int:
+        """The steps of a client that manages only so much, in the unit of its local work."""
+
+    @abstractmethod
+    def run(self, loss: ClientLoss, problem: LocalProblem, work: Work) -> LocalResult:
+        """Work on a problem."""
+
+
+def batches(
+    samples: int, size: int | None, rng: np.random.Generator, fresh: bool = False
+) -> Iterator[Batch]:
+    """A client's minibatches for ever: epoch by epoch in a new order, the last one ragged.
+
+    With `fresh`, every batch is a new draw without replacement instead.
+    """
+    if size is None or size >= samples:
+        while True:
+            yield None
+    while fresh:
+        yield rng.permutation(samples)[:size]
+    while True:
+        order = rng.permutation(samples)
+        for first in range(0, samples, size):
+            yield order[first : first + size]
+
+
+@dataclass(frozen=True)
+class SGD(Solver):
+    """Minibatch SGD: u ← ρu + (∇f_k + v + r(x − z));  x ← x − η_s·u.
+
+    The linear term v, weight decay (part of f_k) and the pull r(x − z) are inside the momentum
+    buffer, except the pull of FedProx and FedNova, which their papers apply to each step by
+    itself: x ← x − η_s(u + r(x − z)). Buffers start at zero each round.
+
+    Parameters
+    ----------
+    lr
+        η: a number, or a schedule over rounds such as `ud.Exponential(0.1, 0.998)`
+    batch_size
+        samples per step (None: all of a client's); the last partial batch of an epoch is kept
+    epochs, steps
+        the local work, one of the two: a number, a mapping from client ids, or a function of
+        (client id, round)
+    tolerance
+        stop once the gradient of the local problem is this small (checked every epoch, and
+        every step with a full batch); `epochs` or `steps` bound the work
+    relative
+        what the tolerance is relative to: "no", the "gradient" at the start, or the "step" taken
+        (times the weight r of the problem)
+    momentum, nesterov, weight_decay, clip
+        as usual; clip bounds the norm of ∇f_k + v
+    step_schedule
+        γ_s: a schedule over the steps of a round, by which η is multiplied
+    fresh_batches
+        draw every batch anew instead of going through the data epoch by epoch
+    """
+
+    lr: float | Schedule
+    batch_size: int | None = 32
+    epochs: Amount | None = None
+    steps: Amount | None = None
+    tolerance: float | None = None
+    relative: str = "no"
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    clip: float | None = None
+    step_schedule: Schedule | None = None
+    fresh_batches: bool = False
+
+    takes_steps = True
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        if not isinstance(self.lr, Schedule):
+            require_range(f"{name}'s lr", self.lr, above=0)
+        if self.batch_size is not None:
+            require_range(f"{name}'s batch_size", self.batch_size, at_least=1)
+        require(
+            self.epochs is None or self.steps is None,
+            f"{name} takes local work in epochs or in steps, not both.",
+        )
+        if self.epochs is None and self.steps is None:
+            object.__setattr__(self, "epochs", 1)
+        for unit in ("epochs", "steps"):
+            if isinstance(amount := getattr(self, unit), int | float):
+                require_range(f"{name}'s {unit}", amount, at_least=1)
+        if self.tolerance is not None:
+            require_range(f"{name}'s tolerance", self.tolerance, above=0)
+        require_choice(f"{name}'s relative", self.relative, ("no", "gradient", "step"))
+        require_range(f"{name}'s momentum", self.momentum, at_least=0, below=1)
+        require_range(f"{name}'s weight_decay", self.weight_decay, at_least=0)
+        require(
+            self.momentum > 0 or not self.nesterov,
+            f"{name}'s nesterov needs a momentum above 0.",
+        )
+        if self.clip is not None:
+            require_range(f"{name}'s clip", self.clip, above=0)
+
+    def rate(self, round: int) -> float:
+        return as_schedule(self.lr).at(round)
+
+    def planned(self, client: Hashable, samples: int, round: int) -> int:
+        if self.epochs is not None:
+            return _amount("epochs", self.epochs, client, round) * self._per_epoch(samples)
+        assert self.steps is not None
+        return _amount("steps", self.steps, client, round)
+
+    def limited(self, amount: int, samples: int, planned: int) -> int:
+        unit = self._per_epoch(samples) if self.epochs is not None else 1
+        return min(planned, amount * unit)
+
+    def _per_epoch(self, samples: int) -> int:
+        return 1 if self.batch_size is None else -(-samples // self.batch_size)
+
+    def factor(self, round: int, step: int) -> float:
+        """γ_s of a step."""
+        own = 1.0 if self.step_schedule is None else self.step_schedule.at(step)
+        return own * as_schedule(self.lr).within(round, step)
+
+    def run(self, loss: ClientLoss, problem: LocalProblem, work: Work) -> LocalResult:
+        x = problem.start.clone()
+        v, z, r, s = problem.linear, problem.center, problem.weight, problem.scale
+        pulled = z is not None and bool(r != 0)
+        outside = problem.pull_outside_momentum
+        own_rate = self.rate(work.round)
+        buffer = torch.zeros_like(x) if self.momentum else None
+        progress = Progress(
+            self.momentum, self.nesterov, work.rate * float(r) if pulled else 0.0, outside
+        )
+        accurate = Accuracy(self.tolerance, self.relative, problem)
+        last: Tensor | None = None
+        evaluations = 0
+        first = None
+        if "first_gradient" in problem.ask:
+            first = self._data_gradient(loss, x, None).clone()
+            evaluations += loss.samples
+
+        stream = batches(loss.samples, self.batch_size, work.rng, self.fresh_batches)
+        per_epoch = self._per_epoch(loss.samples)
+        done = 0
+        while done < work.steps:
+            batch = next(stream)
+            if accurate.wanted and batch is not None and done % per_epoch == 0:
+                evaluations += loss.samples
+                if accurate.reached(x, self._data_gradient(loss, x, None)):
+                    break
+            g = self._data_gradient(loss, x, batch)
+            evaluations += loss.samples if batch is None else len(batch)
+            if accurate.wanted and batch is None and accurate.reached(x, g):
+                break
+            if "last_gradient" in problem.ask:
+                last = g.clone()
+            if s != 1.0:
+                g *= s
+            if v is not None:
+                g += v
+            if self.clip is not None:
+                g *= torch.clamp(self.clip / g.norm().clamp(min=1e-30), max=1.0)
+            pull = r * (x - z) if pulled and z is not None else None
+            if pull is not None and not outside:
+                g += pull
+            if buffer is not None:
+                buffer.mul_(self.momentum).add_(g)
+                g = g.add_(buffer, alpha=self.momentum) if self.nesterov else buffer
+            eta = own_rate * self.factor(work.round, done)
+            x.add_(g, alpha=-eta)
+            if pull is not None and outside:
+                x.add_(pull, alpha=-eta)
+            progress.step(eta / work.rate)
+            done += 1
+        # A client that is accurate enough has done what was expected of it.
+        expected = done if accurate.done else work.expected
+        return LocalResult(
+            x=x,
+            steps=done,
+            expected=expected,
+            progress=progress.total,
+            rate=work.rate,
+            first_gradient=first,
+            last_gradient=last,
+            evaluations=evaluations,
+        )
+
+    def _data_gradient(self, loss: ClientLoss, x: Tensor, batch: Batch) -> Tensor:
+        g = loss.gradient(x, batch)
+        return g.add_(x, alpha=self.weight_decay) if self.weight_decay else g
+
+
+class GD(SGD):
+    """Full-batch gradient descent: SGD in which every step uses all of a client's data."""
+
+    def __init__(self, lr: float | Schedule, steps: Amount | None = None, **options: object):
+        require(
+            "batch_size" not in options, "GD uses all data in every step: it has no batch_size."
+        )
+        options = {"batch_size": None, "steps": steps, **options}
+        super().__init__(lr, **options)  # type: ignore[arg-type]
+
+
+class Progress:
+    """‖a‖₁, how much gradient a solver has accumulated, in units of the nominal rate η.
+
+    With the pull ηr applied to each step by itself (FedProx, FedNova):
+
+        c ← ρc + 1;   A ← (1 − ηγ_s r)A + γ_s c        (Nesterov: γ_s(1 + ρc))
+
+    and with the pull inside the momentum buffer the gradient it adds, −ηrA, joins the one.
+    """
+
+    def __init__(
+        self,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        pull: float = 0.0,
+        outside: bool = True,
+    ):
+        self._rho = momentum
+        self._nesterov = nesterov
+        self._pull_inside = 0.0 if outside else pull
+        self._pull_outside = pull if outside else 0.0
+        self._c = 0.0
+        self.total = 0.0
+
+    def step(self, factor: float = 1.0) -> None:
+        """One step with factor γ_s."""
+        new = 1 - self._pull_inside * self.total
+        self._c = self._rho * self._c + new
+        gain = new + self._rho * self._c if self._nesterov else self._c
+        self.total = (1 - factor * self._pull_outside) * self.total + factor * gain
+
+
+class Accuracy:
+    """Whether a local problem is solved to a tolerance on its gradient."""
+
+    def __init__(self, tolerance: float | None, relative: str, problem: LocalProblem):
+        self.wanted = tolerance is not None
+        self.done = False
+        self._tolerance = tolerance or 0.0
+        self._relative = relative
+        self._problem = problem
+        self._first: float | None = None
+
+    def reached(self, x: Tensor, data_gradient: Tensor) -> bool:
+        """Look at the gradient of the local problem at x."""
+        p = self._problem
+        g = p.scale * data_gradient
+        if p.linear is not None:
+            g = g + p.linear
+        if p.center is not None:
+            g = g + p.weight * (x - p.center)
+        size = float(g.norm())
+        if self._first is None:
+            self._first = size
+        limit = self._tolerance
+        if self._relative == "gradient":
+            limit *= self._first
+        elif self._relative == "step":
+            limit *= max(float(p.weight), 1e-30) * float((x - p.start).norm())
+        self.done = size <= limit
+        return self.done
+
+
+@dataclass(frozen=True)
+class Exact(Solver):
+    """The exact minimiser of the local problem, for quadratic losses."""
+
+    weight_decay: float = 0.0
+
+    takes_steps = False
+
+    def rate(self, round: int) -> float:
+        return 1.0
+
+    def planned(self, client: Hashable, samples: int, round: int) -> int:
+        return 1
+
+    def limited(self, amount: int, samples: int, planned: int) -> int:
+        return planned
+
+    def run(self, loss: ClientLoss, problem: LocalProblem, work: Work) -> LocalResult:
+        first = loss.gradient(problem.start) if "first_gradient" in problem.ask else None
+        if first is not None:
+            first = first + self.weight_decay * problem.start
+        if "last_gradient" in problem.ask:
+            raise UndriftError("The exact solver takes no steps, so it has no last gradient.")
+        x = loss.minimise(problem, self.weight_decay)
+        return LocalResult(
+            x=x,
+            steps=1,
+            expected=1,
+            progress=float("nan"),
+            rate=work.rate,
+            first_gradient=first,
+            evaluations=loss.samples,
+        )
+
+
+class PerClient(Local):
+    """Another solver, or another learning rate, for some clients.
+
+    The rate of `default` is the nominal η in whose units every client's progress is counted,
+    and its weight decay is the one in F.
+    """
+
+    def __init__(
+        self,
+        default: Solver,
+        others: Mapping[Hashable, Solver] | Callable[[Hashable], Solver],
+    ):
+        self.default = default
+        self.others = others
+        self.weight_decay = default.weight_decay
+        named = others.values() if isinstance(others, Mapping) else ()
+        self.takes_steps = all(solver.takes_steps for solver in (default, *named))
+
+    def rate(self, round: int) -> float:
+        return self.default.rate(round)
+
+    def of(self, client: Hashable) -> Solver:
+        if isinstance(self.others, Mapping):
+            return self.others.get(client, self.default)
+        return self.others(client)
+
+    def __repr__(self) -> str:
+        return f"PerClient({self.default!r}, {self.others!r})"
+
+
+def _amount(unit: str, amount: Amount, client: Hashable, round: int) -> int:
+    """The amount of work of a client in a round."""
+    if callable(amount):
+        amount = amount(client, round)
+    elif isinstance(amount, Mapping):
+        require(client in amount, f"The local {unit} name no amount for client {client!r}.")
+        amount = amount[client]
+    require(
+        isinstance(amount, int | np.integer) and amount >= 1,
+        f"The local {unit} of client {client!r} in round {round} are {amount!r}, but must be a "
+        f"whole number of at least 1.",
+    )
+    return int(amount)

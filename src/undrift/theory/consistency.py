@@ -1,0 +1,186 @@
+"""What federated averaging really optimises (FedNova, Wang et al., NeurIPS 2020).
+
+Client i's local solver moves by −η Σ_s a_{i,s} g_{i,s}: a_i says how often each gradient is
+counted, ‖a_i‖₁ how much gradient was accumulated in all. Averaging with weights p_i then
+optimises Σ w_i F_i with w_i ∝ p_i ‖a_i‖₁ instead of F = Σ p_i F_i.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from undrift.errors import require
+from undrift.theory._checks import Steps, weights
+from undrift.theory._checks import steps as _steps
+
+
+def coefficients(
+    steps: int,
+    *,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+    pull: float = 0.0,
+    factors: Sequence[float] | None = None,
+) -> Tensor:
+    """The vector a_i [steps] of section 4.1, for any mix of local solvers; it sums to ‖a_i‖₁.
+
+    momentum is ρ (its buffer starts at zero), pull is α = ημ of the proximal term, factors are
+    the γ_s of a schedule η_s = η·γ_s (all one by default).
+    """
+    steps = int(_steps(steps, "coefficients"))
+    gammas = [1.0] * steps if factors is None else [float(f) for f in factors]
+    require(
+        len(gammas) == steps and all(0 <= g < math.inf for g in gammas),
+        f"coefficients: {len(gammas)} factors given for {steps} steps,"
+        " but it takes one finite non-negative number per step.",
+    )
+    # With ηγ_sμ > 1 a step would overshoot the centre and count old gradients negatively.
+    require(
+        0 <= momentum < 1 and pull >= 0 and pull * max(gammas) <= 1,
+        f"coefficients: momentum = {momentum:g} and pull = {pull:g} given, but momentum must be"
+        " in [0, 1) and pull at least 0, and at most 1 after the largest factor.",
+    )
+    buffer = torch.zeros(steps, dtype=torch.float64)  # c: what the momentum buffer holds
+    moved = torch.zeros(steps, dtype=torch.float64)  # A: what the model has moved by
+    for s, gamma in enumerate(gammas):
+        buffer *= momentum
+        buffer[s] += 1.0
+        moved *= 1.0 - pull * gamma
+        moved += gamma * (momentum * buffer if nesterov else buffer)
+        moved[s] += gamma * nesterov
+    return moved
+
+
+def progress_sgd(tau: Steps) -> Tensor:
+    """‖a‖₁ = τ of plain SGD."""
+    return _steps(tau, "progress_sgd")
+
+
+def progress_proximal(tau: Steps, pull: float) -> Tensor:
+    """‖a‖₁ = [1 − (1−α)^τ]/α of proximal SGD, α = ημ (eq. 7)."""
+    require(0 <= pull <= 1, f"progress_proximal: pull is {pull:g}, but it must be in [0, 1].")
+    return _geometric(1.0 - pull, _steps(tau, "progress_proximal"))
+
+
+def progress_decay(tau: Steps, gamma: float) -> Tensor:
+    """‖a‖₁ = (1−γ^τ)/(1−γ) of SGD whose rate is multiplied by γ after every step."""
+    require(0 <= gamma < math.inf, f"progress_decay: gamma is {gamma:g}, but must be at least 0.")
+    return _geometric(gamma, _steps(tau, "progress_decay"))
+
+
+def progress_momentum(tau: Steps, rho: float) -> Tensor:
+    """‖a‖₁ = [τ − ρ(1−ρ^τ)/(1−ρ)]/(1−ρ) of SGD with momentum ρ."""
+    require(0 <= rho < 1, f"progress_momentum: rho is {rho:g}, but it must be in [0, 1).")
+    tau = _steps(tau, "progress_momentum")
+    return (tau - rho * _geometric(rho, tau)) / (1.0 - rho)
+
+
+def effective_weights(p: Tensor, progress: Tensor) -> Tensor:
+    """w_i = p_i‖a_i‖₁ / Σ_j p_j‖a_j‖₁: the objective plain averaging optimises (eq. 6)."""
+    scaled = _scaled(p, progress, "effective_weights")
+    return scaled / scaled.sum()
+
+
+def tau_effective(p: Tensor, progress: Tensor) -> float:
+    """τ_eff = Σ p_i‖a_i‖₁: the number of steps one averaging round is worth (eq. 6)."""
+    return float(_scaled(p, progress, "tau_effective").sum())
+
+
+def chi_square(p: Tensor, w: Tensor) -> float:
+    """χ²(p‖w) = Σ (p_i − w_i)²/w_i: zero if and only if the weights agree (Theorem 2)."""
+    p = weights(p, "chi_square")
+    w = weights(w, "chi_square", len(p))
+    return float(torch.where(p == w, 0.0, (p - w) ** 2 / w).sum())
+
+
+class Theorem1(NamedTuple):
+    """The constants of Theorem 1 (eq. 9)."""
+
+    A: float  # how much of the gradient noise survives averaging
+    B: float  # noise inside a local run
+    C: float  # drift inside a local run
+
+
+def theorem1(w: Tensor, a: Sequence[Tensor], tau_eff: float) -> Theorem1:
+    """A = mτ_eff Σ w_i²‖a_i‖₂²/‖a_i‖₁², B = Σ w_i(‖a_i‖₂² − a_{i,−1}²),
+    C = max_i(‖a_i‖₁² − ‖a_i‖₁ a_{i,−1}), with a_{i,−1} the last entry (eq. 9)."""
+    w = weights(w, "theorem1", len(a))
+    one, two, last = torch.tensor([[v.sum(), v @ v, v[-1]] for v in a], dtype=torch.float64).T
+    return Theorem1(
+        A=float(len(a) * tau_eff * (w**2 * two / one**2).sum()),
+        B=float((w * (two - last**2)).sum()),
+        C=float((one**2 - one * last).max()),
+    )
+
+
+def theorem1_bound(
+    constants: Theorem1,
+    *,
+    lr: float,
+    tau_eff: float,
+    rounds: int,
+    clients: int,
+    L: float,
+    gap: float,
+    sigma2: float = 0.0,
+    kappa2: float = 0.0,
+    beta2: float = 1.0,
+) -> float:
+    """ε_opt: min_t E|∇F̃(x_t)|² ≤ 4·gap/(ητ_eff T) + 4ηLσ²A/m + 6η²L²σ²B + 12η²L²κ²C.
+
+    Theorem 1 with the constants that eq. 8 hides in O(·); eq. 8 is the case η = √(m/(τ̄T)).
+    gap = F̃(x_0) − inf F̃, σ² bounds the gradient noise, (β², κ²) are Assumption 3's. The proof
+    takes the model after s local steps to have counted the first s entries of a_i: true of SGD
+    and decaying rates, and safe for momentum. With a proximal pull it has counted the last s, the
+    larger ones, and the proof would need B and C to leave out a_i's first entry instead.
+    """
+    A, B, C = constants
+    require(
+        2 * lr * L * tau_eff <= 1 and 4 * (lr * L) ** 2 * C * (2 * beta2 + 1) <= 1,
+        f"theorem1_bound: lr = {lr:g} is too large for L = {L:g}: Theorem 1 allows"
+        " ηL ≤ 1/(2τ_eff) and ηL ≤ 1/(2√(C(2β²+1))).",
+    )
+    noise = 4 * lr * L * sigma2 * A / clients + 6 * (lr * L) ** 2 * sigma2 * B
+    return 4 * gap / (lr * tau_eff * rounds) + noise + 12 * (lr * L) ** 2 * kappa2 * C
+
+
+def theorem2_bound(p: Tensor, w: Tensor, eps_opt: float, *, beta2: float, kappa2: float) -> float:
+    """|∇F|² ≤ 2[χ²(β²−1) + 1]ε_opt + 2χ²κ², χ² = χ²(p‖w): the last term never vanishes (eq. 10)."""
+    chi = chi_square(p, w)
+    return 2 * (chi * (beta2 - 1) + 1) * eps_opt + 2 * chi * kappa2
+
+
+def weight_bias(alpha: float, tau: Steps, p: Tensor) -> float:
+    """χ²(p‖w) of FedProx against α = ημ (Fig. 4, blue): falls to 0 at α = 1."""
+    return chi_square(p, effective_weights(p, progress_proximal(tau, alpha)))
+
+
+def slowdown(alpha: float, tau: Steps, p: Tensor) -> float:
+    """τ̄/τ_eff of FedProx against α = ημ, τ̄ = Σ τ_i/m (Fig. 4, red): grows to τ̄ at α = 1."""
+    return float(_steps(tau, "slowdown").mean()) / tau_effective(p, progress_proximal(tau, alpha))
+
+
+def relative_variance(alpha: float, tau: Steps, p: Tensor) -> float:
+    """Theorem 1's A of FedProx against α = ημ (Fig. 4): 1 for FedAvg with equal weights."""
+    progress = progress_proximal(tau, alpha)
+    a = [coefficients(int(t), pull=alpha) for t in _steps(tau, "relative_variance")]
+    return theorem1(effective_weights(p, progress), a, tau_effective(p, progress)).A
+
+
+def _scaled(p: Tensor, progress: Tensor, where: str) -> Tensor:
+    p, progress = weights(p, where), torch.as_tensor(progress, dtype=torch.float64)
+    require(
+        progress.shape == p.shape and bool((progress > 0).all()),
+        f"{where}: progress is {progress.tolist()}, but it must be {len(p)} positive numbers.",
+    )
+    return p * progress
+
+
+def _geometric(ratio: float, tau: Tensor) -> Tensor:
+    """Σ_{s<τ} ratio^s for ratio ≥ 0, accurate where ratio is close to one."""
+    if ratio in (0.0, 1.0):
+        return tau.clone() if ratio else torch.ones_like(tau)
+    return torch.expm1(tau * math.log(ratio)) / (ratio - 1.0)

@@ -1,0 +1,227 @@
+"""`train`, `compare` and `centralised`: the ways to start a run from Python."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TypedDict, Unpack
+
+import torch
+from torch import nn
+
+from undrift.clients import Roster
+from undrift.data.federated import FederatedData
+from undrift.engines.base import Limit
+from undrift.errors import Diverged, UndriftError, require, require_choice
+from undrift.evaluation import Evaluation
+from undrift.loops.synchronous import Callback, Synchronous
+from undrift.losses import Losses
+from undrift.methods import FedAvg, Method
+from undrift.modules import ModuleLosses
+from undrift.progress import Progress, progress_bars
+from undrift.result import Comparison, Result
+from undrift.sampling import Sampler, as_sampler
+from undrift.solvers import Local
+from undrift.tasks import Loss, Metric, Task
+
+
+class Options(TypedDict, total=False):
+    """The arguments of `train`, `compare` and `centralised`; see `train`."""
+
+    model: nn.Module
+    data: FederatedData
+    problem: Losses
+    local: Local
+    rounds: int
+    cohort: int | Sampler | None
+    objective: str
+    seed: int
+    loss: Loss
+    metrics: Mapping[str, Metric]
+    evaluate: Evaluation
+    weights: str | Path
+    limit: Limit
+    target: Mapping[str, float]
+    callbacks: Sequence[Callback]
+    progress: bool
+    device: str | torch.device
+
+
+def train(method: Method, **options: Unpack[Options]) -> Result:
+    """Train one model over many clients.
+
+    Parameters
+    ----------
+    method
+        e.g. `ud.FedDyn(alpha=0.01)`
+    model
+        any `nn.Module`; it is copied, never changed
+    data
+        a `FederatedData`
+    problem
+        instead of model and data: an analytic problem of `ud.theory`
+    local
+        the clients' local work, e.g. `ud.SGD(lr=0.01, batch_size=10, epochs=5)`
+    rounds
+        the number of communication rounds (default 100)
+    cohort
+        how many clients take part in a round, or a sampler; None (the default) for all
+    objective
+        what is minimised: "samples" (the default), q_k = n_k/n, or "clients", q_k = 1/N
+    seed
+        every draw is a function of it (default 0)
+    loss, metrics
+        (outputs, targets) → number: the loss to train on (default: cross-entropy for whole-number
+        targets, squared error otherwise), and further metrics by name
+    evaluate
+        an `Evaluation`: how often, and which models to report
+    weights
+        a safetensors file with the initial weights
+    limit
+        a function of (client id, round) → how many epochs or steps the client manages
+    target
+        stop once a metric is reached, e.g. `{"test_accuracy": 0.9}`
+    callbacks
+        functions of (run, record), called after every round; one that returns True ends the run
+    progress
+        whether to show a progress bar
+    device
+        where to compute, e.g. "cuda"
+    """
+    return _run({labels([method])[0]: method}, options, catch=False)[0]
+
+
+def compare(
+    methods: Sequence[Method] | Mapping[str, Method], **options: Unpack[Options]
+) -> Comparison:
+    """Train with several methods on the same cohorts and batches.
+
+    `methods` may be a mapping from labels to methods. The options are those of `train`. A method
+    that diverges is stopped and says so in its result; the others go on.
+    """
+    if not isinstance(methods, Mapping):
+        methods = dict(zip(labels(methods), methods, strict=True))
+    return Comparison(_run(methods, options, catch=True))
+
+
+def centralised(**options: Unpack[Options]) -> Result:
+    """The baseline with all data in one place: the same work, in the hands of one client.
+
+    The options are those of `train`, with the federation's own `data`.
+    """
+    data = options.get("data")
+    if not isinstance(data, FederatedData):
+        raise UndriftError("A centralised baseline needs data=FederatedData(...).")
+    options = {**options, "data": data.pooled(), "cohort": None}
+    return _run({"centralised": FedAvg("full")}, options, catch=False)[0]
+
+
+def _run(methods: Mapping[str, Method], options: Options, catch: bool) -> list[Result]:
+    """Run every method on the same losses, cohorts and batches."""
+    for name in options:
+        require_choice("An argument", name, Options.__annotations__)
+    require(len(methods) > 0, "There is no method to run.")
+    local = options.get("local")
+    if not isinstance(local, Local):
+        raise UndriftError(
+            f"local is {local!r}, but must be what clients run: SGD, GD, Exact or PerClient, for "
+            f"example local=ud.SGD(lr=0.01, batch_size=10, epochs=5)."
+        )
+    losses = _losses(options)
+    objective = options.get("objective", "samples")
+    rounds = options.get("rounds", 100)
+    _same_regularizer(methods)
+    sampler = _sampler(options.get("cohort"), methods.values(), losses, objective)
+    runs = {
+        label: Synchronous(
+            method,
+            losses,
+            local,
+            sampler,
+            rounds,
+            objective=objective,
+            seed=options.get("seed", 0),
+            evaluation=options.get("evaluate", Evaluation()),
+            limit=options.get("limit"),
+            target=options.get("target"),
+            callbacks=options.get("callbacks", ()),
+        )
+        for label, method in methods.items()
+    }
+    with progress_bars(list(runs), rounds, shown=options.get("progress", False)) as bars:
+        return [_finish(label, run, catch, bars) for label, run in runs.items()]
+
+
+def _finish(label: str, run: Synchronous, catch: bool, bars: Progress) -> Result:
+    """Do all rounds of a run."""
+    try:
+        for record in run.rounds():
+            bars.show(label, record)
+    except Diverged as error:
+        if not catch:
+            raise
+        run.stopped = str(error)
+    return Result(label, run)
+
+
+def labels(methods: Sequence[Method]) -> list[str]:
+    """A label for each method: its name, or its parameters too where names repeat."""
+    for method in methods:
+        require(
+            isinstance(method, Method),
+            f"{method!r} is not a method; write for example ud.FedAvg().",
+        )
+    names = Counter(method.name for method in methods)
+    found = [m.name if names[m.name] == 1 else repr(m) for m in methods]
+    require(
+        len(set(found)) == len(found),
+        "Two methods of the comparison are the same: give them labels, {label: method}.",
+    )
+    return found
+
+
+def _losses(options: Options) -> Losses:
+    """The clients' losses: an analytic problem, or a model on data."""
+    model, data, problem = options.get("model"), options.get("data"), options.get("problem")
+    if problem is not None:
+        require(
+            model is None and data is None, "Give either a problem, or a model and data, not both."
+        )
+        return problem
+    if model is None or data is None:
+        raise UndriftError("Give a model and data, or an analytic problem.")
+    require(
+        isinstance(data, FederatedData),
+        f"data is {type(data).__name__}, but must be FederatedData: build it with "
+        f"ud.data.FederatedData.from_clients([(inputs, targets), …]).",
+    )
+    task = Task.for_targets(data.train.y, options.get("loss"), options.get("metrics"))
+    return ModuleLosses(model, data, task, options.get("weights"), options.get("device", "cpu"))
+
+
+def _sampler(
+    cohort: int | Sampler | None, methods: Iterable[Method], losses: Losses, objective: str
+) -> Sampler:
+    """One sampler for all methods, as the schemes of all of them allow."""
+    equal = Roster(losses.ids, losses.sizes, objective).equal
+    by_weight = [method.draws_by_weight and not equal for method in methods]
+    if not isinstance(cohort, Sampler) and cohort is not None and any(by_weight):
+        require(
+            all(by_weight),
+            "Some of these methods are defined for draws by q_k and some for uniform cohorts, so "
+            "they cannot share cohorts: use objective='clients', or name a sampler.",
+        )
+    return as_sampler(cohort, any(by_weight))
+
+
+def _same_regularizer(methods: Mapping[str, Method]) -> None:
+    """All methods of a comparison minimise the same F."""
+    found = {label: method.g for label, method in methods.items()}
+    (first, g), *others = found.items()
+    for label, other in others:
+        require(
+            other == g,
+            f"{first} has the regulariser g = {g} and {label} has g = {other}, so they minimise "
+            f"different objectives: only FedDR takes a g.",
+        )

@@ -1,0 +1,124 @@
+"""Closed-form fixed points against rounds that are really run."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from undrift.theory import fixed_points as f
+
+
+def quadratics(seed, N=4, P=3, singular=True):
+    rng = np.random.default_rng(seed)
+    H = []
+    for i in range(N):
+        A = rng.normal(size=(P, P - 1 if singular and i % 2 else P))
+        H.append(A @ A.T / 3)
+    return torch.tensor(np.stack(H)), torch.tensor(rng.normal(size=(N, P)))
+
+
+def simulate(H, b, q, lr, steps, mu, normalise, rounds):
+    """Rounds of local gradient descent; FedNova divides each client's movement by ‖a_i‖₁."""
+    H, b, q = H.numpy(), b.numpy(), q.numpy()
+    x = np.zeros(b.shape[1])
+    for _ in range(rounds):
+        total = np.zeros_like(x)
+        for h, bi, share, tau in zip(H, b, q, steps, strict=True):
+            y, progress = x.copy(), 0.0
+            for _ in range(tau):
+                y = y - lr * (h @ y - bi + mu * (y - x))
+                progress = (1 - lr * mu) * progress + 1
+            total += share * (y - x) / (progress if normalise else 1.0)
+        x = x + total * (3.0 if normalise else 1.0)  # τ_eff = 3: any value stops at the same point
+    return x
+
+
+Q = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
+STEPS = [1, 7, 3, 12]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rounds_stop_where_the_formulas_say(seed):
+    H, b = quadratics(seed)
+    lr = 0.4 / float(torch.linalg.eigvalsh(H).max())
+    assert float(torch.linalg.eigvalsh(H[1]).min()) < 1e-12  # so M_i cannot use an inverse
+    cases = [
+        (f.fedavg(H, b, Q, lr, STEPS), 0.0, False),
+        (f.fedprox(H, b, Q, lr, STEPS, 0.7), 0.7, False),
+        (f.fednova(H, b, Q, lr, STEPS), 0.0, True),
+        (f.fednova(H, b, Q, lr, STEPS, 0.7), 0.7, True),
+    ]
+    for point, mu, normalise in cases:
+        stop = simulate(H, b, Q, lr, STEPS, mu, normalise, rounds=4_000)
+        assert np.allclose(point.numpy(), stop, rtol=1e-7, atol=1e-9)
+    points = torch.stack([case[0] for case in cases])
+    assert float((points[0] - points[2]).norm()) > 1e-3  # FedAvg and FedNova differ
+
+
+def test_one_step_or_equal_clients_give_the_optimum():
+    H, b = quadratics(5)
+    optimum = f.surrogate_optimum(H, b, Q)
+    assert torch.allclose(f.fedavg(H, b, Q, 0.1, 1), optimum)
+    same_H, same_b = H[:1].expand(4, 3, 3), b[:1].expand(4, 3)
+    stop = f.fedavg(same_H, same_b, Q, 0.1, STEPS)
+    assert torch.allclose(stop, torch.linalg.solve(H[0], b[0]))
+
+
+def test_limits_as_the_rate_goes_to_zero():
+    """FedAvg tends to the τ-weighted optimum, FedNova to the true one, both at rate O(η)."""
+    H, b = quadratics(2)
+    w = Q * torch.tensor(STEPS)
+    surrogate, optimum = f.surrogate_optimum(H, b, w / w.sum()), f.surrogate_optimum(H, b, Q)
+    for method, target in ((f.fedavg, surrogate), (f.fednova, optimum)):
+        far, near = ((method(H, b, Q, lr, STEPS) - target).norm() for lr in (1e-4, 1e-5))
+        assert float(near) > 0
+        assert float(far / near) == pytest.approx(10, rel=0.02)
+
+
+@given(seed=st.integers(0, 1000), lr=st.floats(0.01, 0.6), mu=st.floats(0, 0.5))
+@settings(max_examples=40, deadline=None)
+def test_spherical_agrees_with_the_general_formula(seed, lr, mu):
+    e = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    eye = torch.eye(3, dtype=torch.float64).expand(4, 3, 3)
+    general = f.averaging_fixed_point(eye, e, Q, lr, STEPS, mu)
+    assert torch.allclose(f.spherical(e, Q, lr, STEPS, mu), general)
+
+
+def test_lemma1_is_the_limit_on_spheres():
+    e = torch.randn(4, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    limit = f.lemma1(e, Q, STEPS)
+    by_hand = (0.4 * 1 * e[0] + 0.3 * 7 * e[1] + 0.2 * 3 * e[2] + 0.1 * 12 * e[3]) / 4.3
+    assert torch.allclose(limit, by_hand)
+    assert torch.allclose(f.spherical(e, Q, 1e-7, STEPS), limit, atol=1e-5)
+    # FedNova is at the optimum only in the limit.
+    nova = Q / torch.tensor(STEPS)
+    assert torch.allclose(f.spherical(e, nova, 1e-7, STEPS), Q @ e, atol=1e-5)
+    assert float((f.spherical(e, nova, 0.1, STEPS) - Q @ e).norm()) > 1e-2
+
+
+def test_scale_of_omega_and_order_of_clients_do_not_matter():
+    H, b = quadratics(9)
+    point = f.averaging_fixed_point(H, b, Q, 0.1, STEPS)
+    assert torch.allclose(f.averaging_fixed_point(H, b, 9 * Q, 0.1, STEPS), point)
+    order = [2, 0, 3, 1]
+    turned = f.fedavg(H[order], b[order], Q[order], 0.1, [STEPS[i] for i in order])
+    assert torch.allclose(turned, point)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda H, b: f.fedavg(H, b[:3], Q, 0.1, 2),
+        lambda H, b: f.fedavg(H, b, Q[:3], 0.1, 2),
+        lambda H, b: f.fedavg(H, b, Q, -0.1, 2),
+        lambda H, b: f.fedavg(H, b, Q, 0.1, 0),
+        lambda H, b: f.fedavg(H, b, Q, 0.1, [1, 2]),
+        lambda H, b: f.fedprox(H, b, Q, 0.1, 2, -1.0),
+        lambda H, b: f.fedavg(0 * H, b, Q, 0.1, 2),
+        lambda H, b: f.averaging_fixed_point(H, b, -Q, 0.1, 2),
+    ],
+)
+def test_bad_input_gets_a_sentence(call):
+    with pytest.raises(ValueError, match=r"^\w+: .*\.$"):
+        call(*quadratics(0))
