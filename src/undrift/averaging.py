@@ -53,9 +53,7 @@ SCHEMES = {
     for scheme in (
         Scheme("full", q_draws, _one, ("all",), "x ← Σ q_k x_k over all clients"),
         Scheme("original", q_draws, _one, UNIFORM, "x ← Σ_S q_k x_k + (1 − Σ_S q_k) x"),
-        Scheme(
-            "I", draws, _per_draw, ("all", "weighted"), "x ← (1/K) Σ of x_k over K draws by q_k"
-        ),
+        Scheme("I", draws, _per_draw, ("weighted",), "x ← (1/K) Σ of x_k over K draws by q_k"),
         Scheme(
             "II",
             q_draws,

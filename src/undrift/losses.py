@@ -30,6 +30,10 @@ class ClientLoss(ABC):
     def gradient(self, x: Tensor, batch: Batch = None) -> Tensor:
         """The mean gradient over a batch; the caller may overwrite it."""
 
+    def full_gradient(self, x: Tensor) -> Tensor:
+        """The gradient over all samples, to look at: it leaves buffers as they are."""
+        return self.gradient(x)
+
     def minimise(self, problem: LocalProblem, weight_decay: float = 0.0) -> Tensor:
         """The exact minimiser of a local problem, where it has a closed form."""
         raise UndriftError(

@@ -99,6 +99,12 @@ class ModuleLoss(ClientLoss):
         self._task.loss(self._flat.module(inputs), targets).backward()
         return self._flat.gradient
 
+    def full_gradient(self, x: Tensor) -> Tensor:
+        before = self._flat.buffers()
+        gradient = self.gradient(x)
+        self._flat.load_buffers(before)
+        return gradient
+
     def buffers(self) -> dict[str, Tensor]:
         return self._flat.buffers()
 

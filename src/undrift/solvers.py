@@ -174,17 +174,13 @@ class SGD(Solver):
     def _per_epoch(self, samples: int) -> int:
         return 1 if self.batch_size is None else -(-samples // self.batch_size)
 
-    def factor(self, round: int, step: int) -> float:
-        """γ_s of a step."""
-        own = 1.0 if self.step_schedule is None else self.step_schedule.at(step)
-        return own * as_schedule(self.lr).within(round, step)
-
     def run(self, loss: ClientLoss, problem: LocalProblem, work: Work) -> LocalResult:
         x = problem.start.clone()
         v, z, r, s = problem.linear, problem.center, problem.weight, problem.scale
         pulled = z is not None and bool(r != 0)
         outside = problem.pull_outside_momentum
-        own_rate = self.rate(work.round)
+        schedule = as_schedule(self.lr)
+        own_rate = schedule.at(work.round)
         buffer = torch.zeros_like(x) if self.momentum else None
         progress = Progress(
             self.momentum, self.nesterov, work.rate * float(r) if pulled else 0.0, outside
@@ -194,7 +190,7 @@ class SGD(Solver):
         evaluations = 0
         first = None
         if "first_gradient" in problem.ask:
-            first = self._data_gradient(loss, x, None).clone()
+            first = self._decayed(loss.full_gradient(x), x).clone()
             evaluations += loss.samples
 
         stream = batches(loss.samples, self.batch_size, work.rng, self.fresh_batches)
@@ -204,9 +200,9 @@ class SGD(Solver):
             batch = next(stream)
             if accurate.wanted and batch is not None and done % per_epoch == 0:
                 evaluations += loss.samples
-                if accurate.reached(x, self._data_gradient(loss, x, None)):
+                if accurate.reached(x, self._decayed(loss.full_gradient(x), x)):
                     break
-            g = self._data_gradient(loss, x, batch)
+            g = self._decayed(loss.gradient(x, batch), x)
             evaluations += loss.samples if batch is None else len(batch)
             if accurate.wanted and batch is None and accurate.reached(x, g):
                 break
@@ -224,7 +220,9 @@ class SGD(Solver):
             if buffer is not None:
                 buffer.mul_(self.momentum).add_(g)
                 g = g.add_(buffer, alpha=self.momentum) if self.nesterov else buffer
-            eta = own_rate * self.factor(work.round, done)
+            eta = own_rate * schedule.within(work.round, done)
+            if self.step_schedule is not None:
+                eta *= self.step_schedule.at(done)
             x.add_(g, alpha=-eta)
             if pull is not None and outside:
                 x.add_(pull, alpha=-eta)
@@ -243,9 +241,9 @@ class SGD(Solver):
             evaluations=evaluations,
         )
 
-    def _data_gradient(self, loss: ClientLoss, x: Tensor, batch: Batch) -> Tensor:
-        g = loss.gradient(x, batch)
-        return g.add_(x, alpha=self.weight_decay) if self.weight_decay else g
+    def _decayed(self, gradient: Tensor, x: Tensor) -> Tensor:
+        """The gradient of f_k, of which weight decay is a part."""
+        return gradient.add_(x, alpha=self.weight_decay) if self.weight_decay else gradient
 
 
 class GD(SGD):

@@ -66,10 +66,12 @@ class Method(ABC):
     """whether the first round must be with every client, whatever the sampler says"""
 
     limit: str | None = "optimum"
-    """where the method converges, for `undrift verify`: "optimum" of F; "averaging", the
-    fixed point of plain averaging; or None when nothing is claimed"""
+    """where the method converges, for `undrift verify`: the "optimum" of F, the fixed point of
+    "averaging" or of "normalised averaging", or None when nothing is claimed"""
     paper: str = ""
+    """where it was published"""
     g: Regularizer | None = None
+    """the regulariser of the objective, for methods that take one"""
 
     @abstractmethod
     def problem(self, down: Download, mine: Keep, client: Client) -> LocalProblem:

@@ -56,6 +56,7 @@ class DistributedSGD(FedAvg):
     """One gradient step per client and round: E = 1, the baseline without drift."""
 
     limit = "optimum"
+    needs_steps = True
 
     def steps(self, planned: Sequence[int]) -> Sequence[int]:
         return [1] * len(planned)

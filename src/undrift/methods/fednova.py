@@ -62,7 +62,7 @@ class FedNova(Averaging):
 
     @property
     def limit(self) -> str | None:  # type: ignore[override]
-        return "optimum" if self.variance_reduction else "averaging"
+        return "optimum" if self.variance_reduction else "normalised averaging"
 
     @property
     def sends(self) -> Sequence[str]:  # type: ignore[override]

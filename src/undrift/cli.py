@@ -1,0 +1,169 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from undrift import __version__
+from undrift.errors import UndriftError
+
+app = typer.Typer(
+    name="undrift",
+    help="Federated learning over heterogeneous clients, with the answer the papers promise.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"undrift {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _undrift(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Federated learning over heterogeneous clients, with the answer the papers promise."""
+
+
+@app.command()
+def verify(
+    method: Annotated[
+        str | None,
+        typer.Argument(
+            help="Your own method, as file.py:Class or module:Class (a class or an instance). "
+            "Left out: every method of undrift.",
+            show_default=False,
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="A parameter of your class; may be repeated."
+        ),
+    ] = None,
+    json: Annotated[
+        bool,
+        typer.Option(
+            "--json", help="Print a list of {method, fact, expected, measured, error, holds}."
+        ),
+    ] = False,
+) -> None:
+    """Check methods against facts: closed forms, equivalences and invariances.
+
+    Each cell of the table is the measured error; the allowed one stands under the name of the fact.
+    A dot means that the fact says nothing about the method. The exit status is 1 if any fact fails.
+
+    The verification problems are small quadratics with curvature between 0.5 and 1.5: give
+    your method parameters that suit them, e.g. --set alpha=1.
+    """
+    from undrift.verify import FACTS, as_json, explanations, load, ours, tables
+    from undrift.verify import verify as check
+
+    if method is None and settings:
+        raise UndriftError("--set gives parameters to your own method: name it first.")
+    subjects = ours() if method is None else [load(method, _parsed(settings or []))]
+    outcomes = []
+    hints = Console(stderr=True)
+    bar = Progress(
+        TextColumn("verifying {task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        console=hints,
+        transient=True,
+        disable=not hints.is_terminal,
+    )
+    with bar:
+        task = bar.add_task("", total=len(subjects) * len(FACTS))
+        for outcome in check(subjects):
+            outcomes.append(outcome)
+            bar.update(task, advance=1, description=f"{outcome.method}: {outcome.fact.name}")
+    failed = explanations(outcomes)
+    if json:
+        typer.echo(as_json(outcomes))
+    else:
+        console = Console()
+        for table in tables(outcomes):
+            console.print(table)
+            console.print()
+        if method is not None:
+            for fact in FACTS:
+                console.print(f"[bold]{fact.name:9}[/] {escape(fact.meaning)}", highlight=False)
+            console.print()
+        for line in failed:
+            console.print(f"[bold red]✗[/] {escape(line)}", highlight=False)
+        measured = [outcome for outcome in outcomes if outcome.finding is not None]
+        held = sum(outcome.holds for outcome in measured)
+        console.print(f"{held} of {len(measured)} facts hold.", highlight=False)
+    if failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def demo(
+    rounds: Annotated[int, typer.Option(min=1, help="Communication rounds.")] = 30,
+    cohort: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=30, help="Clients per round; left out, all 30.", show_default=False
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Every draw is a function of it.")] = 0,
+    picture: Annotated[
+        Path, typer.Option(help="Where the picture goes (.png, .svg, .pdf).")
+    ] = Path("undrift-demo.png"),
+) -> None:
+    """Train every method on synthetic(1,1) with 30 clients: a live table, then a picture.
+
+    All methods see the same cohorts and the same batches, and the same clients run out of time
+    before they have done their steps.
+    """
+    from undrift.demo import run_demo
+
+    console = Console()
+    if not picture.parent.is_dir():
+        raise UndriftError(f"There is no folder {picture.parent} for the picture.")
+    results = run_demo(console, rounds, cohort, seed, picture)
+    for result in results:
+        if result.stopped:
+            console.print(f"{result.label} stopped: {result.stopped}", highlight=False)
+    console.print(f"The picture is in {picture}", highlight=False)
+
+
+def _parsed(settings: list[str]) -> dict[str, object]:
+    """NAME=VALUE pairs; a value is a number, True, False, None, or else a word."""
+    found: dict[str, object] = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals or not name.isidentifier():
+            raise UndriftError(f"--set takes NAME=VALUE, not {setting!r}.")
+        try:
+            found[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            found[name] = value
+    return found
+
+
+def main() -> None:
+    """Run the command line; an error of the user's is one sentence."""
+    try:
+        app()
+    except UndriftError as error:
+        Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,150 @@
+"""`undrift demo`: every method on synthetic(1,1), on the same cohorts and batches."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from pathlib import Path
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from undrift import methods as m
+from undrift import models
+from undrift.data import synthetic
+from undrift.errors import Diverged, UndriftError
+from undrift.evaluation import Evaluation
+from undrift.loops.synchronous import Synchronous
+from undrift.methods.base import Method
+from undrift.modules import ModuleLosses
+from undrift.plots import plot_histories
+from undrift.result import Result
+from undrift.sampling import as_sampler
+from undrift.solvers import SGD
+
+STEPS = 12
+LOCAL = SGD(lr=0.03, batch_size=10, steps=STEPS)
+
+
+def managed(client: Hashable, round: int) -> int:
+    """How many of its steps a client manages: every third all of them, the others fewer."""
+    number = int(str(client))
+    return STEPS if number % 3 == 0 else 2 + number % 8
+
+
+def demo_methods() -> dict[str, Method]:
+    """Every method, with parameters that suit the demonstration."""
+    return {
+        "DistributedSGD": m.DistributedSGD(),
+        "FedAvg": m.FedAvg(),
+        "FedAvgMin": m.FedAvgMin(),
+        "FedProx": m.FedProx(mu=0.1),
+        "SCAFFOLD": m.SCAFFOLD(),
+        "VRLSGD": m.VRLSGD(),
+        "FedNova": m.FedNova(),
+        "FedNova + VR": m.FedNova(variance_reduction=True),
+        "FedDyn": m.FedDyn(alpha=1.0),
+        "FedPD": m.FedPD(eta=1.0),
+        "FedSplit": m.FedSplit(eta=1.0),
+        "FedDR": m.FedDR(eta=1.0, alpha=1.0),
+        "FedLGA, capped": m.FedLGA(cap=True),  # the literal term grows with |g|² and diverges here
+    }
+
+
+def run_demo(
+    console: Console,
+    rounds: int = 30,
+    cohort: int | None = None,
+    seed: int = 0,
+    picture: Path = Path("undrift-demo.png"),
+) -> list[Result]:
+    """Run the demonstration, with a live table, and draw the picture."""
+    data = synthetic(1, 1, clients=30, seed=seed)
+    losses = ModuleLosses(models.logistic(60, 10), data)
+    runs: dict[str, Synchronous] = {}
+    for label, method in demo_methods().items():
+        try:
+            runs[label] = Synchronous(
+                method,
+                losses,
+                LOCAL,
+                as_sampler(cohort, by_weight=False),
+                rounds,
+                objective="clients",
+                seed=seed,
+                evaluation=Evaluation(every=2),
+                limit=managed,
+            )
+        except UndriftError as refusal:
+            if cohort is None or cohort > len(data):
+                raise
+            console.print(f"left out: {refusal}")
+    who = "all of them" if cohort is None else f"{cohort} of them"
+    console.print(
+        f"{data.name}: {len(data)} clients with {len(data.train):,} samples, {who} in every round; "
+        f"each should do {STEPS} steps of SGD, but two thirds manage only 2 to 9",
+        highlight=False,
+    )
+    results = [Result(label, run) for label, run in runs.items()]
+    bar = Progress(
+        TextColumn("rounds"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+    )
+    task = bar.add_task("rounds", total=rounds)
+    with Live(console=console, refresh_per_second=8) as live:
+        for done in in_turn(runs):
+            bar.update(task, completed=done)
+            results = [Result(label, run) for label, run in runs.items()]
+            live.update(Group(live_table(results), bar))
+    console.print()
+    plot_histories(results, picture)
+    return results
+
+
+def in_turn(runs: dict[str, Synchronous]) -> Iterator[int]:
+    """Do a round of every method in turn, so that all can be watched; yields the round."""
+    going = {label: run.rounds() for label, run in runs.items()}
+    while going:
+        for label in list(going):
+            try:
+                record = next(going[label])
+                yield record.round
+            except StopIteration:
+                del going[label]
+            except Diverged as error:
+                runs[label].stopped = str(error)
+                del going[label]
+
+
+def live_table(results: list[Result]) -> Table:
+    """The state of every method: narrow enough for 80 columns, the best of a column in green."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("method", no_wrap=True)
+    columns = {
+        "round": "rounds",
+        "train loss": "objective",
+        "test loss": "test_loss",
+        "test acc": "test_accuracy",
+        "worst 10%": "client_accuracy_worst_tenth",
+    }
+    for name in [*columns, "MB sent"]:
+        table.add_column(name, justify="right", no_wrap=True)
+    best = {
+        metric: (max if "accuracy" in metric else min)(
+            (r.metrics[metric] for r in results if metric in r.metrics), default=None
+        )
+        for metric in list(columns.values())[1:]
+    }
+    for result in results:
+        cells = []
+        for metric, top in best.items():
+            value = result.metrics.get(metric)
+            style = "[green]" if value is not None and value == top else ""
+            cells.append("–" if value is None else f"{style}{value:.4f}")
+        sent = (result.bytes_down + result.bytes_up) / 1e6
+        table.add_row(result.label, str(result.run.round), *cells, f"{sent:.1f}" if sent else "–")
+    return table

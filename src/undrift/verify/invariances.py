@@ -1,0 +1,222 @@
+"""What must not matter to a method, and what must."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import torch
+from torch import Tensor
+
+from undrift.methods.base import Method
+from undrift.problem import Client, Keep, LocalProblem, LocalResult
+from undrift.replies import Replies
+from undrift.sampling import All, Sampler
+from undrift.solvers import GD
+from undrift.verify import problems
+from undrift.verify.problems import SIZES, START
+from undrift.verify.runs import (
+    LR,
+    Finding,
+    allows,
+    between,
+    changed,
+    common_objective,
+    partial,
+    path,
+    run_of,
+    steps,
+    worst,
+)
+from undrift.verify.subjects import Subject
+
+EQUAL = [10, 10, 10, 10]
+
+
+def order(subject: Subject) -> Finding:
+    """Clients in another order."""
+    problem = problems.quadratics()
+    sampler = partial(subject.method)
+    objective = common_objective(subject.method, sampler)
+    a = path(run_of(subject.method, problem, steps(subject), sampler, objective), 6)
+    other = problems.permuted(problem, [2, 0, 3, 1])
+    b = path(run_of(subject.method, other, steps(subject), sampler, objective), 6)
+    return between(a, b)
+
+
+def shift(subject: Subject) -> Finding | None:
+    """All data moved in space."""
+    if subject.method.g is not None:
+        return None
+    by = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+    problem, sampler = problems.quadratics(), partial(subject.method)
+    objective = common_objective(subject.method, sampler)
+    a = path(run_of(subject.method, problem, steps(subject), sampler, objective), 6) + by
+    moved = problems.shifted(problem, by)
+    b = path(run_of(subject.method, moved, steps(subject), sampler, objective), 6)
+    return between(a, b)
+
+
+def still(subject: Subject) -> Finding | None:
+    """Clients that do not move."""
+    if subject.method.g is not None:
+        return None
+    problem, sampler = problems.agreeing(problems.quadratics()), partial(subject.method)
+    objective = common_objective(subject.method, sampler)
+    found = path(run_of(subject.method, problem, steps(subject), sampler, objective), 4)
+    return between(START.expand(4, -1), found)
+
+
+def weights(subject: Subject) -> Finding:
+    """Several identical clients act as one, whatever their weights."""
+    base, local = problems.quadratics(), GD(lr=LR, steps=3)
+    one = path(run_of(subject.method, problems.identical(base, 1, [7]), local), 5)
+    many = problems.identical(base, 4, EQUAL)
+    findings = [between(one, path(run_of(subject.method, many, local), 5), "equal weights")]
+    if allows(subject.method, All(), SIZES, "samples") and not _pull_depends_on_client(subject):
+        unequal = problems.identical(base, 4, SIZES)
+        found = path(run_of(subject.method, unequal, local), 5)
+        findings.append(between(one, found, "unequal weights"))
+    return worst(findings)  # type: ignore[return-value]
+
+
+def acts(subject: Subject) -> Finding | None:
+    """Every number of the method, and its local term, changes what clients do."""
+    method, sampler = subject.method, partial(subject.method)
+    objective = common_objective(method, sampler)
+
+    def half_done(client: object, round: int) -> int | None:
+        return 1 if client in (1, 3) else None
+
+    def end(of: Method) -> Tensor:
+        slow = None if subject.equal_steps else half_done
+        run = run_of(of, problems.quadratics(), steps(subject), sampler, objective, slow)
+        return path(run, 6)
+
+    changes: dict[str, float] = {}
+    before = end(method)
+    for name, value in method.hyperparameters().items():
+        if isinstance(value, float):
+            other = changed(method, **{name: value * 0.5 or 0.1})
+            changes[name] = float((end(other) - before).abs().max())
+    tilted = _tilt(subject, sampler, objective)
+    if tilted is not None:
+        changes["the local term"] = tilted
+    if not changes:
+        return None
+    least = min(changes, key=lambda name: changes[name])
+    acting = changes[least] > 1e-9
+    return Finding("a change", changes, 0.0 if acting else 1.0, f"{least} changes nothing")
+
+
+def _tilt(subject: Subject, sampler: Sampler, objective: str) -> float | None:
+    """How far the local term moves a client's end point, after some rounds."""
+    method, local = subject.method, steps(subject)
+    run = run_of(method, problems.quadratics(), local, sampler, objective)
+    path(run, 3)
+    down = method.download(method.begin(run.server, lambda purpose: 0.0))
+    largest, tilted = 0.0, bool(method.keeps)
+    for id in run.roster.ids:
+        problem = method.problem(down, run.states.get(id), run.roster.client(id))
+        tilted = tilted or (problem.center is not None and bool(problem.weight != 0))
+        x = problem.start + 1.0
+        pull = torch.zeros_like(x)
+        if problem.linear is not None:
+            pull = pull + problem.linear
+        if problem.center is not None:
+            pull = pull + problem.weight * (x - problem.center)
+        largest = max(largest, float(pull.norm()))
+    return largest if tilted else None
+
+
+def buffers(subject: Subject) -> Finding:
+    """BatchNorm statistics are averaged by samples, and are no parameters."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        losses, inputs = problems.with_batchnorm()
+    sampler = partial(subject.method)
+    objective = common_objective(subject.method, sampler)
+    run = run_of(subject.method, losses, GD(lr=LR, steps=2), sampler, objective)
+    done = subject.method.steps([2])[0]
+    record = run.step()
+    cohort = [inputs[int(str(k))] for k in record.cohort]
+    n = sum(len(x) for x in cohort)
+    mean = sum(len(x) * x.mean(0) for x in cohort) / n
+    var = sum(len(x) * x.var(0, ddof=1) for x in cohort) / n
+    expected = torch.as_tensor([*mean, *var, done])
+    found = torch.cat([value.double().flatten() for value in run.buffers.values()])
+    finding = between(expected, found)
+    counter = run.buffers["0.num_batches_tracked"]
+    if counter.is_floating_point() or run.server.x.numel() != 10:
+        return Finding("10 parameters and a whole counter", str(counter.dtype), math.inf)
+    return finding
+
+
+def stacked(subject: Subject) -> Finding:
+    """Several clients as `[C, P]` give what they give one by one."""
+    method, sampler = subject.method, partial(subject.method)
+    objective = common_objective(method, sampler)
+    run = run_of(method, problems.quadratics(), steps(subject), sampler, objective)
+    path(run, 3)
+    server = method.begin(run.server, lambda purpose: 0.0)
+    down = method.download(server)
+    clients = [run.roster.client(id) for id in run.roster.ids]
+    mine = [run.states.get(client.id) for client in clients]
+    results = [
+        _pretended(method.problem(down, kept, c), c) for kept, c in zip(mine, clients, strict=True)
+    ]
+
+    single = Replies(method.uploads, len(clients), LR)
+    for client, kept, result in zip(clients, mine, results, strict=True):
+        single.add(client, method.finish(down, kept, result, client)[0])
+    client, kept, result = Client.stack(clients, START), _stack(mine), _stack_results(results)
+    problem = method.problem(down, kept, client)
+    together = Replies(method.uploads, len(clients), LR)
+    together.add(client, method.finish(down, kept, result, client)[0])
+    rows = torch.stack(
+        [method.problem(down, k, c).start for k, c in zip(mine, clients, strict=True)]
+    )
+    a = torch.cat([rows.flatten(), method.fold(server, single).x])
+    b = torch.cat([problem.start.expand_as(rows).flatten(), method.fold(server, together).x])
+    return between(a, b)
+
+
+def _pretended(problem: LocalProblem, client: Client) -> LocalResult:
+    """A result without work: every client ends somewhere else."""
+    x = problem.start * 0.9 + float(client.samples) / 100
+    tau = 1.0 + float(client.samples) % 4
+    return LocalResult(x, tau, tau, 1.5 * tau, LR, first_gradient=x / 2, last_gradient=x / 3)
+
+
+def _stack(kept: list[Keep]) -> Keep:
+    names = [name for name, _ in kept[0].items()]
+    return Keep(**{name: torch.stack([getattr(k, name) for k in kept]) for name in names})
+
+
+def _stack_results(results: list[LocalResult]) -> LocalResult:
+    def column(name: str) -> Tensor:
+        return torch.tensor([[getattr(r, name)] for r in results], dtype=torch.float64)
+
+    def rows(name: str) -> Tensor:
+        return torch.stack([getattr(r, name) for r in results])
+
+    return LocalResult(
+        rows("x"),
+        column("steps"),
+        column("expected"),
+        column("progress"),
+        LR,
+        rows("first_gradient"),
+        rows("last_gradient"),
+    )
+
+
+def _pull_depends_on_client(subject: Subject) -> bool:
+    """Whether clients of unequal weight are given unequal pulls (FedDyn's α_k)."""
+    run = run_of(subject.method, problems.quadratics(), steps(subject))
+    down = subject.method.download(run.server)
+    problem = [
+        subject.method.problem(down, run.states.get(id), run.roster.client(id))
+        for id in run.roster.ids
+    ]
+    return len({float(p.weight) for p in problem}) > 1

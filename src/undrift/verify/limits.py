@@ -1,0 +1,119 @@
+"""Where a method converges: the optimum of F, or a closed-form fixed point."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from undrift.clients import Roster
+from undrift.methods.base import Method
+from undrift.sampling import All
+from undrift.solvers import GD, SGD, Exact
+from undrift.theory import Quadratics, fixed_points
+from undrift.verify import problems
+from undrift.verify.problems import SIZES, STEPS
+from undrift.verify.runs import (
+    LR,
+    Finding,
+    allows,
+    between,
+    one_step_only,
+    partial,
+    run_of,
+    settle,
+    steps,
+    worst,
+)
+from undrift.verify.subjects import Subject
+
+
+def goal_of(method: Method, problem: Quadratics, q: Tensor, local: GD) -> Tensor | None:
+    """The point that is promised: the optimum, or the closed form of averaging."""
+    if method.limit == "optimum":
+        return problem.optimum(q, method.g)
+    tau = [local.planned(k, 1, 0) for k in range(len(problem))]
+    tau = list(method.steps(tau))
+    mu = getattr(method, "mu", 0.0)
+    if method.limit == "averaging":
+        return fixed_points.fedprox(problem.H, problem.b, q, LR, tau, mu)
+    if method.limit == "normalised averaging":
+        return fixed_points.fednova(problem.H, problem.b, q, LR, tau, mu)
+    return None
+
+
+def limit_full(subject: Subject) -> Finding | None:
+    """Everyone takes part."""
+    findings = []
+    for objective in ("samples", "clients"):
+        if not allows(subject.method, All(), SIZES, objective):
+            continue
+        problem = problems.quadratics()
+        local = steps(subject)
+        q = Roster(problem.ids, problem.sizes, objective).weights
+        goal = goal_of(subject.method, problem, q, local)
+        if goal is None:
+            return None
+        solver = Exact() if subject.exact else local
+        run = run_of(subject.method, problem, solver, objective=objective)
+        findings.append(between(goal, settle(run, goal, 1e-10), f'objective="{objective}"'))
+    return worst(findings)
+
+
+def limit_partial(subject: Subject) -> Finding | None:
+    """Two of four take part."""
+    if subject.method.limit != "optimum" or subject.method.needs_all:
+        return None
+    findings = []
+    for objective in ("samples", "clients"):
+        problem = problems.quadratics()
+        q = Roster(problem.ids, problem.sizes, objective).weights
+        goal = problem.optimum(q, subject.method.g)
+        solver = Exact() if subject.exact else steps(subject)
+        sampler = partial(subject.method, objective)
+        if one_step_only(subject.method):
+            return None  # cohort gradients of unequal clients do not vanish at the optimum
+        run = run_of(subject.method, problem, solver, sampler, objective)
+        findings.append(between(goal, settle(run, goal, 1e-10), f'objective="{objective}"'))
+    return worst(findings)
+
+
+def limit_momentum(subject: Subject) -> Finding | None:
+    """Clients run gradient descent with momentum 0.9."""
+    if subject.method.limit != "optimum" or one_step_only(subject.method):
+        return None
+    problem = problems.quadratics()
+    q = Roster(problem.ids, problem.sizes, "samples").weights
+    goal = problem.optimum(q, subject.method.g)
+    many = {k: 30 + tau for k, tau in STEPS.items()} if subject.exact else STEPS
+    local = GD(lr=0.05, momentum=0.9, steps=3 if subject.equal_steps else many)
+    run = run_of(subject.method, problem, local, partial(subject.method))
+    return between(goal, settle(run, goal, 1e-10))
+
+
+def ragged(subject: Subject) -> Finding | None:
+    """A network, minibatches whose last one is smaller, and momentum where it must not matter."""
+    sizes = [5, 7, 8, 6] if subject.equal_steps else SIZES
+    objective = "samples" if allows(subject.method, All(), sizes, "samples") else "clients"
+    losses, e = problems.points(sizes)
+    q = Roster(losses.ids, losses.sizes, objective).weights
+    exact = subject.method.limit == "optimum"
+    momentum = 0.5 if exact and not one_step_only(subject.method) else 0.0
+    local = SGD(lr=0.1, batch_size=4, epochs=2, momentum=momentum)
+    tau = subject.method.steps([2 * math.ceil(n / 4) for n in sizes])
+    mu = getattr(subject.method, "mu", 0.0)
+    if exact:
+        goal = q @ e
+        g = subject.method.g
+        if g is not None:
+            goal = g.prox(goal, 1.0)
+    elif subject.method.limit == "averaging":
+        goal = fixed_points.spherical(e, q, 0.1, tau, mu)
+    elif subject.method.limit == "normalised averaging":
+        H = torch.eye(3, dtype=torch.float64).expand(len(e), -1, -1)
+        goal = fixed_points.fednova(H, e, q, 0.1, tau, mu)
+    else:
+        return None
+    run = run_of(subject.method, losses, local, All(), objective)
+    return between(goal, settle(run, goal, 1e-10, rounds=1000))

@@ -1,0 +1,89 @@
+"""The small problems on which methods are verified."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from undrift.data.federated import FederatedData
+from undrift.keys import generator
+from undrift.modules import ModuleLosses
+from undrift.tasks import Task
+from undrift.theory.quadratics import Quadratics, random_quadratics
+
+SIZES = [5, 9, 20, 12]
+STEPS: dict[Hashable, int] = {0: 1, 1: 4, 2: 2, 3: 3}
+START = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
+
+
+def quadratics(sizes: list[int] | None = None) -> Quadratics:
+    """Four clients of unequal size, curvature between 0.5 and 1.5."""
+    drawn = random_quadratics(4, 3, 0.5, 1.5, spread=1.0, seed=11)
+    return Quadratics(drawn.H, drawn.b, sizes or SIZES, initial=START)
+
+
+def permuted(problem: Quadratics, order: list[int]) -> Quadratics:
+    """The same clients, with their ids, in another order."""
+    ids = [problem.ids[k] for k in order]
+    sizes = problem.sizes[order].tolist()
+    return Quadratics(problem.H[order], problem.b[order], sizes, ids=ids, initial=START)
+
+
+def shifted(problem: Quadratics, by: Tensor) -> Quadratics:
+    """The same losses, moved in space."""
+    b = problem.b + problem.H @ by
+    return Quadratics(problem.H, b, problem.sizes.tolist(), initial=START + by)
+
+
+def agreeing(problem: Quadratics) -> Quadratics:
+    """Clients with one common minimiser, the initial model."""
+    return Quadratics(problem.H, problem.H @ START, problem.sizes.tolist(), initial=START)
+
+
+def identical(problem: Quadratics, clients: int, sizes: list[int]) -> Quadratics:
+    """Several clients with one and the same loss."""
+    H = problem.H[:1].expand(clients, -1, -1)
+    return Quadratics(H, problem.b[:1].expand(clients, -1), sizes, initial=START)
+
+
+class Point(nn.Module):
+    """A model that answers with its parameter, whatever it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(START.clone())
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.w.expand(len(inputs), -1)
+
+
+def half_squared(outputs: Tensor, targets: Tensor) -> Tensor:
+    """½|outputs − targets|², the mean over samples."""
+    return (outputs - targets).square().sum(1).mean() / 2
+
+
+def points(sizes: list[int]) -> tuple[ModuleLosses, Tensor]:
+    """f_k(x) = ½|x − e_k|² as a network on n_k copies of e_k, and the e_k.
+
+    All batches of a client have the same gradient, so minibatch SGD takes exact steps, and only
+    their number depends on the batches.
+    """
+    e = torch.as_tensor(generator(7, "points").normal(0, 1, (len(sizes), 3)))
+    clients = [(torch.zeros(n, 1), e[k].expand(n, -1)) for k, n in enumerate(sizes)]
+    task = Task.for_targets(e, loss=half_squared)
+    return ModuleLosses(Point(), FederatedData.from_clients(clients), task), e
+
+
+def with_batchnorm() -> tuple[ModuleLosses, list[np.ndarray]]:
+    """A network with BatchNorm that remembers its last batch only, and the clients' inputs."""
+    rng = generator(7, "batchnorm")
+    inputs = [rng.normal(k, 1 + k, (n, 2)) for k, n in enumerate(SIZES)]
+    clients = [(torch.as_tensor(x), torch.arange(len(x)) % 2) for x in inputs]
+    linear = nn.utils.skip_init(nn.Linear, 2, 2)
+    nn.init.constant_(linear.weight, 0.1)
+    nn.init.zeros_(linear.bias)
+    model = nn.Sequential(nn.BatchNorm1d(2, momentum=1.0), linear).double()
+    return ModuleLosses(model, FederatedData.from_clients(clients)), inputs
