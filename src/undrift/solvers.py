@@ -28,7 +28,8 @@ class Work:
     expected: int
     rate: float
     """η, the nominal learning rate of the round, in whose units progress is counted"""
-    rng: np.random.Generator
+    rng: Callable[[], np.random.Generator]
+    """makes the generator of the client's batches, for those that draw any"""
 
 
 class Local(ABC):
@@ -68,7 +69,7 @@ class Solver(Local):
 
 
 def batches(
-    samples: int, size: int | None, rng: np.random.Generator, fresh: bool = False
+    samples: int, size: int | None, draws: Callable[[], np.random.Generator], fresh: bool = False
 ) -> Iterator[Batch]:
     """A client's minibatches for ever: epoch by epoch in a new order, the last one ragged.
 
@@ -77,6 +78,7 @@ def batches(
     if size is None or size >= samples:
         while True:
             yield None
+    rng = draws()
     while fresh:
         yield rng.permutation(samples)[:size]
     while True:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -92,7 +93,7 @@ class SerialEngine(Engine):
                 steps=steps,
                 expected=full if steps == plan else steps,
                 rate=rate,
-                rng=generator(self.job.seed, "batches", round, client.id),
+                rng=partial(generator, self.job.seed, "batches", round, client.id),
             )
             for client, steps, plan, full in zip(
                 clients, method.steps(planned), planned, expected, strict=True

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from undrift.clients import Roster
 from undrift.methods.base import Method
-from undrift.sampling import All
+from undrift.sampling import All, Bernoulli, Uniform, Weighted
 from undrift.solvers import GD, SGD, Exact
 from undrift.theory import Quadratics, fixed_points
 from undrift.verify import problems
@@ -62,20 +62,22 @@ def limit_full(subject: Subject) -> Finding | None:
 
 
 def limit_partial(subject: Subject) -> Finding | None:
-    """Two of four take part."""
-    if subject.method.limit != "optimum" or subject.method.needs_all:
+    """Two of four take part, or each with probability one half, so that |S| changes."""
+    method = subject.method
+    # Of a single step per round, the cohort's parts do not vanish one by one at the optimum.
+    if method.limit != "optimum" or method.needs_all or one_step_only(method):
         return None
     findings = []
     for objective in ("samples", "clients"):
         problem = problems.quadratics()
         q = Roster(problem.ids, problem.sizes, objective).weights
-        goal = problem.optimum(q, subject.method.g)
+        goal = problem.optimum(q, method.g)
         solver = Exact() if subject.exact else steps(subject)
-        sampler = partial(subject.method, objective)
-        if one_step_only(subject.method):
-            return None  # cohort gradients of unequal clients do not vanish at the optimum
-        run = run_of(subject.method, problem, solver, sampler, objective)
-        findings.append(between(goal, settle(run, goal, 1e-10), f'objective="{objective}"'))
+        for sampler in (Uniform(2), Bernoulli(0.5), Weighted(2)):
+            if allows(method, sampler, SIZES, objective):
+                run = run_of(method, problem, solver, sampler, objective)
+                note = f'{sampler}, objective="{objective}"'
+                findings.append(between(goal, settle(run, goal, 1e-10), note))
     return worst(findings)
 
 

@@ -1,0 +1,137 @@
+"""`undrift verify`: our methods pass, and every seeded mistake is caught."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from undrift.errors import UndriftError
+from undrift.verify import FACTS, as_json, explanations, load, ours, verify
+
+WRONG = str(Path(__file__).with_name("wrong_methods.py"))
+
+
+def failing(name, **settings):
+    """The facts that a wrong method fails."""
+    return {o.fact.name for o in verify([load(f"{WRONG}:{name}", settings)]) if not o.holds}
+
+
+@pytest.mark.parametrize("subject", ours(), ids=lambda subject: subject.label)
+def test_every_fact_holds_for_our_methods(subject):
+    outcomes = list(verify([subject]))
+    assert explanations(outcomes) == []
+    measured = {o.fact.name for o in outcomes if o.finding is not None}
+    assert {"limit", "ragged", "weights", "order", "buffers", "stacked"} <= measured
+
+
+@pytest.mark.parametrize(
+    ("mistake", "caught_by"),
+    [
+        ("DetachedRegulariser", {"limit", "acts", "ragged"}),
+        ("ReversedSign", {"limit", "partial", "momentum", "ragged"}),
+        ("WeightsNotOne", {"weights", "equals"}),
+        ("ConfusedNK", {"partial"}),
+        ("StepsInsteadOfProgress", {"momentum"}),
+        ("BatchesOfEqualSize", {"ragged"}),
+        ("BuffersAsParameters", {"buffers"}),
+    ],
+)
+def test_every_mistake_is_caught(mistake, caught_by):
+    assert caught_by <= failing(mistake)
+
+
+def test_a_wrong_method_is_wrong_in_nothing_else():
+    assert failing("BuffersAsParameters") == {"buffers"}
+    assert failing("ConfusedNK") <= {"partial", "momentum"}
+
+
+def test_the_right_methods_pass_as_users_classes(tmp_path):
+    mine = tmp_path / "mine.py"
+    mine.write_text("from undrift import SCAFFOLD\nclass Mine(SCAFFOLD):\n    pass\n")
+    assert explanations(verify([load(f"{mine}:Mine")])) == []
+
+
+def test_a_claim_that_does_not_hold_is_explained_in_one_line():
+    outcomes = list(verify([load(f"{WRONG}:Biased")]))
+    lines = explanations(outcomes)
+    assert any(line.startswith("Biased, limit: ") and "limit = None" in line for line in lines)
+    assert all("\n" not in line for line in lines)
+
+
+def test_a_crash_in_the_users_code_is_explained_in_one_line():
+    lines = explanations(verify([load(f"{WRONG}:Crashing")]))
+    assert lines
+    assert all("RuntimeError: size mismatch" in line and "\n" not in line for line in lines)
+
+
+def test_an_instance_and_settings_can_be_verified():
+    assert load(f"{WRONG}:ready").method.gain == 1.0
+    assert load(f"{WRONG}:NeedsArgument", {"gain": 0.5}).method.gain == 0.5
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ("nothing", "file.py:Class"),
+        ("no_such_file.py:Mine", "There is no file no_such_file.py"),
+        ("no.such.module:Mine", "cannot be imported"),
+        (f"{WRONG}:Missing", "has no 'Missing'"),
+        (f"{WRONG}:NotAMethod", "not a subclass of undrift.Method"),
+        (f"{WRONG}:Unfinished", "it has no fold"),
+        (f"{WRONG}:NeedsArgument", "--set name=value"),
+    ],
+)
+def test_what_cannot_be_verified_is_refused_with_a_sentence(where, words):
+    with pytest.raises(UndriftError) as error:
+        load(where)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_does_not_run_is_refused_with_a_sentence(tmp_path):
+    mine = tmp_path / "broken.py"
+    mine.write_text("1 / 0\n")
+    with pytest.raises(UndriftError, match="ZeroDivisionError"):
+        load(f"{mine}:Mine")
+
+
+def test_json_has_the_six_keys():
+    rows = json.loads(as_json(verify(ours()[:1])))
+    assert rows
+    for row in rows:
+        assert set(row) == {"method", "fact", "expected", "measured", "error", "holds"}
+        assert row["fact"] in {fact.name for fact in FACTS}
+
+
+def command(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "undrift", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": "/usr/bin:/bin", "COLUMNS": "80", "HOME": "/nonexistent"},
+    )
+
+
+def test_the_command_says_what_failed_and_ends_with_status_1():
+    done = command("verify", f"{WRONG}:BuffersAsParameters")
+    assert done.returncode == 1
+    assert "BuffersAsParameters, buffers:" in done.stdout
+    assert max(len(line) for line in done.stdout.splitlines()) <= 80
+    assert done.stderr == ""
+
+
+def test_the_command_gives_json():
+    done = command("verify", f"{WRONG}:Honest", "--json")
+    rows = json.loads(done.stdout)
+    assert done.returncode == (0 if all(row["holds"] for row in rows) else 1)
+
+
+def test_the_commands_errors_are_one_sentence():
+    done = command("verify", "nothing")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: 'nothing' does not name a method")
+    assert "Traceback" not in done.stderr

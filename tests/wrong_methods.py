@@ -1,0 +1,130 @@
+"""Six methods, each with one of the mistakes that other libraries made. `undrift verify` must
+catch every one."""
+
+import torch
+
+import undrift as ud
+from undrift.replies import draws
+
+
+class DetachedRegulariser(ud.FedProx):
+    """The pull is computed, but never reaches the gradient."""
+
+    def __init__(self, mu: float = 0.5):
+        super().__init__(mu)
+
+    def problem(self, down, mine, client):
+        pulled = super().problem(down, mine, client)
+        return ud.LocalProblem(start=pulled.start, scale=pulled.scale)
+
+
+class ReversedSign(ud.SCAFFOLD):
+    """c_k − c instead of c − c_k: it doubles the drift instead of removing it."""
+
+    def problem(self, down, mine, client):
+        return ud.LocalProblem(start=down.x, linear=mine.c - down.c)
+
+
+class WeightsNotOne(ud.FedNova):
+    """The update is scaled by the number of clients, as if the weights were a mean's."""
+
+    def fold(self, server, replies):
+        new = super().fold(server, replies)
+        return new.replace(x=server.x + (new.x - server.x) * replies.count / 2)
+
+
+class ConfusedNK(ud.FedDyn):
+    """h falls by the mean over the cohort, not by its share |S|/N of all clients."""
+
+    def __init__(self, alpha: float = 1.0):
+        super().__init__(alpha)
+
+    def fold(self, server, replies):
+        moved = replies.mean("moved")
+        h = server.h - self.alpha * moved
+        return ud.Server(x=server.x + moved - h / self.alpha, h=h)
+
+
+class StepsInsteadOfProgress(ud.SCAFFOLD):
+    """Divides by K·η, which is wrong as soon as there is momentum."""
+
+    def finish(self, down, mine, result, client):
+        moved = result.x - down.x
+        c = mine.c - down.c - moved / (result.rate * result.steps)
+        return ud.Upload(moved=moved, c_change=c - mine.c), ud.Keep(c=c)
+
+
+class BatchesOfEqualSize(ud.SCAFFOLD):
+    """Counts ⌊n/B⌋ batches in an epoch, and so forgets the ragged last one."""
+
+    def finish(self, down, mine, result, client):
+        moved = result.x - down.x
+        steps = 2 * (client.samples // 4) if client.samples % 4 else result.progress
+        c = mine.c - down.c - moved / (result.rate * steps)
+        return ud.Upload(moved=moved, c_change=c - mine.c), ud.Keep(c=c)
+
+
+class BuffersAsParameters(ud.FedAvg):
+    """BatchNorm's statistics are moved as the model is, with weights for parameters."""
+
+    def fold_buffers(self, buffers, means):
+        return {name: buffers[name] + 2 * (means[name] - buffers[name]) for name in buffers}
+
+
+class Biased(ud.Method):
+    """A method of one's own from scratch: a fair plain mean that claims the optimum."""
+
+    uploads = {"moved": (draws,)}
+
+    def problem(self, down, mine, client):
+        return ud.LocalProblem(start=down.x)
+
+    def finish(self, down, mine, result, client):
+        return ud.Upload(moved=result.x - down.x), mine
+
+    def fold(self, server, replies):
+        return ud.Server(x=server.x + replies.mean("moved", by=draws))
+
+
+class Honest(Biased):
+    """The same, without the claim, for equally weighted clients."""
+
+    limit = None
+
+    def fold(self, server, replies):
+        if not torch.isfinite(server.x).all():
+            raise RuntimeError("never happens")
+        return super().fold(server, replies)
+
+
+class Crashing(Biased):
+    """Raises in the middle of a round."""
+
+    def fold(self, server, replies):
+        raise RuntimeError("size mismatch\nand more")
+
+
+class Unfinished(ud.Method):
+    """Has no fold."""
+
+    def problem(self, down, mine, client):
+        return ud.LocalProblem(start=down.x)
+
+    def finish(self, down, mine, result, client):
+        return ud.Upload(), mine
+
+
+class NeedsArgument(Biased):
+    """Cannot be made without an argument."""
+
+    limit = None
+
+    def __init__(self, gain: float):
+        self.gain = gain
+
+    def fold(self, server, replies):
+        return ud.Server(x=server.x + self.gain * replies.mean("moved", by=draws))
+
+
+ready = NeedsArgument(1.0)
+NotAMethod = dict
