@@ -137,6 +137,8 @@ def demo(
     console = Console()
     if not picture.parent.is_dir():
         raise UndriftError(f"There is no folder {picture.parent} for the picture.")
+    if picture.suffix not in (".png", ".svg", ".pdf"):
+        raise UndriftError(f"The picture {picture} must end in .png, .svg or .pdf.")
     results = run_demo(console, rounds, cohort, seed, picture)
     for result in results:
         if result.stopped:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from undrift.errors import UndriftError, require_choice
+from undrift.errors import UndriftError, require_choice, require_type
 from undrift.keys import hashes
 from undrift.methods.base import INITIAL, NUMBER, ZERO
 from undrift.problem import Client, Keep
@@ -21,6 +23,7 @@ class Roster:
 
     def __init__(self, ids: Sequence[Hashable], sizes: Tensor, objective: str = "samples"):
         require_choice("objective", objective, OBJECTIVES)
+        ids = [plain_id(id) for id in ids]
         if len(set(ids)) != len(ids):
             twice = next(each for each in ids if list(ids).count(each) > 1)
             raise UndriftError(f"Two clients have the same id {twice!r}.")
@@ -30,7 +33,7 @@ class Roster:
                 f"Client {empty[0]!r} has no data ({len(empty)} of {len(ids)} clients are empty): "
                 f"leave empty clients out."
             )
-        order = sorted(range(len(ids)), key=lambda k: (type(ids[k]).__name__, ids[k]))
+        order = sorted(range(len(ids)), key=lambda k: (type(ids[k]).__name__, ids[k]))  # type: ignore[type-var]
         self.ids = [ids[k] for k in order]
         self.place = order
         """where each client is in the data"""
@@ -60,6 +63,14 @@ class Roster:
         weights = torch.empty_like(self.weights)
         weights[self.place] = self.weights
         return weights
+
+
+def plain_id(id: Any) -> int | str:
+    """A client's id as Python's own int or str, so that equal ids draw equal numbers."""
+    if isinstance(id, Integral) and not isinstance(id, bool):
+        return int(id)
+    require_type("A client's id", id, str, "a whole number or a word")
+    return str(id)
 
 
 class ClientStates:

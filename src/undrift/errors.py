@@ -1,7 +1,10 @@
 """The errors a user meets: one sentence that says what, where and what is allowed."""
 
+import math
 from collections.abc import Iterable
 from difflib import get_close_matches
+from numbers import Integral, Real
+from typing import Any
 
 
 class UndriftError(ValueError):
@@ -38,11 +41,13 @@ def require_range(
     below: float | None = None,
     at_most: float | None = None,
 ) -> None:
-    """Refuse a number outside its range, or something that is not a number."""
+    """Refuse a number outside its range, or something that is not a finite number."""
     limits = {"above": above, "at least": at_least, "below": below, "at most": at_most}
     limits = {word: limit for word, limit in limits.items() if limit is not None}
-    allowed = " and ".join(f"{word} {limit:g}" for word, limit in limits.items())
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    allowed = (
+        " and ".join(f"{word} {limit:g}" for word, limit in limits.items()) or "that is finite"
+    )
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
         raise UndriftError(f"{name} is {value!r}, but must be a number {allowed}.")
     holds = {
         "above": lambda limit: value > limit,
@@ -52,3 +57,21 @@ def require_range(
     }
     if not all(holds[word](limit) for word, limit in limits.items()):
         raise UndriftError(f"{name} is {value!r}, but must be {allowed}.")
+
+
+def require_whole(name: str, value: Any, at_least: int) -> int:
+    """Refuse anything but a whole number from a bound upwards; gives it as an int."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < at_least:
+        raise UndriftError(
+            f"{name} is {value!r}, but must be a whole number of at least {at_least}."
+        )
+    return int(value)
+
+
+def require_type(name: str, value: object, kind: type | tuple[type, ...], wanted: str) -> None:
+    """Refuse a value of another type, saying what is wanted."""
+    if not isinstance(value, kind):
+        shown = repr(value)
+        if len(shown) > 60 or "\n" in shown:
+            shown = f"a {type(value).__name__}"
+        raise UndriftError(f"{name} is {shown}, but must be {wanted}.")

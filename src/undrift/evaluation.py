@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from undrift.errors import require_choice, require_range
+from undrift.errors import require, require_choice, require_range, require_whole
 from undrift.losses import Losses
 from undrift.regularizers import Regularizer
 
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from undrift.loops.synchronous import Synchronous
 
 MODELS = ("server", "cohort", "all", "own")
-"""The models that can be reported: the server's; the mean of the cohort's; the mean of every
-client's last model (x⁰ for those never active); the clients' own, each on its own data."""
+"""The models that can be reported: the server's; the mean of the cohort's models, each as often
+as it was drawn; the mean of every client's last model (x⁰ for those never active); the clients'
+own, each on its own data. All means are weighted by q_k, as F is."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,10 @@ class Evaluation:
     gradient_mapping: float | None = None
 
     def __post_init__(self) -> None:
-        require_range("evaluation every", self.every, at_least=1)
-        object.__setattr__(self, "models", tuple(self.models))
+        require_whole("evaluation every", self.every, at_least=1)
+        models = (self.models,) if isinstance(self.models, str) else tuple(self.models)
+        object.__setattr__(self, "models", models)
+        require(len(models) > 0, "There must be a model to report.")
         for name in self.models:
             require_choice("A model to report", name, MODELS)
         if self.gradient_mapping is not None:

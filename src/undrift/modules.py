@@ -14,14 +14,14 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from undrift.data.federated import FederatedData, Part
-from undrift.errors import UndriftError, require
+from undrift.errors import UndriftError, require, require_type
 from undrift.keys import torch_generator_set_to
 from undrift.losses import Batch, ClientLoss, Losses
-from undrift.tasks import Task
+from undrift.tasks import Loss, Metric, Task, correct, task_for
 
 EVALUATION_BATCH = 4096
 
@@ -82,8 +82,9 @@ class FlatModule:
 class ModuleLoss(ClientLoss):
     """A client's loss while a solver works on it."""
 
-    def __init__(self, flat: FlatModule, task: Task, x: Tensor, y: Tensor):
+    def __init__(self, flat: FlatModule, task: Task, x: Tensor, y: Tensor, moving: frozenset[str]):
         self.samples = len(y)
+        self._moving = moving
         self._flat = flat
         self._task = task
         self._x = x
@@ -106,7 +107,7 @@ class ModuleLoss(ClientLoss):
         return gradient
 
     def buffers(self) -> dict[str, Tensor]:
-        return self._flat.buffers()
+        return {name: value for name, value in self._flat.buffers().items() if name in self._moving}
 
 
 class ModuleLosses(Losses):
@@ -118,8 +119,8 @@ class ModuleLosses(Losses):
         any `nn.Module` that maps a batch of inputs to outputs; it is copied, never changed
     data
         the clients' samples
-    task
-        the loss and the metrics
+    loss, metrics
+        the user's own, each (outputs, targets) → number
     weights
         a safetensors file with the initial weights
     device
@@ -130,30 +131,32 @@ class ModuleLosses(Losses):
         self,
         module: nn.Module,
         data: FederatedData,
-        task: Task | None = None,
+        loss: Loss | None = None,
+        metrics: Mapping[str, Metric] | None = None,
         weights: str | Path | None = None,
         device: str | torch.device = "cpu",
     ):
-        require(
-            isinstance(module, nn.Module),
-            f"The model must be a torch nn.Module, not {type(module).__name__}.",
-        )
-        self.device = torch.device(device)
+        require_type("The model", module, nn.Module, "a torch nn.Module")
         if weights is not None:
             module = deepcopy(module)
-            _load_weights(module, Path(weights))
+            load_weights(module, Path(weights))
+        self.device = torch.device(device)
         self.data = data
         self.ids = data.ids
         self.sizes = data.train.sizes
         self.flat = FlatModule(module, self.device)
         self.dimension = len(self.flat.x)
         self._initial = self.flat.x.clone()
-        self._initial_buffers = self.flat.buffers()
-        self.task = task if task is not None else Task.for_targets(data.train.y)
         self._train = _on(data.train, self.flat.x)
         self._test = None if data.test is None else _on(data.test, self.flat.x)
-        self._check_shapes()
-        self._warn_about_buffers()
+        self._moving: frozenset[str] = frozenset()
+        buffers = self.flat.buffers()
+        with torch_generator_set_to(0, self.device):
+            self.task = self._try_out(loss, metrics)
+            self._moving = self._statistics(buffers)
+        self.flat.load_buffers(buffers)
+        self._initial_buffers = {name: buffers[name] for name in sorted(self._moving)}
+        self._warn_about_statistics()
 
     def initial(self) -> Tensor:
         return self._initial.clone()
@@ -167,7 +170,7 @@ class ModuleLosses(Losses):
         self.flat.module.train()
         x, y = self._train.client(k)
         with torch_generator_set_to(number, self.device):
-            yield ModuleLoss(self.flat, self.task, x, y)
+            yield ModuleLoss(self.flat, self.task, x, y, self._moving)
 
     def value(self, k: int, x: Tensor) -> float:
         outputs, targets = self._forward(x, self._train, self._train.of(k))
@@ -176,7 +179,9 @@ class ModuleLosses(Losses):
     def gradient(self, k: int, x: Tensor) -> Tensor:
         self.flat.module.eval()
         inputs, targets = self._train.client(k)
-        return ModuleLoss(self.flat, self.task, inputs, targets).gradient(x).clone()
+        with torch_generator_set_to(0, self.device):
+            loss = ModuleLoss(self.flat, self.task, inputs, targets, self._moving)
+            return loss.gradient(x).clone()
 
     def evaluate(
         self, x: Tensor, weights: Tensor, buffers: Mapping[str, Tensor]
@@ -209,44 +214,78 @@ class ModuleLosses(Losses):
         for metric, measure in self.task.metrics.items():
             found[f"{name}_{metric}"] = float(measure(outputs, targets))
         spread_over = "test" if self._test is not None and self._test.by_client else "train"
-        if self.task.correct is not None and part.by_client and name == spread_over:
-            found |= _spread(self.task.correct(outputs, targets), part)
+        if self.task.classifies and part.by_client and name == spread_over:
+            found |= _spread(correct(outputs, targets), part)
         return found
 
     def _forward(self, x: Tensor, part: Part, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs and targets of some samples, in large batches without autograd."""
         self.flat.load(x)
         self.flat.module.eval()
-        with torch.no_grad():
+        with torch.no_grad(), torch_generator_set_to(0, self.device):
             outputs = [self.flat.module(part.x[chunk]) for chunk in rows.split(EVALUATION_BATCH)]
         return torch.cat(outputs), part.y[rows]
 
-    def _check_shapes(self) -> None:
-        """Try the model on two samples of the first client, to refuse it with a sentence."""
-        rows = self._train.of(0)[:2]
-        if not len(rows):
-            return  # an empty client is refused by the roster
+    def _try_out(self, loss: Loss | None, metrics: Mapping[str, Metric] | None) -> Task:
+        """Try the model on a few samples, to refuse what does not fit with a sentence."""
+        y = self._train.y
+        whole = not y.is_floating_point()
+        labels = (int(y.min()), int(y.max())) if whole and len(y) else None
+        if whole and self._test is not None and len(self._test.y) and labels is not None:
+            t = self._test.y
+            labels = min(labels[0], int(t.min())), max(labels[1], int(t.max()))
         self.flat.module.eval()
-        inputs, targets = self._train.x[rows], self._train.y[rows]
-        try:
-            with torch.no_grad():
+        outputs = targets = None
+        for part in (self._test, self._train):
+            if part is None or not len(part):
+                continue
+            rows = part.rows[:2]
+            inputs, targets = part.x[rows], part.y[rows]
+            try:
                 outputs = self.flat.module(inputs)
-        except RuntimeError as error:
-            reason = str(error).strip().splitlines()[0]
-            raise UndriftError(
-                f"The model cannot take inputs of shape {list(inputs.shape)} and type "
-                f"{inputs.dtype}: {reason}."
-            ) from None
-        self.task.check(outputs, targets, self._train.y)
+            except Exception as error:
+                reason = (str(error).strip().splitlines() or [""])[0]
+                raise UndriftError(
+                    f"The model cannot take inputs of shape {list(inputs.shape)} and type "
+                    f"{inputs.dtype}: {reason}."
+                ) from error
+        require(outputs is not None, "There are no samples.")
+        require_type("What the model returns", outputs, Tensor, "one tensor")
+        assert outputs is not None
+        assert targets is not None
+        task = task_for(outputs, targets, labels, loss, metrics)
+        found = task.loss(outputs, targets)
+        require(
+            isinstance(found, Tensor) and found.numel() == 1 and found.requires_grad,
+            "The loss must return the mean over the batch, a single number with a gradient.",
+        )
+        return task
 
-    def _warn_about_buffers(self) -> None:
-        layers = sorted({name.rpartition(".")[0] for name in self._initial_buffers})
+    def _statistics(self, before: Mapping[str, Tensor]) -> frozenset[str]:
+        """The buffers that training changes, such as BatchNorm's; others are constants."""
+        if not before:
+            return frozenset()
+        rows = self._train.rows[:2].repeat(2)  # batch statistics need more than one sample
+        self.flat.module.train()
+        with torch.no_grad():
+            self.flat.module(self._train.x[rows])
+        after = self.flat.buffers()
+        return frozenset(name for name, value in before.items() if not _same(value, after[name]))
+
+    def _warn_about_statistics(self) -> None:
+        layers = sorted({name.rpartition(".")[0] for name in self._moving})
         if layers:
             warnings.warn(
-                f"The model has buffers in {', '.join(layers)}; they are averaged over the cohort "
-                f"by sample weight, which is no fixed point of any method: GroupNorm has none.",
+                f"The model has buffers in {', '.join(layers)} that training changes; they are "
+                f"averaged over the cohort by sample weight, which no method's theory covers: "
+                f"GroupNorm has none.",
                 stacklevel=4,
             )
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are equal, NaN counting as equal to NaN."""
+    return bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 def _spread(correct: Tensor, part: Part) -> dict[str, float]:
@@ -272,21 +311,40 @@ def _on(part: Part, like: Tensor) -> Part:
             return values.to(like.device, like.dtype)
         return values.to(like.device)
 
-    return Part(move(part.x), move(part.y), part.rows.to(like.device), part.bounds)
+    y = part.y if part.y.is_floating_point() else part.y.long()
+    return Part(move(part.x), move(y), part.rows.to(like.device), part.bounds)
 
 
-def _load_weights(module: nn.Module, path: Path) -> None:
+def save_weights(module: nn.Module, path: Path) -> None:
+    """Write a module's parameters and buffers; what is tied is written once."""
+    require(path.parent.is_dir(), f"There is no folder {path.parent} to write the model to.")
+    values: dict[str, Tensor] = {}
+    written: set[int] = set()
+    for name, value in module.state_dict().items():
+        if value.numel() == 0 or value.data_ptr() not in written:
+            values[name] = value.contiguous()
+            written.add(value.data_ptr())
+    partial = path.with_name(path.name + ".partial")
+    save_file(values, partial)
+    partial.replace(path)
+
+
+def load_weights(module: nn.Module, path: Path) -> None:
+    """Read a module's parameters and buffers, as `save_weights` writes them."""
     require(path.is_file(), f"There is no file of initial weights at {path}.")
     try:
         found = load_file(path)
     except SafetensorError as error:
         raise UndriftError(f"{path} is not a safetensors file: {error}.") from None
     wanted = module.state_dict()
+    places = {value.data_ptr() for name, value in wanted.items() if name in found}
     for name, value in wanted.items():
-        require(name in found, f"{path} has no weights for {name!r}.")
+        if name not in found:
+            require(value.data_ptr() in places, f"{path} has no weights for {name!r}.")
+            continue  # tied to one that is there
         require(
             found[name].shape == value.shape,
             f"{path} has {name!r} of shape {list(found[name].shape)}, but the model's is "
             f"{list(value.shape)}.",
         )
-    module.load_state_dict({name: found[name] for name in wanted})
+    module.load_state_dict({n: found[n] for n in wanted if n in found}, strict=False)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from undrift.errors import require, require_choice
+
 if TYPE_CHECKING:
     from undrift.result import Result
 
@@ -34,6 +36,8 @@ def plot_histories(
     from matplotlib.figure import Figure
 
     path = Path(path)
+    require(path.parent.is_dir(), f"There is no folder {path.parent} for the picture.")
+    require_choice("The kind of picture", path.suffix, (".png", ".svg", ".pdf"))
     if metrics is None:
         wanted = ("objective", "test_accuracy", "gradient_norm")
         metrics = [m for m in wanted if any(m in r.metrics for r in results)]

@@ -20,6 +20,8 @@ class Record:
     cohort: list[Hashable] = field(default_factory=list)
     rejected: dict[Hashable, str] = field(default_factory=dict)
     """clients whose reply was unusable, with the reason"""
+    absent: list[Hashable] = field(default_factory=list)
+    """clients of the cohort that managed no work"""
     bytes_down: dict[str, int] = field(default_factory=dict)
     bytes_up: dict[str, int] = field(default_factory=dict)
     steps: int = 0

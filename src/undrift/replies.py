@@ -62,10 +62,10 @@ class Replies:
         self.clients = clients
         self.rate = rate
         self._by = dict(sums)
-        self._sums: dict[tuple[str, Weight], Tensor] = {}
+        self._sums: dict[tuple[str, str], Tensor] = {}
         self._single: dict[str, list[Tensor]] = {}
         self._who: list[Client] = []
-        self._dtype: torch.dtype | None = None
+        self._dtypes: dict[str, torch.dtype] = {}
 
     def add(self, client: Client, upload: Upload) -> None:
         """Take in the upload of one client, or of several stacked as `[C, P]`."""
@@ -78,18 +78,31 @@ class Replies:
                 rows = value if value.ndim == 2 else value[None]
                 self._single.setdefault(name, []).append(rows)
             else:
-                self._dtype = value.dtype
+                self._dtypes[name] = value.dtype
                 for by in self._by[name]:
-                    part = _weighted(value, by(client))
-                    if (name, by) in self._sums:
-                        self._sums[name, by] += part
-                    else:
-                        self._sums[name, by] = part
+                    self._add_sum((name, by.__name__), _weighted(value, by(client)))
+
+    def merge(self, later: Replies) -> None:
+        """Take in the replies of further clients, added up elsewhere."""
+        self._who += later._who
+        self._dtypes |= later._dtypes
+        for which, part in later._sums.items():
+            self._add_sum(which, part)
+        for name, parts in later._single.items():
+            self._single.setdefault(name, []).extend(parts)
+
+    def _add_sum(self, which: tuple[str, str], part: Tensor) -> None:
+        self._sums[which] = self._sums[which] + part if which in self._sums else part
 
     @property
     def count(self) -> int:
         """|S|, the number of clients that replied."""
         return len(self._who)
+
+    @property
+    def share(self) -> float:
+        """|S|/N"""
+        return self.count / self.clients
 
     def weight(self, by: Weight) -> float:
         """Σ_S of a weight over the clients that replied."""
@@ -101,11 +114,11 @@ class Replies:
 
     def sum(self, name: str, by: Weight) -> Any:
         """Σ_S by(k) · upload_k for a named vector or number."""
-        if (name, by) in self._sums:
-            return self._sums[name, by].to(self._dtype)
+        if (name, by.__name__) in self._sums:
+            return self._sums[name, by.__name__].to(self._dtypes[name])
         if name in self._single and name not in self._by:
             return float(self.weights(by) @ self.each(name))
-        known = ", ".join(f"{n} by {w.__name__}" for n, w in self._sums) or "none"
+        known = ", ".join(f"{n} by {w}" for n, w in self._sums) or "none"
         raise UndriftError(
             f"The sum of {name!r} by {by.__name__!r} was not declared in the method's uploads "
             f"(there are: {known})."

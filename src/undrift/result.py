@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from undrift.errors import UndriftError, require
 from undrift.loops.synchronous import Synchronous
 from undrift.methods.base import Method
-from undrift.modules import ModuleLosses
+from undrift.modules import ModuleLosses, save_weights
 from undrift.records import Record
 
 
@@ -64,6 +63,18 @@ class Result:
         """Replies that were left out because they were unusable."""
         return sum(len(r.rejected) for r in self.records)
 
+    def remarks(self) -> list[str]:
+        """What a reader of the numbers must know: an early end, replies that were left out."""
+        found = [self.stopped] if self.stopped else []
+        if self.rejected:
+            first = next(r for r in self.records if r.rejected)
+            client, reason = next(iter(first.rejected.items()))
+            found.append(
+                f"{self.rejected} replies were left out, the first in round {first.round} from "
+                f"client {client!r}: {reason}"
+            )
+        return found
+
     def model(self) -> nn.Module:
         """A module with the final parameters."""
         losses = self.run.losses
@@ -73,12 +84,7 @@ class Result:
 
     def save(self, path: str | Path) -> None:
         """Write the final model as a safetensors file."""
-        path = Path(path)
-        partial = path.with_name(path.name + ".partial")
-        save_file(
-            {name: value.contiguous() for name, value in self.model().state_dict().items()}, partial
-        )
-        partial.replace(path)
+        save_weights(self.model(), Path(path))
 
     def summary(self) -> str:
         """What came of the run, as a small table."""
@@ -122,8 +128,8 @@ class Comparison(Sequence[Result]):
         with console.capture() as capture:
             console.print(self.table())
             for result in self.results:
-                if result.stopped:
-                    console.print(f"{result.label}: {result.stopped}")
+                for remark in result.remarks():
+                    console.print(f"{result.label}: {remark}", soft_wrap=True)
         return capture.get().rstrip()
 
     def plot(self, path: str | Path, metrics: Sequence[str] | None = None) -> Path:
@@ -140,27 +146,50 @@ SHOWN = {
     "objective": "objective",
     "train_loss": "train loss",
     "train_accuracy": "train acc",
+    "train_absolute_error": "train error",
     "test_loss": "test loss",
     "test_accuracy": "test acc",
     "test_absolute_error": "test error",
     "gradient_norm": "gradient",
+    "gradient_mapping": "mapping",
+    "client_accuracy_mean": "",
+    "client_accuracy_std": "",
     "client_accuracy_worst_tenth": "worst 10%",
 }
-"""The metrics of the summary, with the heads of their columns."""
+"""The metrics of the summary, with the heads of their columns; those without are left out."""
 
 
 def results_table(results: Sequence[Result]) -> Table:
-    """A row per method: metrics, rounds, traffic and work."""
-    metrics = [name for name in SHOWN if any(name in r.metrics for r in results)]
-    if "test_loss" in metrics:
-        metrics = [name for name in metrics if name not in ("train_loss", "train_accuracy")]
+    """A row per method and reported model: metrics, rounds, traffic and work."""
+    rows = [(r, model, _of_model(r.metrics, model)) for r in results for model in _models(r)]
+    found = {name for _, _, metrics in rows for name in metrics}
+    metrics = [name for name in SHOWN if name in found and SHOWN[name]]
+    metrics += sorted(found - set(SHOWN))  # the user's own
+    if any(name.startswith("test_") for name in metrics):
+        metrics = [name for name in metrics if not name.startswith("train_")]
+    elif "objective" in metrics:
+        metrics = [name for name in metrics if name != "train_loss"]
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("method", no_wrap=True)
-    for name in ["rounds", *(SHOWN[m] for m in metrics), "MB down", "MB up", "gradients"]:
+    heads = [SHOWN.get(name, name) for name in metrics]
+    for name in ["rounds", *heads, "MB down", "MB up", "gradients"]:
         table.add_column(name, justify="right", no_wrap=True)
-    for r in results:
-        cells = [f"{r.metrics[m]:.4f}" if m in r.metrics else "–" for m in metrics]
+    for r, model, own in rows:
+        cells = [f"{own[m]:.4g}" if m in own else "–" for m in metrics]
+        label = r.label if model == "server" else f"{r.label}, {model}"
         rounds = str(r.records[-1].round) if r.records else "0"
         traffic = [f"{r.bytes_down / 1e6:.2f}", f"{r.bytes_up / 1e6:.2f}"]
-        table.add_row(r.label, rounds, *cells, *traffic, f"{r.gradients:,}")
+        table.add_row(label, rounds, *cells, *traffic, f"{r.gradients:,}")
     return table
+
+
+def _models(result: Result) -> tuple[str, ...]:
+    return result.run.evaluation.models
+
+
+def _of_model(metrics: Mapping[str, float], model: str) -> dict[str, float]:
+    """The metrics of one reported model, without its prefix."""
+    if model == "server":
+        return {name: value for name, value in metrics.items() if "/" not in name}
+    prefix = f"{model}/"
+    return {n.removeprefix(prefix): v for n, v in metrics.items() if n.startswith(prefix)}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from undrift.clients import Roster
-from undrift.errors import UndriftError, require, require_range
+from undrift.errors import UndriftError, require, require_range, require_type, require_whole
 from undrift.keys import generator, uniforms
 
 Cohort = dict[Hashable, int]
@@ -49,7 +50,7 @@ class Uniform(Sampler):
     participation = "uniform"
 
     def __post_init__(self) -> None:
-        _require_cohort_size(self.K)
+        require_whole("The cohort", self.K, at_least=1)
 
     def check(self, roster: Roster) -> None:
         require(
@@ -72,7 +73,7 @@ class Weighted(Sampler):
     participation = "weighted"
 
     def __post_init__(self) -> None:
-        _require_cohort_size(self.K)
+        require_whole("The cohort", self.K, at_least=1)
 
     def draw(self, roster: Roster, seed: int, round: int) -> Cohort:
         rng = generator(seed, "cohort", round)
@@ -107,11 +108,15 @@ class Fixed(Sampler):
     participation = "fixed"
 
     def __post_init__(self) -> None:
+        given = self.cohorts
+        if isinstance(given, np.ndarray):
+            object.__setattr__(self, "cohorts", given.tolist())
+        require_type("Fixed's cohorts", self.cohorts, (list, tuple), "a list of clients or cohorts")
         require(len(self.cohorts) > 0, "Fixed needs at least one client or one cohort.")
 
     def _of(self, round: int) -> Sequence[Hashable]:
         first = self.cohorts[0]
-        if isinstance(first, Sequence) and not isinstance(first, str):
+        if isinstance(first, list | tuple):
             return self.cohorts[round % len(self.cohorts)]  # type: ignore[return-value]
         return self.cohorts
 
@@ -124,7 +129,8 @@ class Fixed(Sampler):
                     )
 
     def draw(self, roster: Roster, seed: int, round: int) -> Cohort:
-        return _counted(self._of(round))
+        places = sorted(roster.position[client] for client in self._of(round))
+        return {roster.ids[k]: times for k, times in Counter(places).items()}
 
 
 def as_sampler(cohort: int | Sampler | None, by_weight: bool) -> Sampler:
@@ -134,15 +140,3 @@ def as_sampler(cohort: int | Sampler | None, by_weight: bool) -> Sampler:
     if isinstance(cohort, Sampler):
         return cohort
     return Weighted(cohort) if by_weight else Uniform(cohort)
-
-
-def _require_cohort_size(K: int) -> None:
-    if isinstance(K, bool) or not isinstance(K, int) or K < 1:
-        raise UndriftError(f"The cohort is {K!r}, but must be a whole number of at least 1.")
-
-
-def _counted(ids: Iterable[Hashable]) -> Cohort:
-    cohort: Cohort = {}
-    for client in ids:
-        cohort[client] = cohort.get(client, 0) + 1
-    return cohort

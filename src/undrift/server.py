@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from undrift.errors import require_range
+from undrift.errors import require_range, require_type
 from undrift.problem import Server
 
 
@@ -110,3 +110,14 @@ class Adagrad(Adaptive):
 
     def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
         return v + square
+
+
+def require_optimizer(server: ServerOptimizer) -> ServerOptimizer:
+    """Refuse anything but a server optimiser."""
+    require_type(
+        "server",
+        server,
+        ServerOptimizer,
+        "a server optimiser such as ud.server.Momentum(0.9), Adam(), Yogi() or Adagrad()",
+    )
+    return server

@@ -10,7 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from undrift.errors import UndriftError, require, require_choice, require_range
+from undrift.errors import (
+    UndriftError,
+    require,
+    require_choice,
+    require_range,
+    require_type,
+    require_whole,
+)
 from undrift.losses import Batch, ClientLoss
 from undrift.problem import LocalProblem, LocalResult
 from undrift.schedules import Schedule, as_schedule
@@ -138,7 +145,9 @@ class SGD(Solver):
         if not isinstance(self.lr, Schedule):
             require_range(f"{name}'s lr", self.lr, above=0)
         if self.batch_size is not None:
-            require_range(f"{name}'s batch_size", self.batch_size, at_least=1)
+            require_whole(f"{name}'s batch_size", self.batch_size, at_least=1)
+        if self.step_schedule is not None:
+            require_type(f"{name}'s step_schedule", self.step_schedule, Schedule, "a schedule")
         require(
             self.epochs is None or self.steps is None,
             f"{name} takes local work in epochs or in steps, not both.",
@@ -146,8 +155,9 @@ class SGD(Solver):
         if self.epochs is None and self.steps is None:
             object.__setattr__(self, "epochs", 1)
         for unit in ("epochs", "steps"):
-            if isinstance(amount := getattr(self, unit), int | float):
-                require_range(f"{name}'s {unit}", amount, at_least=1)
+            amount = getattr(self, unit)
+            if amount is not None and not isinstance(amount, Mapping) and not callable(amount):
+                require_whole(f"{name}'s {unit}", amount, at_least=1)
         if self.tolerance is not None:
             require_range(f"{name}'s tolerance", self.tolerance, above=0)
         require_choice(f"{name}'s relative", self.relative, ("no", "gradient", "step"))
@@ -202,12 +212,12 @@ class SGD(Solver):
             batch = next(stream)
             if accurate.wanted and batch is not None and done % per_epoch == 0:
                 evaluations += loss.samples
-                if accurate.reached(x, self._decayed(loss.full_gradient(x), x)):
+                if accurate.reached(x, self._decayed(loss.full_gradient(x), x)) and done:
                     break
             g = self._decayed(loss.gradient(x, batch), x)
             evaluations += loss.samples if batch is None else len(batch)
-            if accurate.wanted and batch is None and accurate.reached(x, g):
-                break
+            if accurate.wanted and batch is None and accurate.reached(x, g) and done:
+                break  # not before the first step: a client always has something to say
             if "last_gradient" in problem.ask:
                 last = g.clone()
             if s != 1.0:
@@ -231,7 +241,7 @@ class SGD(Solver):
             progress.step(eta / work.rate)
             done += 1
         # A client that is accurate enough has done what was expected of it.
-        expected = done if accurate.done else work.expected
+        expected = done if done < work.steps else work.expected
         return LocalResult(
             x=x,
             steps=done,
@@ -296,7 +306,11 @@ class Accuracy:
 
     def __init__(self, tolerance: float | None, relative: str, problem: LocalProblem):
         self.wanted = tolerance is not None
-        self.done = False
+        require(
+            not self.wanted or relative != "step" or problem.center is not None,
+            "relative='step' compares with the pull of the local problem, but this method has "
+            "none: use relative='gradient' or 'no'.",
+        )
         self._tolerance = tolerance or 0.0
         self._relative = relative
         self._problem = problem
@@ -317,9 +331,8 @@ class Accuracy:
         if self._relative == "gradient":
             limit *= self._first
         elif self._relative == "step":
-            limit *= max(float(p.weight), 1e-30) * float((x - p.start).norm())
-        self.done = size <= limit
-        return self.done
+            limit *= float(p.weight) * float((x - p.start).norm())
+        return size <= limit
 
 
 @dataclass(frozen=True)
@@ -369,6 +382,12 @@ class PerClient(Local):
         default: Solver,
         others: Mapping[Hashable, Solver] | Callable[[Hashable], Solver],
     ):
+        require_type("PerClient's default", default, Solver, "a solver such as SGD")
+        if isinstance(others, Mapping):
+            for client, solver in others.items():
+                require_type(f"PerClient's solver of {client!r}", solver, Solver, "a solver")
+        else:
+            require(callable(others), "PerClient takes a mapping or a function of a client's id.")
         self.default = default
         self.others = others
         self.weight_decay = default.weight_decay
@@ -381,7 +400,9 @@ class PerClient(Local):
     def of(self, client: Hashable) -> Solver:
         if isinstance(self.others, Mapping):
             return self.others.get(client, self.default)
-        return self.others(client)
+        solver = self.others(client)
+        require_type(f"PerClient's solver of {client!r}", solver, Solver, "a solver")
+        return solver
 
     def __repr__(self) -> str:
         return f"PerClient({self.default!r}, {self.others!r})"
@@ -394,9 +415,4 @@ def _amount(unit: str, amount: Amount, client: Hashable, round: int) -> int:
     elif isinstance(amount, Mapping):
         require(client in amount, f"The local {unit} name no amount for client {client!r}.")
         amount = amount[client]
-    require(
-        isinstance(amount, int | np.integer) and amount >= 1,
-        f"The local {unit} of client {client!r} in round {round} are {amount!r}, but must be a "
-        f"whole number of at least 1.",
-    )
-    return int(amount)
+    return require_whole(f"The number of {unit} of client {client!r} in round {round}", amount, 1)

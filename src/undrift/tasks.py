@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from undrift.data.federated import Part
-from undrift.errors import UndriftError, require
+from undrift.errors import require
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) → the mean loss over the batch, a scalar tensor."""
@@ -33,82 +34,81 @@ def absolute_error(outputs: Tensor, targets: Tensor) -> float:
     return float((outputs - targets).abs().mean())
 
 
+def cross_entropies(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The cross-entropy of each sample."""
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+def squared_errors(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The squared error of each sample."""
+    return F.mse_loss(outputs, targets, reduction="none")
+
+
+@dataclass(frozen=True)
 class Task:
-    """A loss and its metrics.
+    """A loss and the metrics that fit it."""
 
-    Parameters
-    ----------
-    loss
-        (outputs, targets) → mean loss; None chooses cross-entropy for whole-number targets
-        and squared error for the rest
-    metrics
-        further metrics by name, each (outputs, targets) → number
-    """
-
-    def __init__(
-        self,
-        loss: Loss,
-        metrics: Mapping[str, Metric],
-        per_sample: Loss | None = None,
-        correct: Callable[[Tensor, Tensor], Tensor] | None = None,
-    ):
-        self.loss = loss
-        self.metrics = dict(metrics)
-        self.correct = correct
-        self._per_sample = per_sample
-
-    @staticmethod
-    def for_targets(
-        y: Tensor, loss: Loss | None = None, metrics: Mapping[str, Metric] | None = None
-    ) -> Task:
-        """The task that fits the targets, with the user's own loss and metrics if given."""
-        more = dict(metrics or {})
-        if not y.is_floating_point():
-            own = loss or F.cross_entropy
-            each = (lambda o, t: F.cross_entropy(o, t, reduction="none")) if loss is None else None
-            return Task(own, {"accuracy": accuracy} | more, each, correct)
-        own = loss or F.mse_loss
-        each = (lambda o, t: F.mse_loss(o, t, reduction="none")) if loss is None else None
-        return Task(own, {"absolute_error": absolute_error} | more, each)
+    loss: Loss
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    per_sample: Loss | None = None
+    """the loss of each sample, where it is known"""
+    classifies: bool = False
+    """whether outputs are scores for classes, so that there is accuracy per client"""
 
     def by_client(self, outputs: Tensor, targets: Tensor, part: Part) -> Tensor:
         """The mean loss of each client, `[N]` in double precision, on the CPU."""
         sizes = part.sizes
-        if self._per_sample is None:
+        if self.per_sample is None:
             pieces = zip(outputs.split(sizes.tolist()), targets.split(sizes.tolist()), strict=True)
             return torch.tensor([float(self.loss(o, t)) for o, t in pieces], dtype=torch.float64)
-        losses = self._per_sample(outputs, targets)
+        losses = self.per_sample(outputs, targets)
         losses = losses.flatten(1).mean(1) if losses.ndim > 1 else losses
         owner = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
         sums = torch.zeros(len(sizes), dtype=torch.float64)
         sums.index_add_(0, owner, losses.double().cpu())
         return sums / sizes
 
-    def check(self, outputs: Tensor, targets: Tensor, all_targets: Tensor) -> None:
-        """Refuse outputs that do not fit the targets."""
+
+def task_for(
+    outputs: Tensor,
+    targets: Tensor,
+    labels: tuple[int, int] | None,
+    loss: Loss | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+) -> Task:
+    """The task that fits a model's outputs and the targets.
+
+    Without a loss of the user's own, whole-number targets are classes (cross-entropy) and others
+    are values (squared error), and outputs that do not fit are refused. With one, only that loss
+    must fit; accuracy or absolute error are measured where they make sense. `labels` are the
+    smallest and the largest whole-number target.
+    """
+    shape, wanted = list(outputs.shape), list(targets.shape)
+    scores = len(shape) == len(wanted) + 1 and [shape[0], *shape[2:]] == wanted
+    if labels is None:
         require(
-            isinstance(outputs, Tensor),
-            f"The model must return one tensor, not {type(outputs).__name__}.",
+            loss is not None or shape == wanted,
+            f"The model returns shape {shape}, but the targets have shape {wanted}: for "
+            f"regression the two must be the same.",
         )
-        shape, wanted = list(outputs.shape), list(targets.shape)
-        if self.correct is not None:
-            require(
-                len(shape) == len(wanted) + 1 and [shape[0], *shape[2:]] == wanted,
-                f"The model returns shape {shape} for targets of shape {wanted}, but "
-                f"classification needs [batch, classes]: one score per class and sample.",
-            )
-            low, high = int(all_targets.min()), int(all_targets.max())
-            require(
-                low >= 0 and high < shape[1],
-                f"The labels go from {low} to {high}, but the model has scores for classes 0 … "
-                f"{shape[1] - 1}.",
-            )
-        elif self._per_sample is not None:
-            require(
-                shape == wanted,
-                f"The model returns shape {shape}, but the targets have shape {wanted}: for "
-                f"regression the two must be the same.",
-            )
-        loss = self.loss(outputs, targets)
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            raise UndriftError("The loss must return the mean over the batch, a single number.")
+        standard: dict[str, Metric] = {"absolute_error": absolute_error} if shape == wanted else {}
+        task = Task(F.mse_loss, standard, squared_errors)
+    else:
+        low, high = labels
+        known = scores and low >= 0 and high < shape[1]
+        require(
+            loss is not None or scores,
+            f"The model returns shape {shape} for targets of shape {wanted}, but classification "
+            f"needs [batch, classes]: one score per class and sample.",
+        )
+        require(
+            loss is not None or known,
+            f"The labels go from {low} to {high}, but the model has scores for classes 0 … "
+            f"{shape[1] - 1 if scores else 0}.",
+        )
+        standard = {"accuracy": accuracy} if known else {}
+        task = Task(F.cross_entropy, standard, cross_entropies, classifies=known)
+    own = dict(metrics or {})
+    if loss is None:
+        return Task(task.loss, {**task.metrics, **own}, task.per_sample, task.classifies)
+    return Task(loss, {**task.metrics, **own}, None, task.classifies)

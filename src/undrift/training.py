@@ -13,9 +13,16 @@ from torch import nn
 from undrift.clients import Roster
 from undrift.data.federated import FederatedData
 from undrift.engines.base import Limit
-from undrift.errors import Diverged, UndriftError, require, require_choice
+from undrift.errors import (
+    Diverged,
+    UndriftError,
+    require,
+    require_choice,
+    require_type,
+    require_whole,
+)
 from undrift.evaluation import Evaluation
-from undrift.loops.synchronous import Callback, Synchronous
+from undrift.loops.synchronous import Callback, Synchronous, Target
 from undrift.losses import Losses
 from undrift.methods import FedAvg, Method
 from undrift.modules import ModuleLosses
@@ -23,7 +30,7 @@ from undrift.progress import Progress, progress_bars
 from undrift.result import Comparison, Result
 from undrift.sampling import Sampler, as_sampler
 from undrift.solvers import Local
-from undrift.tasks import Loss, Metric, Task
+from undrift.tasks import Loss, Metric
 
 
 class Options(TypedDict, total=False):
@@ -42,7 +49,7 @@ class Options(TypedDict, total=False):
     evaluate: Evaluation
     weights: str | Path
     limit: Limit
-    target: Mapping[str, float]
+    target: Mapping[str, Target]
     callbacks: Sequence[Callback]
     progress: bool
     device: str | torch.device
@@ -81,7 +88,8 @@ def train(method: Method, **options: Unpack[Options]) -> Result:
     limit
         a function of (client id, round) → how many epochs or steps the client manages
     target
-        stop once a metric is reached, e.g. `{"test_accuracy": 0.9}`
+        stop once a metric is reached, e.g. `{"test_accuracy": 0.9}`; a metric of the user's own
+        needs a direction, `{"train_rmse": ("below", 0.1)}`
     callbacks
         functions of (run, record), called after every round; one that returns True ends the run
     progress
@@ -113,15 +121,18 @@ def centralised(**options: Unpack[Options]) -> Result:
     data = options.get("data")
     if not isinstance(data, FederatedData):
         raise UndriftError("A centralised baseline needs data=FederatedData(...).")
+    require(
+        options.get("objective", "samples") == "samples",
+        "A centralised baseline minimises the mean over samples, which is not the objective "
+        "'clients': compare with ud.DistributedSGD() and all clients, which is SGD on F itself.",
+    )
     options = {**options, "data": data.pooled(), "cohort": None}
     return _run({"centralised": FedAvg("full")}, options, catch=False)[0]
 
 
 def _run(methods: Mapping[str, Method], options: Options, catch: bool) -> list[Result]:
     """Run every method on the same losses, cohorts and batches."""
-    for name in options:
-        require_choice("An argument", name, Options.__annotations__)
-    require(len(methods) > 0, "There is no method to run.")
+    _check(methods, options)
     local = options.get("local")
     if not isinstance(local, Local):
         raise UndriftError(
@@ -153,6 +164,46 @@ def _run(methods: Mapping[str, Method], options: Options, catch: bool) -> list[R
         return [_finish(label, run, catch, bars) for label, run in runs.items()]
 
 
+CALLABLE: dict[str, str] = {
+    "loss": "a function of (outputs, targets)",
+    "limit": "a function of (client id, round)",
+}
+
+
+def _check(methods: Mapping[str, Method], options: Options) -> None:
+    """Refuse arguments of the wrong kind before anything runs."""
+    for name in options:
+        require_choice("An argument", name, Options.__annotations__)
+    require(len(methods) > 0, "There is no method to run.")
+    for method in methods.values():
+        _require_method(method)
+    for name, wanted in CALLABLE.items():
+        value = options.get(name)
+        require(value is None or callable(value), f"{name} is {value!r}, but must be {wanted}.")
+    seed = options.get("seed", 0)
+    require_whole("seed", seed, at_least=0)
+    require_type("evaluate", options.get("evaluate", Evaluation()), Evaluation, "an Evaluation")
+    for name in ("metrics", "target"):
+        value = options.get(name)
+        require_type(name, {} if value is None else value, Mapping, "a mapping from metric names")
+    for name, metric in (options.get("metrics") or {}).items():
+        require(callable(metric), f"The metric {name!r} must be a function of (outputs, targets).")
+    callbacks = options.get("callbacks", ())
+    require(
+        isinstance(callbacks, list | tuple) and all(callable(each) for each in callbacks),
+        "callbacks must be a list of functions of (run, record).",
+    )
+    try:
+        torch.empty(0, device=options.get("device", "cpu"))
+    except (RuntimeError, AssertionError, TypeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UndriftError(f"device {options.get('device')!r} cannot be used: {reason}") from None
+
+
+def _require_method(method: object) -> None:
+    require_type("A method", method, Method, "a method such as ud.FedAvg()")
+
+
 def _finish(label: str, run: Synchronous, catch: bool, bars: Progress) -> Result:
     """Do all rounds of a run."""
     try:
@@ -167,11 +218,9 @@ def _finish(label: str, run: Synchronous, catch: bool, bars: Progress) -> Result
 
 def labels(methods: Sequence[Method]) -> list[str]:
     """A label for each method: its name, or its parameters too where names repeat."""
+    require_type("methods", methods, (list, tuple), "a list of methods, or {label: method}")
     for method in methods:
-        require(
-            isinstance(method, Method),
-            f"{method!r} is not a method; write for example ud.FedAvg().",
-        )
+        _require_method(method)
     names = Counter(method.name for method in methods)
     found = [m.name if names[m.name] == 1 else repr(m) for m in methods]
     require(
@@ -185,9 +234,12 @@ def _losses(options: Options) -> Losses:
     """The clients' losses: an analytic problem, or a model on data."""
     model, data, problem = options.get("model"), options.get("data"), options.get("problem")
     if problem is not None:
-        require(
-            model is None and data is None, "Give either a problem, or a model and data, not both."
-        )
+        require_type("problem", problem, Losses, "an analytic problem of ud.theory")
+        for name in ("model", "data", "loss", "metrics", "weights"):
+            require(
+                options.get(name) is None,
+                f"Give either a problem, or a model and data, not both: {name} means nothing here.",
+            )
         return problem
     if model is None or data is None:
         raise UndriftError("Give a model and data, or an analytic problem.")
@@ -196,23 +248,29 @@ def _losses(options: Options) -> Losses:
         f"data is {type(data).__name__}, but must be FederatedData: build it with "
         f"ud.data.FederatedData.from_clients([(inputs, targets), …]).",
     )
-    task = Task.for_targets(data.train.y, options.get("loss"), options.get("metrics"))
-    return ModuleLosses(model, data, task, options.get("weights"), options.get("device", "cpu"))
+    return ModuleLosses(
+        model,
+        data,
+        options.get("loss"),
+        options.get("metrics"),
+        options.get("weights"),
+        options.get("device", "cpu"),
+    )
 
 
 def _sampler(
     cohort: int | Sampler | None, methods: Iterable[Method], losses: Losses, objective: str
 ) -> Sampler:
     """One sampler for all methods, as the schemes of all of them allow."""
-    equal = Roster(losses.ids, losses.sizes, objective).equal
-    by_weight = [method.draws_by_weight and not equal for method in methods]
-    if not isinstance(cohort, Sampler) and cohort is not None and any(by_weight):
+    by_weight = {method.draws_by_weight for method in methods}
+    if not isinstance(cohort, Sampler) and cohort is not None and len(by_weight) == 2:
+        # With equal q_k, uniform cohorts serve both kinds.
         require(
-            all(by_weight),
+            Roster(losses.ids, losses.sizes, objective).equal,
             "Some of these methods are defined for draws by q_k and some for uniform cohorts, so "
             "they cannot share cohorts: use objective='clients', or name a sampler.",
         )
-    return as_sampler(cohort, any(by_weight))
+    return as_sampler(cohort, by_weight == {True})
 
 
 def _same_regularizer(methods: Mapping[str, Method]) -> None:

@@ -109,13 +109,13 @@ class FederatedData:
         ids = list(own)
         require(len(ids) > 0, "There are no clients.")
         pairs = [_pair(own[id], f"client {id!r}") for id in ids]
-        shape = pairs[0][0].shape[1:]
-        for id, (x, _) in zip(ids, pairs, strict=True):
-            require(
-                x.shape[1:] == shape,
-                f"The inputs of client {id!r} have shape {list(x.shape[1:])} per sample, but "
-                f"those of client {ids[0]!r} have {list(shape)}.",
-            )
+        for id, pair in zip(ids, pairs, strict=True):
+            for what, values, first in zip(("inputs", "targets"), pair, pairs[0], strict=True):
+                require(
+                    values.shape[1:] == first.shape[1:],
+                    f"The {what} of client {id!r} have shape {list(values.shape[1:])} per sample, "
+                    f"but those of client {ids[0]!r} have {list(first.shape[1:])}.",
+                )
         part: Part | None = None
         if isinstance(test, tuple):
             part = Part.common(*_pair(test, "the test part"))
@@ -138,6 +138,12 @@ class FederatedData:
         x, y = _pair((x, y), "the data")
         held = _by_id(parts)
         ids = list(held)
+        require(len(ids) > 0, "There are no clients.")
+        for id in ids:
+            require(
+                np.asarray(held[id]).dtype != bool,
+                f"Client {id!r} is given by a mask, but must be by the numbers of its samples.",
+            )
         rows = [torch.as_tensor(np.asarray(held[id], dtype=np.int64)) for id in ids]
         for id, own in zip(ids, rows, strict=True):
             require(
@@ -153,10 +159,7 @@ class FederatedData:
         """The same samples in the hands of one client, for a centralised baseline."""
         everything = torch.tensor([0, len(self.train)])
         train = Part(self.train.x, self.train.y, self.train.rows, everything)
-        test = self.test
-        if test is not None:
-            test = Part(test.x, test.y, test.rows, None)
-        return FederatedData(train, test, ["all"], self.name)
+        return FederatedData(train, self.test, ["all"], self.name)
 
 
 def _by_id(values: Sequence[Any] | Mapping[Hashable, Any]) -> dict[Hashable, Any]:
@@ -170,7 +173,12 @@ def _pair(pair: Any, where: str) -> tuple[Tensor, Tensor]:
         x, y = pair
     except (TypeError, ValueError):
         raise UndriftError(f"{where} must be a pair (inputs, targets).") from None
-    x, y = torch.as_tensor(x), torch.as_tensor(y)
+    try:
+        x, y = torch.as_tensor(x), torch.as_tensor(y)
+    except (TypeError, ValueError, RuntimeError):
+        raise UndriftError(
+            f"The inputs and targets of {where} must be arrays of numbers."
+        ) from None
     require(
         x.ndim >= 1 and y.ndim >= 1 and len(x) == len(y),
         f"The inputs of {where} have {len(x) if x.ndim else 0} rows, but its targets have "

@@ -6,16 +6,19 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from undrift.clients import ClientStates, Roster
+from undrift.errors import require, require_whole
+from undrift.keys import generator
 from undrift.methods.base import Method
-from undrift.problem import Download, Keep, Named, Upload
+from undrift.problem import Client, Download, Keep, Named, Upload
 from undrift.replies import Replies
 from undrift.sampling import Cohort
-from undrift.solvers import Local
+from undrift.solvers import Local, Work
 
 Limit = Callable[[Hashable, int], int | None]
 """How much a client manages in a round, in the unit of its local work (None: everything)."""
@@ -43,11 +46,13 @@ class RoundResult:
     """the new states, to be stored when the round is accepted"""
     rejected: dict[Hashable, str] = field(default_factory=dict)
     """clients whose reply was unusable, with the reason"""
+    absent: list[Hashable] = field(default_factory=list)
+    """clients that managed no work, and did not reply"""
     up: Counter[str] = field(default_factory=Counter)
     """bytes uploaded, by tensor"""
     down: Counter[str] = field(default_factory=Counter)
     """bytes downloaded, by tensor"""
-    steps: dict[Hashable, int] = field(default_factory=dict)
+    steps: int = 0
     evaluations: int = 0
     """gradients of single samples that were computed"""
     buffers: dict[str, Tensor] = field(default_factory=dict)
@@ -83,17 +88,64 @@ class Job:
     limit: Limit | None = None
     watch: Watch = Watch()
 
+    def work(self, method: Method, cohort: Cohort, round: int) -> dict[Client, Work]:
+        """What each client of a cohort does, as its local work, its limit and the method say.
 
-def fault(upload: Upload, keep: Keep, like: Tensor, vectors: set[str]) -> str | None:
+        A client that manages nothing is left out.
+        """
+        full, managed = {}, {}
+        for id, draws in cohort.items():
+            client, solver = self.roster.client(id, draws), self.local.of(id)
+            samples = int(client.samples)
+            full[client] = solver.planned(id, samples, round)
+            amount = None if self.limit is None else self.limit(id, round)
+            if amount is None:
+                managed[client] = full[client]
+            elif require_whole(f"The limit of client {id!r} in round {round + 1}", amount, 0):
+                managed[client] = solver.limited(int(amount), samples, full[client])
+        rate = self.local.rate(round)
+        return {
+            client: Work(
+                round=round,
+                steps=steps,
+                expected=full[client] if steps == managed[client] else steps,
+                rate=rate,
+                rng=partial(generator, self.seed, "batches", round, client.id),
+            )
+            for client, steps in zip(managed, method.steps([*managed.values()]), strict=True)
+        }
+
+
+def check_names(method: Method, upload: Upload, keep: Keep, like: Tensor) -> None:
+    """Refuse a method that uploads or keeps something else than it declares."""
+    kept, declared = {name for name, _ in keep.items()} - {LAST}, set(method.kept())
+    require(
+        kept == declared,
+        f"{method.name} declares that clients keep {_names(declared)}, but finish returned "
+        f"{_names(kept)}.",
+    )
+    for name, value in upload.items():
+        require(
+            name in method.uploads or torch.as_tensor(value).numel() == 1 or like.numel() == 1,
+            f"{method.name} uploads the vector {name!r}, but does not declare in its uploads how "
+            f"the server adds it up.",
+        )
+
+
+def fault(method: Method, upload: Upload, keep: Keep, like: Tensor) -> str | None:
     """What is wrong with a client's reply, or None."""
     for values in (upload, keep):
         for name, value in values.items():
             value = torch.as_tensor(value)
-            if name in vectors and values is upload and value.shape != like.shape:
+            if name in method.uploads and values is upload and value.shape != like.shape:
                 return f"{name} has shape {list(value.shape)} instead of {list(like.shape)}"
             if not bool(torch.isfinite(value).all()):
                 return f"{name} is not finite (NaN or Inf)"
     return None
+
+
+def _names(names: set[str]) -> str:
+    return ", ".join(sorted(names)) or "nothing"
 
 
 def bytes_of(values: Named) -> dict[str, int]:

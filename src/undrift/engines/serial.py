@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from undrift.clients import ClientStates
-from undrift.engines.base import LAST, Engine, Job, RoundResult, bytes_of, fault
-from undrift.keys import generator, key
+from undrift.engines.base import (
+    LAST,
+    Engine,
+    Job,
+    RoundResult,
+    bytes_of,
+    check_names,
+    fault,
+)
+from undrift.errors import UndriftError
+from undrift.keys import key
 from undrift.losses import Losses
 from undrift.methods.base import Method
-from undrift.problem import Client, Download, Keep, Upload
-from undrift.replies import Replies, accumulator_dtype, q
+from undrift.problem import Client, Download, Keep, LocalProblem, LocalResult, Upload
+from undrift.replies import Replies, Weight, accumulator_dtype, q, q_draws
 from undrift.sampling import Cohort
 from undrift.solvers import Work
 
@@ -36,74 +44,67 @@ class SerialEngine(Engine):
         round: int,
     ) -> RoundResult:
         job, roster = self.job, self.job.roster
-        rate = job.local.rate(round)
         sums = dict(method.uploads) | self._watched_sums()
-        out = RoundResult(Replies(sums, clients=len(roster), rate=rate))
+        out = RoundResult(Replies(sums, clients=len(roster), rate=job.local.rate(round)))
         mean_buffers = WeightedMean()
-        travelling = sum(value.numel() * value.element_size() for value in buffers.values())
-        if travelling:
-            out.down["buffers"] += travelling * len(cohort)
+        statistics = sum(value.numel() * value.element_size() for value in buffers.values())
 
-        clients = [roster.client(id, draws) for id, draws in cohort.items()]
-        for client, work in zip(clients, self._work(method, clients, round, rate), strict=True):
-            k = roster.place[roster.position[client.id]]
-            solver = job.local.of(client.id)
+        work = job.work(method, cohort, round)
+        out.absent = [id for id in cohort if id not in {client.id for client in work}]
+        for client, own_work in work.items():
             mine = states.get(client.id)
             problem = method.problem(download, mine, client)
-            out.down.update(bytes_of(download))
-            number = key(job.seed, "model", round, client.id)
-            with self.losses.training(k, buffers, number) as loss:
-                result = solver.run(loss, problem, work)
-                own_buffers = loss.buffers()
-            out.evaluations += result.evaluations
+            result, own_buffers = self._solve(client, problem, own_work, buffers)
             upload, keep = method.finish(download, mine, result, client)
-            wrong = fault(upload, keep, result.x, set(method.uploads))
-            wrong = wrong or _fault_of_buffers(own_buffers)
+            if not out.steps:
+                check_names(method, upload, keep, result.x)
+            out.down.update(bytes_of(download))
+            out.up.update(bytes_of(upload))
+            out.down["buffers"] += statistics
+            out.up["buffers"] += statistics
+            out.evaluations += result.evaluations
+            out.steps += int(result.steps)
+            wrong = fault(method, upload, keep, result.x) or _fault_of_buffers(own_buffers)
             if wrong:
                 out.rejected[client.id] = wrong
                 continue
-            out.steps[client.id] = int(result.steps)
-            out.up.update(bytes_of(upload))
-            if own_buffers:
-                out.up["buffers"] += travelling
-                mean_buffers.add(own_buffers, float(client.samples))
+            mean_buffers.add(own_buffers, float(client.samples))
             upload, keep = self._watch(upload, keep, mine, result.x)
             out.replies.add(client, upload)
             out.kept[client.id] = keep
+        out.up, out.down = +out.up, +out.down  # without what is zero
         out.buffers = mean_buffers.value()
         if out.replies.count:
             if job.watch.cohort:
-                out.cohort_mean = out.replies.mean("@cohort", by=q)
+                out.cohort_mean = out.replies.mean("@cohort", by=q_draws)
             if job.watch.last:
                 out.last_change = out.replies.sum("@change", by=q)
         return out
 
-    def _work(self, method: Method, clients: list[Client], round: int, rate: float) -> list[Work]:
-        """How many steps each client does, as its local work, the method and its limit say."""
-        planned, expected = [], []
-        for client in clients:
-            solver, samples = self.job.local.of(client.id), int(client.samples)
-            full = solver.planned(client.id, samples, round)
-            amount = self.job.limit(client.id, round) if self.job.limit else None
-            planned.append(full if amount is None else solver.limited(amount, samples, full))
-            expected.append(full)
-        return [
-            Work(
-                round=round,
-                steps=steps,
-                expected=full if steps == plan else steps,
-                rate=rate,
-                rng=partial(generator, self.job.seed, "batches", round, client.id),
-            )
-            for client, steps, plan, full in zip(
-                clients, method.steps(planned), planned, expected, strict=True
-            )
-        ]
+    def _solve(
+        self, client: Client, problem: LocalProblem, work: Work, buffers: Mapping[str, Tensor]
+    ) -> tuple[LocalResult, dict[str, Tensor]]:
+        """A client's work; what goes wrong in the user's model is said in a sentence."""
+        roster, round = self.job.roster, work.round
+        k = roster.place[roster.position[client.id]]
+        number = key(self.job.seed, "model", round, client.id)
+        try:
+            with self.losses.training(k, buffers, number) as loss:
+                result = self.job.local.of(client.id).run(loss, problem, work)
+                return result, loss.buffers()
+        except UndriftError:
+            raise
+        except Exception as error:
+            reason = (str(error).strip().splitlines() or [""])[0]
+            raise UndriftError(
+                f"The model failed on client {client.id!r} in round {round + 1}: "
+                f"{type(error).__name__}: {reason}."
+            ) from error
 
-    def _watched_sums(self) -> dict:
+    def _watched_sums(self) -> dict[str, tuple[Weight, ...]]:
         watch = self.job.watch
-        names = ["@cohort"] * watch.cohort + ["@change"] * watch.last
-        return dict.fromkeys(names, (q,))
+        cohort: dict[str, tuple[Weight, ...]] = {"@cohort": (q_draws,)} if watch.cohort else {}
+        return cohort | ({"@change": (q,)} if watch.last else {})
 
     def _watch(self, upload: Upload, keep: Keep, mine: Keep, x: Tensor) -> tuple[Upload, Keep]:
         """Add the models that are followed; they are storage, not traffic."""
@@ -128,7 +129,8 @@ class WeightedMean:
         """Take in one client's tensors."""
         self._weight += weight
         for name, value in values.items():
-            part = value.to(accumulator_dtype(value)) * weight
+            dtype = torch.complex128 if value.is_complex() else accumulator_dtype(value)
+            part = value.to(dtype) * weight
             self._sums[name] = self._sums[name] + part if name in self._sums else part
             self._like[name] = value.dtype
 
@@ -137,7 +139,8 @@ class WeightedMean:
         means = {}
         for name, total in self._sums.items():
             mean, dtype = total / self._weight, self._like[name]
-            means[name] = (mean if dtype.is_floating_point else mean.round()).to(dtype)
+            whole = not dtype.is_floating_point and not dtype.is_complex
+            means[name] = (mean.round() if whole else mean).to(dtype)
         return means
 
 

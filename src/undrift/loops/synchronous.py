@@ -8,9 +8,9 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from torch import Tensor
 
 from undrift.clients import ClientStates, Roster
-from undrift.engines.base import LAST, Job, Limit, RoundResult, Watch
+from undrift.engines.base import LAST, Engine, Job, Limit, RoundResult, Watch
 from undrift.engines.serial import SerialEngine
-from undrift.errors import Diverged, UndriftError, require_range
+from undrift.errors import Diverged, require, require_choice, require_range, require_whole
 from undrift.evaluation import Evaluation, measure
 from undrift.keys import generator
 from undrift.losses import Losses
@@ -20,6 +20,9 @@ from undrift.records import Record
 from undrift.sampling import All, Sampler
 from undrift.solvers import Local
 from undrift.threads import one_thread
+
+Target = float | tuple[str, float]
+"""A value to reach; for a metric of the user's own, ("below", value) or ("above", value)."""
 
 Callback = Callable[["Synchronous", Record], bool | None]
 """Called after every round; returning True ends the run."""
@@ -42,10 +45,11 @@ class Synchronous:
         seed: int = 0,
         evaluation: Evaluation = Evaluation(),
         limit: Limit | None = None,
-        target: Mapping[str, float] | None = None,
+        target: Mapping[str, Target] | None = None,
         callbacks: Sequence[Callback] = (),
+        engine: Callable[[Losses, Job], Engine] = SerialEngine,
     ):
-        require_range("rounds", rounds, at_least=0)
+        require_whole("rounds", rounds, at_least=0)
         self.method = method
         self.losses = losses
         self.local = local
@@ -53,7 +57,7 @@ class Synchronous:
         self.total = rounds
         self.seed = seed
         self.evaluation = evaluation
-        self.target = dict(target or {})
+        self.target = {name: _goal(name, value) for name, value in (target or {}).items()}
         self.callbacks = list(callbacks)
         self.roster = Roster(losses.ids, losses.sizes, objective)
         sampler.check(self.roster)
@@ -63,19 +67,18 @@ class Synchronous:
                 participation=self._participation(),
                 equal=self.roster.equal,
                 takes_steps=local.takes_steps,
+                buffers=bool(losses.initial_buffers()),
             )
         )
         models = evaluation.models
         watch = Watch(cohort="cohort" in models, last="all" in models or "own" in models)
-        self.engine = SerialEngine(losses, Job(self.roster, local, seed, limit, watch))
+        self.engine = engine(losses, Job(self.roster, local, seed, limit, watch))
 
         self.round = 0
         self.x0 = losses.initial()
         self.server = method.init(self.x0.clone())
         self.buffers = losses.initial_buffers()
-        self.states = ClientStates(
-            dict(method.keeps) | ({LAST: INITIAL} if watch.last else {}), self.x0
-        )
+        self.states = ClientStates(method.kept() | ({LAST: INITIAL} if watch.last else {}), self.x0)
         self.cohort_mean: Tensor = self.x0
         self.last_mean: Tensor = self.x0
         self.records: list[Record] = []
@@ -84,7 +87,8 @@ class Synchronous:
 
     def rounds(self) -> Iterator[Record]:
         """Do the rounds, one by one. The first record is that of the initial model."""
-        yield self._keep(Record(round=0))
+        if not self.records:
+            yield self._keep(Record(round=0))
         while self.round < self.total and self.stopped is None:
             yield self._keep(self.step())
 
@@ -99,28 +103,30 @@ class Synchronous:
         sampler = All() if t == 0 and self.method.starts_with_all else self.sampler
         cohort = sampler.draw(self.roster, self.seed, t)
         if not cohort:
-            self.round += 1
+            self.round += 1  # nobody takes part: the round is counted, and changes nothing
             return Record(round=self.round, seconds=time.perf_counter() - began)
         server = self.method.begin(
             self.server, lambda purpose: generator(self.seed, purpose, t).random()
         )
         down = self.method.download(server)
         result = self.engine.run(self.method, down, cohort, self.states, self.buffers, t)
-        if not result.replies.count:
+        if not result.replies.count and result.rejected:
             first, reason = next(iter(result.rejected.items()))
             raise Diverged(
                 f"{self.method.name}, round {t + 1}: no client of the cohort sent a usable update "
                 f"(client {first!r}: {reason}); a smaller learning rate may help."
             )
-        server = self.method.fold(server, result.replies)
+        if result.replies.count:
+            server = self.method.fold(server, result.replies)
         self._accept(server, result)
         return Record(
             round=self.round,
             cohort=list(cohort),
             rejected=result.rejected,
+            absent=result.absent,
             bytes_down=dict(result.down),
             bytes_up=dict(result.up),
-            steps=sum(result.steps.values()),
+            steps=result.steps,
             gradients=result.evaluations,
             seconds=time.perf_counter() - began,
         )
@@ -131,10 +137,20 @@ class Synchronous:
 
     def _accept(self, server: Server, result: RoundResult) -> None:
         """Take over everything a round changed, at once."""
-        if server.x.shape != self.x0.shape:
-            raise UndriftError(
-                f"{self.method.name}'s fold returned a model of shape {list(server.x.shape)} "
-                f"instead of {list(self.x0.shape)}."
+        name = self.method.name
+        require(
+            isinstance(server, Server) and "x" in server,
+            f"{name}'s fold must return a Server with the model x, not {server!r}.",
+        )
+        require(
+            server.x.shape == self.x0.shape,
+            f"{name}'s fold returned a model of shape {list(server.x.shape)} instead of "
+            f"{list(self.x0.shape)}.",
+        )
+        if not bool(server.x.isfinite().all()):
+            raise Diverged(
+                f"{name}, round {self.round + 1}: the server's model is not finite (NaN or Inf), "
+                f"though every update was; a smaller learning rate or step may help."
             )
         self.server = server
         for client, keep in result.kept.items():
@@ -149,18 +165,24 @@ class Synchronous:
 
     def _keep(self, record: Record) -> Record:
         """Measure, write down, and see whether to go on."""
-        last = record.round == self.total
-        if last or record.round % self.evaluation.every == 0:
-            with one_thread():
-                record.metrics = measure(self)
+        if record.round == self.total or record.round % self.evaluation.every == 0:
+            self._measure(record)
         self.records.append(record)
-        for metric, value in self.target.items():
-            if metric in record.metrics and _reached(metric, record.metrics[metric], value):
-                self.stopped = f"{metric} reached {value:g}"
         for callback in self.callbacks:
             if callback(self, record):
                 self.stopped = self.stopped or "a callback asked to stop"
+        if self.stopped and not record.metrics:
+            self._measure(record)
         return record
+
+    def _measure(self, record: Record) -> None:
+        with one_thread():
+            record.metrics = measure(self)
+        for metric, (direction, value) in self.target.items():
+            require_choice("A target", metric, record.metrics)
+            found = record.metrics[metric]
+            if found <= value if direction == "below" else found >= value:
+                self.stopped = self.stopped or f"{metric} reached {value:g}"
 
     def _participation(self) -> str:
         whole = getattr(self.sampler, "K", None) == len(self.roster)
@@ -171,7 +193,20 @@ class Synchronous:
         )
 
 
-def _reached(metric: str, value: float, target: float) -> bool:
-    """Losses, errors and norms go down; everything else goes up."""
-    falls = any(word in metric for word in ("loss", "error", "objective", "gradient", "norm"))
-    return value <= target if falls else value >= target
+def _goal(metric: str, target: Target) -> tuple[str, float]:
+    """A target with its direction; that of our own metrics is known."""
+    if isinstance(target, tuple) and len(target) == 2:
+        direction, value = target
+        require_choice(f"The direction of target {metric!r}", direction, ("below", "above"))
+    else:
+        value = target  # type: ignore[assignment]
+        last = metric.rpartition("/")[2].removeprefix("train_").removeprefix("test_")
+        falling = ("loss", "objective", "absolute_error", "gradient_norm", "gradient_mapping")
+        require(
+            last in falling or "accuracy" in last,
+            f"Whether {metric!r} should fall or rise is not known: write "
+            f"target={{{metric!r}: ('below', value)}} or ('above', value).",
+        )
+        direction = "below" if last in falling else "above"
+    require_range(f"target {metric!r}", value)
+    return direction, value

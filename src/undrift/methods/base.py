@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from undrift.errors import UndriftError, require
+from undrift.errors import UndriftError, require, require_choice
 from undrift.problem import Client, Download, Keep, LocalProblem, LocalResult, Server, Upload
 from undrift.regularizers import Regularizer
 from undrift.replies import Replies, Weight, q
@@ -39,6 +39,8 @@ class Setting:
     """whether every client has the same weight q_k"""
     takes_steps: bool
     """whether every client's solver takes gradient steps, so that ‖a‖₁ is defined"""
+    buffers: bool = False
+    """whether the model holds statistics besides parameters (BatchNorm)"""
 
 
 class Method(ABC):
@@ -50,8 +52,9 @@ class Method(ABC):
 
     sends: Sequence[str] = ("x",)
     """the server's values that travel to the cohort"""
-    keeps: Mapping[str, str] = {}
-    """what a client remembers, each with its first value: ZERO, INITIAL or NUMBER"""
+    keeps: Mapping[str, str] | Sequence[str] = {}
+    """what a client remembers, each with its first value: ZERO, INITIAL or NUMBER; plain names
+    start at zero"""
     uploads: Mapping[str, tuple[Weight, ...]] = {}
     """the uploaded vectors and the weights by which the server adds them up; an empty
     tuple keeps them one by one"""
@@ -121,6 +124,14 @@ class Method(ABC):
             f"{self.name} divides by the number of gradient steps: use SGD or GD as the local "
             f"solver, not an exact one.",
         )
+
+    def kept(self) -> dict[str, str]:
+        """What a client remembers, with its first values, checked."""
+        named = isinstance(self.keeps, Mapping)
+        kinds = dict(self.keeps) if named else dict.fromkeys(self.keeps, ZERO)  # type: ignore[arg-type]
+        for name, kind in kinds.items():
+            require_choice(f"{self.name}.keeps[{name!r}]", kind, (ZERO, INITIAL, NUMBER))
+        return kinds
 
     @property
     def name(self) -> str:

@@ -6,7 +6,7 @@ from undrift.averaging import check_sampling, scheme_named
 from undrift.methods.base import Averaging, Setting
 from undrift.problem import Client, Download, Keep, LocalProblem, Server
 from undrift.replies import Replies, Weight
-from undrift.server import Plain, ServerOptimizer
+from undrift.server import Plain, ServerOptimizer, require_optimizer
 
 
 class FedAvg(Averaging):
@@ -29,7 +29,7 @@ class FedAvg(Averaging):
 
     def __init__(self, scheme: str = "II-delta", server: ServerOptimizer = Plain()):
         self.scheme = scheme
-        self.server = server
+        self.server = require_optimizer(server)
         self._scheme = scheme_named(scheme)
         self.draws_by_weight = "weighted" in self._scheme.sampling
 

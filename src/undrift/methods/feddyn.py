@@ -45,6 +45,5 @@ class FedDyn(Method):
 
     def fold(self, server: Server, replies: Replies) -> Server:
         moved = replies.mean("moved")
-        share = replies.count / replies.clients  # |S| / N
-        h = server.h - self.alpha * share * moved
+        h = server.h - self.alpha * replies.share * moved  # share = |S| / N
         return Server(x=server.x + moved - h / self.alpha, h=h)

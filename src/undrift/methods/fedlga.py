@@ -10,7 +10,7 @@ from undrift.errors import require_choice, require_range
 from undrift.methods.base import Averaging, Setting
 from undrift.problem import Client, Download, Keep, LocalProblem, LocalResult, Server, Upload
 from undrift.replies import Replies, Weight, draws
-from undrift.server import Plain, ServerOptimizer
+from undrift.server import Plain, ServerOptimizer, require_optimizer
 
 
 class FedLGA(Averaging):
@@ -58,7 +58,7 @@ class FedLGA(Averaging):
         self.damping = damping
         self.cap = cap
         self.gradient = gradient
-        self.server = server
+        self.server = require_optimizer(server)
 
     @property
     def uploads(self) -> Mapping[str, tuple[Weight, ...]]:  # type: ignore[override]

@@ -10,7 +10,7 @@ from undrift.errors import require_choice, require_range
 from undrift.methods.base import ZERO, Averaging, Setting
 from undrift.problem import Client, Download, Keep, LocalProblem, LocalResult, Server, Upload
 from undrift.replies import Replies, Weight, draws, once, q, q_draws
-from undrift.server import Plain, ServerOptimizer
+from undrift.server import Plain, ServerOptimizer, require_optimizer
 
 
 class FedNova(Averaging):
@@ -54,7 +54,7 @@ class FedNova(Averaging):
         self.tau_eff = tau_eff
         self.weights = weights
         self.variance_reduction = variance_reduction
-        self.server = server
+        self.server = require_optimizer(server)
         self.draws_by_weight = weights == "I"
         self._by: Weight = q_draws if weights == "II" else draws
         if variance_reduction:  # a client with state counts once, however often it was drawn

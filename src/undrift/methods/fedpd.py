@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from undrift.errors import require_range
-from undrift.methods.base import INITIAL, ZERO, Method
+from undrift.errors import require, require_range
+from undrift.methods.base import INITIAL, ZERO, Method, Setting
 from undrift.problem import Client, Download, Keep, LocalProblem, LocalResult, Server, Upload
 from undrift.replies import Replies, q
 
@@ -22,7 +22,7 @@ class FedPD(Method):
     eta
         η: the weight of the pull to the own copy is 1/η
     communication
-        p: the probability that a round ends with an average; otherwise nothing travels and
+        p: the probability that a round ends with an average; otherwise no model travels and
         each client goes on with its own copy
     """
 
@@ -40,6 +40,14 @@ class FedPD(Method):
     @property
     def limit(self) -> str | None:  # type: ignore[override]
         return "optimum" if self.communication == 1 else None
+
+    def check(self, setting: Setting) -> None:
+        super().check(setting)
+        require(
+            self.communication == 1 or not setting.buffers,
+            "FedPD with communication below 1 has no meaning for a model with BatchNorm "
+            "statistics, which travel every round: use GroupNorm.",
+        )
 
     def init(self, x: Tensor) -> Server:
         return Server(x=x, talks=1.0, fresh=1.0)  # fresh: the clients do not have x yet

@@ -7,7 +7,7 @@ from undrift.errors import require_choice
 from undrift.methods.base import ZERO, Averaging
 from undrift.problem import Client, Download, Keep, LocalProblem, LocalResult, Server, Upload
 from undrift.replies import Replies, q
-from undrift.server import Plain, ServerOptimizer
+from undrift.server import Plain, ServerOptimizer, require_optimizer
 
 
 class SCAFFOLD(Averaging):
@@ -33,7 +33,7 @@ class SCAFFOLD(Averaging):
     def __init__(self, option: str = "II", server: ServerOptimizer = Plain()):
         require_choice("SCAFFOLD's option", option, ("I", "II"))
         self.option = option
-        self.server = server
+        self.server = require_optimizer(server)
         self.needs_steps = option == "II"
 
     def init(self, x: Tensor) -> Server:

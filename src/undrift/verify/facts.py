@@ -25,6 +25,15 @@ class Fact:
     """what to look for, when it does not hold"""
 
 
+RUNS = Fact(
+    "runs",
+    "It does a round.",
+    0.0,
+    invariances.runs,
+    "the method's own code raises",
+)
+"""What must hold before anything else can be measured."""
+
 FACTS = [
     Fact(
         "limit",

@@ -11,7 +11,7 @@ from torch import Tensor
 from undrift.methods.base import Method
 from undrift.problem import Client, Keep, LocalProblem, LocalResult
 from undrift.replies import Replies
-from undrift.sampling import All, Sampler
+from undrift.sampling import All, Sampler, Uniform
 from undrift.solvers import GD
 from undrift.verify import problems
 from undrift.verify.problems import SIZES, START
@@ -31,6 +31,14 @@ from undrift.verify.runs import (
 from undrift.verify.subjects import Subject
 
 EQUAL = [10, 10, 10, 10]
+
+
+def runs(subject: Subject) -> Finding:
+    """One round, for the errors in it."""
+    sampler = partial(subject.method)
+    objective = common_objective(subject.method, sampler)
+    run_of(subject.method, problems.quadratics(), steps(subject), sampler, objective).step()
+    return Finding("a round", "a round", 0.0)
 
 
 def order(subject: Subject) -> Finding:
@@ -77,6 +85,10 @@ def weights(subject: Subject) -> Finding:
         unequal = problems.identical(base, 4, SIZES)
         found = path(run_of(subject.method, unequal, local), 5)
         findings.append(between(one, found, "unequal weights"))
+    sampler = Uniform(2)
+    if not subject.method.keeps and allows(subject.method, sampler, EQUAL, "samples"):
+        found = path(run_of(subject.method, many, local, sampler), 5)
+        findings.append(between(one, found, "two of four take part"))
     return worst(findings)  # type: ignore[return-value]
 
 
@@ -96,7 +108,7 @@ def acts(subject: Subject) -> Finding | None:
     changes: dict[str, float] = {}
     before = end(method)
     for name, value in method.hyperparameters().items():
-        if isinstance(value, float):
+        if isinstance(value, int | float) and not isinstance(value, bool):
             other = changed(method, **{name: value * 0.5 or 0.1})
             changes[name] = float((end(other) - before).abs().max())
     tilted = _tilt(subject, sampler, objective)

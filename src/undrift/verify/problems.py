@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from undrift.data.federated import FederatedData
 from undrift.keys import generator
 from undrift.modules import ModuleLosses
-from undrift.tasks import Task
 from undrift.theory.quadratics import Quadratics, random_quadratics
 
 SIZES = [5, 9, 20, 12]
@@ -73,8 +72,7 @@ def points(sizes: list[int]) -> tuple[ModuleLosses, Tensor]:
     """
     e = torch.as_tensor(generator(7, "points").normal(0, 1, (len(sizes), 3)))
     clients = [(torch.zeros(n, 1), e[k].expand(n, -1)) for k, n in enumerate(sizes)]
-    task = Task.for_targets(e, loss=half_squared)
-    return ModuleLosses(Point(), FederatedData.from_clients(clients), task), e
+    return ModuleLosses(Point(), FederatedData.from_clients(clients), half_squared), e
 
 
 def with_batchnorm() -> tuple[ModuleLosses, list[np.ndarray]]:

@@ -67,7 +67,7 @@ def load(where: str, settings: Mapping[str, object] | None = None) -> Subject:
     module = _module(source)
     found = getattr(module, name, None)
     if found is None:
-        known = [n for n, v in vars(module).items() if _is_method(v) and v.__module__ != m.__name__]
+        known = [n for n, v in vars(module).items() if _is_method(v, module.__name__)]
         hint = f"; it defines {', '.join(known)}" if known else ""
         raise UndriftError(f"{source} has no {name!r}{hint}.")
     if isinstance(found, Method):
@@ -79,11 +79,13 @@ def load(where: str, settings: Mapping[str, object] | None = None) -> Subject:
         raise UndriftError(f"{name} does not say what a method must: it has no {missing}.")
     try:
         method = found(**(settings or {}))
-        method.hyperparameters()
-    except TypeError as error:
+    except UndriftError:
+        raise
+    except Exception as error:
         raise UndriftError(
             f"{name} cannot be made: {error}; give its parameters with --set name=value."
         ) from None
+    method.hyperparameters()
     return Subject(name, method)
 
 
@@ -98,17 +100,23 @@ def _module(source: str) -> ModuleType:
             sys.path.pop(0)
     path = Path(source)
     require(path.is_file(), f"There is no file {source}.")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    name = f"_undrift_verified_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UndriftError(f"{source} cannot be run: {type(error).__name__}: {error}.") from None
     return module
 
 
-def _is_method(value: object) -> bool:
-    return inspect.isclass(value) and issubclass(value, Method)
+def _is_method(value: object, of: str | None = None) -> bool:
+    """Whether a value is a method's class, defined in a module if one is named."""
+    return (
+        inspect.isclass(value)
+        and issubclass(value, Method)
+        and (of is None or value.__module__ == of)
+    )

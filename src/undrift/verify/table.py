@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from undrift.threads import one_thread
-from undrift.verify.facts import FACTS, Fact, check_fact
+from undrift.verify.facts import FACTS, RUNS, Fact, check_fact
 from undrift.verify.runs import Finding
 from undrift.verify.subjects import Subject
 
@@ -37,10 +37,14 @@ class Outcome:
 def verify(subjects: Iterable[Subject], facts: Sequence[Fact] = FACTS) -> Iterator[Outcome]:
     """Measure every fact about every subject, one after another."""
     for subject in subjects:
+        with one_thread():
+            broken = breakdown(subject)
         for fact in facts:
             with one_thread():
-                finding = check_fact(fact, subject)
+                finding = check_fact(fact, subject) if broken is None else None
             yield Outcome(subject.label, fact, finding)
+        if broken is not None:
+            yield Outcome(subject.label, RUNS, broken)
 
 
 def tables(outcomes: Sequence[Outcome], facts: Sequence[Fact] = FACTS) -> list[Table]:
@@ -61,6 +65,12 @@ def tables(outcomes: Sequence[Outcome], facts: Sequence[Fact] = FACTS) -> list[T
     return made
 
 
+def breakdown(subject: Subject) -> Finding | None:
+    """What goes wrong in a first round, if the method's own code cannot do one."""
+    found = check_fact(RUNS, subject)
+    return found if found is not None and found.error else None
+
+
 def _cell(outcome: Outcome) -> Text:
     if outcome.finding is None:
         return Text("·", style="dim")
@@ -79,6 +89,9 @@ def explanations(outcomes: Iterable[Outcome]) -> list[str]:
             continue
         fact, finding = outcome.fact, outcome.finding
         where = f" ({finding.note})" if finding.note else ""
+        if fact is RUNS:
+            lines.append(f"{outcome.method} breaks down in its first round: {finding.note}.")
+            continue
         lines.append(
             f"{outcome.method}, {fact.name}: {fact.meaning[:-1]}, but the error is "
             f"{finding.error:.1e} instead of at most {fact.allowed:g}{where}; {fact.failed}."

@@ -1,0 +1,167 @@
+"""The contract: what a user subclasses, [P] and [C, P], and sums that may be formed piecewise."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import undrift as ud
+from undrift.clients import ClientStates, Roster
+from undrift.problem import Client
+from undrift.replies import Replies, q_draws
+from undrift.verify.invariances import stacked
+from undrift.verify.subjects import Subject
+
+
+class Halfway(ud.Method):
+    """A user's method: clients remember their own average, and start halfway to it."""
+
+    keeps = {"mean": ud.INITIAL}
+    uploads = {"moved": (ud.q,)}
+    limit = None
+
+    def __init__(self, share: float = 0.5):
+        self.share = share
+
+    def problem(self, down, mine, client):
+        return ud.LocalProblem(start=down.x + self.share * (mine.mean - down.x))
+
+    def finish(self, down, mine, result, client):
+        mean = (mine.mean + result.x) / 2
+        return ud.Upload(moved=result.x - down.x), ud.Keep(mean=mean)
+
+    def fold(self, server, replies):
+        return ud.Server(x=server.x + replies.mean("moved", by=ud.q))
+
+
+def test_a_users_method_trains_and_shows_its_parameters():
+    losses = ud.theory.random_quadratics(seed=1)
+    result = ud.train(Halfway(), problem=losses, local=ud.GD(lr=0.1, steps=3), rounds=30, cohort=3)
+    assert result.metrics["train_loss"] < result.records[0].metrics["train_loss"]
+    assert repr(Halfway()) == "Halfway()"
+    assert repr(Halfway(share=0.2)) == "Halfway(share=0.2)"
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        Halfway(),
+        ud.FedAvg("transformed II"),
+        ud.SCAFFOLD("I"),
+        ud.FedNova(mu=0.3, variance_reduction=True),
+        ud.FedDyn(0.3),
+        ud.FedLGA("diagonal", gradient="last", cap=True),
+        ud.FedSplit(0.4, "act"),
+        ud.FedSplit(0.4, "all"),
+    ],
+    ids=repr,
+)
+def test_several_clients_at_once_give_what_they_give_one_by_one(method):
+    assert stacked(Subject("method", method)).error <= 1e-12
+
+
+def clients(sizes, draws):
+    roster = Roster(list(range(len(sizes))), torch.tensor(sizes))
+    return [roster.client(k, r) for k, r in zip(range(len(sizes)), draws, strict=True)]
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.integers(1, 3)), min_size=1, max_size=8))
+@settings(deadline=None)
+def test_sums_do_not_depend_on_how_the_cohort_is_cut(cohort):
+    sizes, drawn = zip(*cohort, strict=True)
+    who = clients(list(sizes), list(drawn))
+    vectors = torch.randn(len(who), 4, generator=torch.Generator().manual_seed(0)).double()
+    by = {"moved": (ud.q, ud.once, ud.draws, q_draws), "each": ()}
+
+    single = Replies(by, 100)
+    for client, vector in zip(who, vectors, strict=True):
+        single.add(client, ud.Upload(moved=vector, each=vector, steps=float(client.samples)))
+    together = Replies(by, 100)
+    for first in range(0, len(who), 3):
+        part = who[first : first + 3]
+        rows = vectors[first : first + 3]
+        steps = torch.tensor([[float(client.samples)] for client in part])
+        together.add(Client.stack(part, vectors), ud.Upload(moved=rows, each=rows, steps=steps))
+
+    assert single.count == together.count == len(who)
+    for weight in by["moved"]:
+        column = torch.tensor([float(weight(client)) for client in who]).double()
+        expected = (column[:, None] * vectors).sum(0)
+        for replies in (single, together):
+            torch.testing.assert_close(replies.sum("moved", weight), expected)
+            assert replies.sum("steps", weight) == pytest.approx(
+                float(column @ torch.tensor(sizes).double())
+            )
+            assert replies.weight(weight) == pytest.approx(float(column.sum()))
+    assert torch.equal(single.stack("each"), vectors)
+    assert torch.equal(together.stack("each"), vectors)
+    assert single.each("steps").tolist() == list(sizes)
+
+
+def test_a_sum_that_was_not_declared_is_refused():
+    replies = Replies({"moved": (ud.q,)}, 10)
+    replies.add(clients([3], [1])[0], ud.Upload(moved=torch.ones(2)))
+    with pytest.raises(ud.UndriftError, match="not declared"):
+        replies.sum("moved", ud.once)
+
+
+def test_a_missing_value_says_what_there_is():
+    with pytest.raises(ud.UndriftError, match="Download has no 'c': it holds x"):
+        _ = ud.Download(x=torch.ones(2)).c
+
+
+def test_clients_that_never_took_part_take_no_room():
+    states = ClientStates({"h": ud.ZERO, "x": ud.INITIAL, "n": ud.NUMBER}, torch.ones(3))
+    assert states.get(5).h.tolist() == [0, 0, 0]
+    assert states.get(5).x.tolist() == [1, 1, 1]
+    assert states.get(5).n.tolist() == [0]
+    assert list(states.seen()) == []
+    states.put(5, ud.Keep(h=torch.ones(3), x=torch.zeros(3), n=2.5))
+    assert list(states.seen()) == [5]
+    assert states.get(5).n.tolist() == [2.5]
+
+
+def test_traffic_is_what_the_method_declares():
+    losses = ud.theory.random_quadratics(6, 5, seed=0)
+
+    def traffic(method, cohort=3):
+        result = ud.train(
+            method, problem=losses, local=ud.GD(lr=0.05, steps=2), rounds=1, cohort=cohort
+        )
+        return result.records[1].bytes_down, result.records[1].bytes_up
+
+    vector = 5 * 8 * 3  # five doubles, three clients
+    assert traffic(ud.FedAvg()) == ({"x": vector}, {"moved": vector})
+    assert traffic(ud.SCAFFOLD()) == (
+        {"x": vector, "c": vector},
+        {"moved": vector, "c_change": vector},
+    )
+    assert traffic(ud.FedNova()) == (
+        {"x": vector},
+        {"direction": vector, "progress": 24, "steps": 24},
+    )
+    assert traffic(ud.FedNova(variance_reduction=True))[0] == {"x": vector, "d": vector}
+    assert traffic(ud.FedDyn(1.0)) == ({"x": vector}, {"moved": vector})
+    assert traffic(ud.FedDR(0.3)) == ({"x": vector}, {"change": vector})
+    assert traffic(ud.FedPD(0.3), None)[1] == {"x0": 2 * vector}
+
+
+def test_a_round_of_fedpd_without_communication_sends_nothing():
+    losses = ud.theory.random_quadratics(3, 2, seed=0)
+    result = ud.train(ud.FedPD(0.3, communication=0.3), problem=losses, local=ud.Exact(), rounds=30)
+    silent = [r for r in result.records[1:] if not r.bytes_up.get("x0")]
+    talking = [r for r in result.records[1:] if r.bytes_up.get("x0")]
+    assert 15 <= len(silent) < 30
+    for before, after in zip(result.records[1:], result.records[2:], strict=False):
+        # the mean travels down after a round that ended with one
+        assert bool(after.bytes_down.get("x")) == bool(before.bytes_up.get("x0"))
+    assert talking
+
+
+def test_work_is_counted():
+    losses = ud.theory.Quadratics(torch.eye(2).expand(3, 2, 2), torch.ones(3, 2), sizes=[4, 5, 6])
+    result = ud.train(ud.FedAvg(), problem=losses, local=ud.GD(lr=0.1, steps=3), rounds=2)
+    assert [record.gradients for record in result.records] == [0, 45, 45]
+    assert [record.steps for record in result.records] == [0, 9, 9]
+    option_one = ud.train(ud.SCAFFOLD("I"), problem=losses, local=ud.GD(lr=0.1, steps=3), rounds=1)
+    assert option_one.gradients == 45 + 15  # one more pass over the data

@@ -1,0 +1,304 @@
+"""train, compare, centralised: what is measured, when it stops, and what is refused."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import undrift as ud
+from undrift.clients import Roster
+
+QUADRATICS = ud.theory.random_quadratics(5, 3, seed=1)
+GD = ud.GD(lr=0.1, steps=3)
+
+
+def quadratic(method, **options):
+    setting = {"problem": QUADRATICS, "local": GD, "rounds": 10, "cohort": 2, **options}
+    return ud.train(method, **setting)
+
+
+def network(**options):
+    clients = ud.data.synthetic(clients=6, seed=1, most=80)
+    setting = {
+        "model": ud.models.logistic(60, 10),
+        "data": clients,
+        "local": ud.SGD(lr=0.05, batch_size=10, epochs=1),
+        "rounds": 4,
+        "cohort": 3,
+    }
+    return setting | options
+
+
+def test_the_same_seed_gives_the_same_bits_whatever_ran_before():
+    a = ud.train(ud.FedDyn(0.1), **network())
+    ud.train(ud.SCAFFOLD(), **network(seed=3, rounds=1))
+    b = ud.train(ud.FedDyn(0.1), **network())
+    assert torch.equal(a.x, b.x)
+    assert [r.metrics for r in a.records] == [r.metrics for r in b.records]
+    assert not torch.equal(a.x, ud.train(ud.FedDyn(0.1), **network(seed=1)).x)
+
+
+def test_methods_are_compared_on_the_same_cohorts_and_batches():
+    found = ud.compare([ud.FedAvg(), ud.SCAFFOLD(), ud.FedProx(0.0)], **network())
+    cohorts = [[r.cohort for r in result.records] for result in found]
+    assert cohorts[0] == cohorts[1] == cohorts[2]
+    assert torch.equal(found["FedAvg"].x, found["FedProx"].x)  # the same batches too
+    assert torch.equal(found["FedAvg"].x, ud.train(ud.FedAvg(), **network()).x)
+    assert [r.label for r in found] == ["FedAvg", "SCAFFOLD", "FedProx"]
+    assert "SCAFFOLD" in found.summary()
+    with pytest.raises(ud.UndriftError, match="no method 'FedNova'"):
+        found["FedNova"]
+
+
+def test_labels_tell_methods_apart():
+    found = ud.compare(
+        [ud.FedDyn(0.1), ud.FedDyn(0.5), ud.FedAvg()], problem=QUADRATICS, local=GD, rounds=1
+    )
+    assert [r.label for r in found] == ["FedDyn(alpha=0.1)", "FedDyn(alpha=0.5)", "FedAvg"]
+    named = ud.compare({"mine": ud.FedAvg()}, problem=QUADRATICS, local=GD, rounds=1)
+    assert named["mine"].method.name == "FedAvg"
+    with pytest.raises(ud.UndriftError, match="are the same"):
+        ud.compare([ud.FedAvg(), ud.FedAvg()], problem=QUADRATICS, local=GD, rounds=1)
+
+
+def test_the_centralised_baseline_is_sgd_on_all_data():
+    setting = network(rounds=2, model=ud.models.logistic(60, 10).double())
+    found = ud.centralised(**setting)
+    assert found.label == "centralised"
+    train = setting["data"].train
+    one = ud.data.FederatedData.from_clients({"all": (train.x, train.y)})
+    alone = ud.train(ud.FedAvg(), **{**setting, "data": one, "cohort": None})
+    assert torch.equal(found.x, alone.x)
+    assert {"train_loss", "test_accuracy"} <= set(found.metrics)
+
+
+def test_a_run_stops_at_a_target_or_when_a_callback_says_so():
+    full = quadratic(ud.FedAvg())
+    values = full.history("train_loss")[1]
+    best = values.index(min(values))
+    assert best > 0
+    goal = values[best]
+    stopped = quadratic(ud.FedAvg(), target={"train_loss": goal})
+    assert stopped.records[-1].round == best
+    assert stopped.stopped == f"train_loss reached {goal:g}"
+    seen = []
+
+    def callback(run, record):
+        seen.append(record.round)
+        return record.round == 3
+
+    assert quadratic(ud.FedAvg(), callbacks=[callback]).records[-1].round == 3
+    assert seen == [0, 1, 2, 3]
+
+
+def test_zero_rounds_give_the_initial_model():
+    result = quadratic(ud.FedAvg(), rounds=0)
+    assert torch.equal(result.x, QUADRATICS.initial())
+    assert len(result.records) == 1
+
+
+def test_evaluation_happens_when_asked_and_at_the_end():
+    result = quadratic(ud.FedAvg(), rounds=7, evaluate=ud.Evaluation(every=3))
+    assert result.history("train_loss")[0] == [0, 3, 6, 7]
+
+
+@pytest.mark.parametrize("objective", ["samples", "clients"])
+@pytest.mark.parametrize("method", [ud.FedAvg(), ud.FedDyn(0.5), ud.FedDR(0.3)], ids=repr)
+def test_three_models_can_be_reported_for_every_method(method, objective):
+    """The server's, the cohort's mean, and the mean of every client's last model."""
+    last = {k: QUADRATICS.initial() for k in QUADRATICS.ids}
+    q = Roster(QUADRATICS.ids, QUADRATICS.sizes, objective).weights
+    rows = []
+
+    def note(run, record):
+        for k in record.cohort:
+            last[k] = run.last_of(k)
+        if record.cohort:
+            share = sum(q[k] for k in record.cohort)
+            rows.append(
+                (
+                    run.server.x,
+                    sum(q[k] * last[k] for k in record.cohort) / share,
+                    sum(q[k] * last[k] for k in last),
+                    sum(float(q[k]) * QUADRATICS.value(k, last[k]) for k in last),
+                    record.metrics,
+                )
+            )
+
+    models = ud.Evaluation(models=("server", "cohort", "all", "own"))
+    quadratic(method, evaluate=models, callbacks=[note], objective=objective)
+    assert len(rows) == 10
+    for server, cohort, mean, own, metrics in rows:
+        for name, x in (("", server), ("cohort/", cohort), ("all/", mean)):
+            wanted = QUADRATICS.evaluate(x, q, {})["train_loss"]
+            assert metrics[f"{name}train_loss"] == pytest.approx(wanted, abs=1e-12)
+        assert metrics["own/train_loss"] == pytest.approx(own, abs=1e-12)
+    if isinstance(method, ud.FedDR):  # its clients keep x_k themselves
+        assert rows
+
+
+def test_the_models_of_others_are_storage_and_not_traffic():
+    plain = quadratic(ud.FedAvg())
+    watched = quadratic(ud.FedAvg(), evaluate=ud.Evaluation(models=("server", "all", "own")))
+    assert plain.bytes_up == watched.bytes_up
+    assert torch.equal(plain.x, watched.x)
+
+
+def test_clients_own_models_are_judged_on_their_own_data():
+    models = ud.Evaluation(models=("server", "own"))
+    result = ud.train(ud.FedDR(eta=10.0), **network(evaluate=models, objective="clients", rounds=8))
+    own = {name for name in result.metrics if name.startswith("own/")}
+    assert own == {"own/train_loss", "own/train_accuracy", "own/test_loss", "own/test_accuracy"}
+    assert result.metrics["own/train_loss"] < result.metrics["train_loss"]
+
+
+def test_the_gradient_mapping_vanishes_at_the_optimum_of_a_composite_objective():
+    losses, g = ud.theory.random_composite(seed=2)
+    watch = ud.Evaluation(every=50, gradient_mapping=0.3)
+    result = ud.train(
+        ud.FedDR(0.4, g=g), problem=losses, local=ud.Exact(), rounds=600, cohort=2, evaluate=watch
+    )
+    rounds, values = result.history("gradient_mapping")
+    assert rounds[0] == 0
+    assert values[0] > 0.1
+    assert values[-1] < 1e-12
+    assert result.metrics["objective"] == pytest.approx(
+        result.metrics["train_loss"] + g.value(result.x)
+    )
+
+
+def test_the_gradient_mapping_of_a_network_without_g_is_its_gradient():
+    watch = ud.Evaluation(gradient_mapping=0.1)
+    setting = network(evaluate=watch, rounds=0, model=ud.models.logistic(60, 10).double())
+    result = ud.train(ud.FedAvg(), **setting)
+    train = setting["data"].train
+    model = setting["model"]
+    nn.functional.cross_entropy(model(train.x.double()), train.y).backward()
+    norm = math.sqrt(sum(float(p.grad.square().sum()) for p in model.parameters()))
+    assert result.metrics["gradient_mapping"] == pytest.approx(norm, rel=1e-9)
+
+
+def poisoned(bad):
+    """A problem in which some clients' losses are NaN."""
+    H, b = QUADRATICS.H.clone(), QUADRATICS.b.clone()
+    b[bad] = math.nan
+    return ud.theory.Quadratics(H, b, QUADRATICS.sizes.tolist())
+
+
+@pytest.mark.parametrize("method", [ud.FedAvg(), ud.SCAFFOLD(), ud.FedDyn(0.5)], ids=repr)
+def test_a_client_that_returns_nan_is_left_out_counted_and_named(method):
+    never = ud.Evaluation(every=10**6)
+    result = quadratic(method, problem=poisoned([3]), cohort=None, evaluate=never)
+    assert bool(result.x.isfinite().all())
+    assert result.rejected == 10
+    for record in result.records[1:]:
+        assert list(record.rejected) == [3]
+        assert "not finite" in record.rejected[3]
+    assert 3 not in set(result.run.states.seen())
+
+
+def test_when_nobody_sends_a_usable_update_there_is_one_sentence():
+    with pytest.raises(ud.Diverged) as error:
+        quadratic(ud.FedAvg(), problem=poisoned([0, 1, 2, 3, 4]))
+    assert "round 1" in str(error.value)
+    assert "not finite" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_method_that_diverges_stops_and_the_others_go_on():
+    wild = ud.GD(lr=50.0, steps=50)
+    found = ud.compare(
+        {"wild": ud.FedAvg(), "calm": ud.DistributedSGD(server=ud.server.Plain(0.001))},
+        problem=QUADRATICS,
+        local=wild,
+        rounds=20,
+    )
+    assert "no client of the cohort sent a usable update" in found["wild"].stopped
+    assert found["calm"].stopped is None
+    assert len(found["calm"].records) == 21
+    assert "wild: FedAvg, round" in found.summary()
+
+
+def test_summary_plot_and_repr(tmp_path):
+    result = ud.train(ud.FedAvg(), **network())
+    assert "FedAvg" in result.summary()
+    assert "test acc" in result.summary()
+    assert max(len(line) for line in result.summary().splitlines()) <= 100
+    picture = result.plot(tmp_path / "picture.png")
+    assert picture.stat().st_size > 5000
+    assert "FedAvg: 4 rounds" in repr(result)
+    rounds, values = result.history("test_accuracy")
+    assert rounds == [0, 1, 2, 3, 4]
+    assert all(0 <= value <= 1 for value in values)
+    with pytest.raises(ud.UndriftError, match="no metric 'acuracy'"):
+        result.history("acuracy")
+
+
+EMPTY = ud.data.FederatedData.from_arrays(torch.ones(4, 2), [0, 1, 0, 1], [[0, 1], [], [2, 3]])
+REFUSED = [
+    (lambda: ud.FedAvg("III"), "scheme is 'III'"),
+    (lambda: ud.FedAvg("II-dleta"), "did you mean 'II-delta'?"),
+    (lambda: ud.FedDyn(-1.0), "FedDyn's alpha is -1.0, but must be above 0"),
+    (lambda: ud.FedDyn("big"), "must be a number"),
+    (lambda: ud.FedProx(-0.1), "FedProx's mu is -0.1"),
+    (lambda: ud.FedDR(alpha=3.0), "FedDR's alpha is 3.0"),
+    (lambda: ud.FedDR(g="l1"), "None, L1(...), L2(...) or Box(...)"),
+    (lambda: ud.FedPD(communication=0.0), "communication is 0.0"),
+    (lambda: ud.FedNova(tau_eff="step"), "did you mean 'steps'?"),
+    (lambda: ud.SCAFFOLD("III"), "option is 'III'"),
+    (lambda: ud.FedLGA("litteral"), "did you mean 'literal'?"),
+    (lambda: ud.L1(-1.0), "L1's strength is -1.0"),
+    (lambda: ud.Box(2.0, 1.0), "low ≤ high"),
+    (lambda: ud.server.Adam(beta2=1.0), "Adam's beta2 is 1.0"),
+    (lambda: ud.server.Momentum(1.5), "Momentum's beta is 1.5"),
+    (lambda: ud.Evaluation(models=("severs",)), "did you mean 'server'?"),
+    (lambda: ud.Evaluation(every=0), "every is 0"),
+    (lambda: quadratic(ud.FedAvg(), objective="sample"), "did you mean 'samples'?"),
+    (lambda: quadratic(ud.FedAvg(), rounds=-1), "rounds is -1"),
+    (lambda: quadratic(ud.FedAvg(), cohort=6), "only 5"),
+    (lambda: quadratic(ud.FedAvg(), local=None), "must be what clients run"),
+    (lambda: quadratic(ud.FedAvg(), local=0.1), "local is 0.1"),
+    (lambda: quadratic(ud.FedAvg(), round=3), "did you mean 'rounds'?"),
+    (lambda: quadratic("FedAvg"), "must be a method such as"),
+    (lambda: quadratic(ud.FedAvg), "must be a method such as ud.FedAvg()"),
+    (lambda: ud.compare([], problem=QUADRATICS, local=GD), "no method to run"),
+    (lambda: ud.train(ud.FedAvg(), local=GD), "a model and data"),
+    (lambda: ud.train(ud.FedAvg(), **network(problem=QUADRATICS)), "not both"),
+    (lambda: ud.train(ud.FedAvg(), **network(data=[1, 2])), "must be FederatedData"),
+    (lambda: ud.train(ud.FedAvg(), **network(model=nn.Linear(2, 2), data=EMPTY)), "no data"),
+    (
+        lambda: ud.compare([ud.FedAvg(), ud.FedDR(g=ud.L1(0.1))], problem=QUADRATICS, local=GD),
+        "different objectives",
+    ),
+    (
+        lambda: ud.compare([ud.FedAvg(), ud.FedLGA()], problem=QUADRATICS, local=GD, cohort=2),
+        "cannot share cohorts",
+    ),
+    (lambda: ud.train(ud.FedAvg(), problem=QUADRATICS, local=ud.SGD(lr=0.1, batch_size=1)), "GD"),
+    (lambda: ud.centralised(problem=QUADRATICS, local=GD), "needs data"),
+    (lambda: quadratic(ud.FedAvg()).model(), "no module"),
+    (lambda: ud.data.FederatedData.from_clients([]), "no clients"),
+    (lambda: ud.data.FederatedData.from_clients([(torch.ones(2, 3), [1])]), "2 rows"),
+    (lambda: ud.data.FederatedData.from_clients([torch.ones(3)]), "pair (inputs, targets)"),
+    (
+        lambda: ud.data.FederatedData.from_clients(
+            {"a": (torch.ones(2, 3), [0, 1]), "b": (torch.ones(2, 4), [0, 1])}
+        ),
+        "client 'b'",
+    ),
+    (
+        lambda: ud.data.FederatedData.from_arrays(torch.ones(4, 2), [0, 1, 0, 1], [[0], [9]]),
+        "outside 0 … 3",
+    ),
+    (lambda: ud.theory.Quadratics(torch.ones(2, 3), torch.ones(2, 3)), "[N, d, d]"),
+    (lambda: ud.data.synthetic(alpha=-1), "alpha is -1"),
+]
+
+
+@pytest.mark.parametrize(("act", "words"), REFUSED, ids=[words for _, words in REFUSED])
+def test_bad_input_gets_one_clear_sentence(act, words):
+    with pytest.raises(ud.UndriftError) as error:
+        act()
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
