@@ -83,11 +83,17 @@ def test_sums_do_not_depend_on_how_the_cohort_is_cut(cohort):
         steps = torch.tensor([[float(client.samples)] for client in part])
         together.add(Client.stack(part, vectors), ud.Upload(moved=rows, each=rows, steps=steps))
 
-    assert single.count == together.count == len(who)
+    merged = Replies(by, 100)
+    for client, vector in zip(who, vectors, strict=True):
+        part = Replies(by, 100)
+        part.add(client, ud.Upload(moved=vector, each=vector, steps=float(client.samples)))
+        merged.merge(part)
+
+    assert single.count == together.count == merged.count == len(who)
     for weight in by["moved"]:
         column = torch.tensor([float(weight(client)) for client in who]).double()
         expected = (column[:, None] * vectors).sum(0)
-        for replies in (single, together):
+        for replies in (single, together, merged):
             torch.testing.assert_close(replies.sum("moved", weight), expected)
             assert replies.sum("steps", weight) == pytest.approx(
                 float(column @ torch.tensor(sizes).double())
@@ -95,6 +101,7 @@ def test_sums_do_not_depend_on_how_the_cohort_is_cut(cohort):
             assert replies.weight(weight) == pytest.approx(float(column.sum()))
     assert torch.equal(single.stack("each"), vectors)
     assert torch.equal(together.stack("each"), vectors)
+    assert torch.equal(merged.stack("each"), vectors)
     assert single.each("steps").tolist() == list(sizes)
 
 

@@ -296,6 +296,114 @@ def test_a_convolution_and_an_lstm_train():
         assert result.metrics["train_loss"] < result.records[0].metrics["train_loss"]
 
 
+class Masked(nn.Module):
+    """Constant buffers: a causal mask and complex frequencies."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.register_buffer("mask", torch.full((2, 2), -torch.inf).triu(1))
+        self.register_buffer("turns", torch.polar(torch.ones(3), torch.arange(3.0)))
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def test_constant_buffers_stay_and_do_not_travel():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = train(Masked())
+    assert set(result.records[1].bytes_up) == {"moved"}
+    assert torch.equal(result.model().mask, Masked().mask)
+    assert torch.equal(result.model().turns, Masked().turns)
+
+
+def test_ones_own_loss_may_read_targets_as_it_likes():
+    clients = data(classes=2)
+    binary = train(
+        nn.Linear(4, 1),
+        data=clients,
+        loss=lambda o, t: nn.functional.binary_cross_entropy_with_logits(o[:, 0], t.float()),
+    )
+    assert "train_accuracy" not in binary.metrics
+    assert binary.metrics["train_loss"] < binary.records[0].metrics["train_loss"]
+    flat = ud.data.FederatedData.from_clients([(torch.randn(9, 2), torch.randn(9))])
+    squeezed = train(
+        nn.Linear(2, 1), data=flat, loss=lambda o, t: nn.functional.mse_loss(o.squeeze(1), t)
+    )
+    assert "train_absolute_error" not in squeezed.metrics
+
+
+def test_labels_may_be_of_any_whole_type():
+    x, y = data().train.x, data().train.y
+    parts = [list(range(12)), list(range(12, 25))]
+    found = [
+        train(net(), data=ud.data.FederatedData.from_arrays(x, y.to(kind), parts)).x
+        for kind in (torch.int64, torch.int32, torch.uint8)
+    ]
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+def test_a_test_part_that_does_not_fit_is_refused():
+    own = data().train.client(0)
+    for test, words in (
+        ((torch.randn(3, 4), torch.tensor([0, 1, 9])), "labels go from 0 to 9"),
+        ((torch.randn(3, 7), torch.tensor([0, 1, 2])), "cannot take inputs of shape [2, 7]"),
+    ):
+        with pytest.raises(ud.UndriftError) as error:
+            train(net(), data=ud.data.FederatedData.from_clients([own], test))
+        assert words in str(error.value)
+
+
+def test_a_model_that_fails_on_a_client_names_it():
+    one = {
+        "a": (torch.randn(8, 4), torch.arange(8) % 3),
+        "b": (torch.randn(5, 4), torch.arange(5) % 3),
+    }
+    with pytest.raises(ud.UndriftError) as error:
+        train(net(nn.BatchNorm1d(8)), data=ud.data.FederatedData.from_clients(one))
+    assert "client 'b' in round 1: ValueError: Expected more than 1 value" in str(error.value)
+
+
+def test_a_model_that_is_random_even_in_evaluation_gives_the_same_metrics():
+    class Noisy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.layer(nn.functional.dropout(x, 0.5))
+
+    torch.manual_seed(0)
+    model = Noisy()
+    before = torch.get_rng_state()
+    first = train(model)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(7)
+    assert [r.metrics for r in train(model).records] == [r.metrics for r in first.records]
+
+
+def test_tied_weights_are_saved_once_and_read_back(tmp_path):
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Linear(4, 4, bias=False)
+            self.b = nn.Linear(4, 4, bias=False)
+            self.b.weight = self.a.weight
+            self.c = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.c(self.b(torch.tanh(self.a(x))))
+
+    result = train(Tied())
+    result.save(tmp_path / "tied.safetensors")
+    again = train(Tied(), weights=tmp_path / "tied.safetensors", rounds=0)
+    assert torch.equal(again.x, result.x)
+    with pytest.raises(ud.UndriftError, match="no folder"):
+        result.save(tmp_path / "missing" / "x.safetensors")
+
+
 def test_evaluation_in_pieces_is_evaluation_at_once(monkeypatch):
     losses = ModuleLosses(net(), data())
     q = torch.full((3,), 1 / 3, dtype=torch.float64)

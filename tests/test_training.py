@@ -235,6 +235,143 @@ def test_summary_plot_and_repr(tmp_path):
         result.history("acuracy")
 
 
+@pytest.mark.parametrize(
+    "method",
+    [ud.SCAFFOLD(), ud.FedNova(variance_reduction=True), ud.VRLSGD(), ud.FedLGA(), ud.FedDR(0.3)],
+    ids=repr,
+)
+def test_clients_that_are_accurate_from_the_start_still_take_a_step(method):
+    """Nothing is divided by zero once everyone has converged."""
+    losses = ud.theory.random_quadratics(4, 3, sizes=[5] * 4, seed=1)
+    local = ud.GD(lr=0.1, steps=5, tolerance=1e-3)
+    result = ud.train(method, problem=losses, local=local, rounds=200)
+    assert bool(result.x.isfinite().all())
+    assert result.rejected == 0
+    assert all(record.steps >= 4 for record in result.records[1:])
+
+
+@pytest.mark.parametrize(
+    "method", [ud.FedAvg(), ud.FedLGA(), ud.FedNova(), ud.FedDyn(0.5)], ids=repr
+)
+def test_a_client_that_manages_nothing_does_not_reply(method):
+    losses = ud.theory.random_quadratics(4, 3, sizes=[5] * 4, seed=1)
+
+    def limit(client, round):
+        return {0: 0, 1: 2}.get(client) if round < 3 else 0
+
+    result = ud.train(method, problem=losses, local=GD, rounds=5, limit=limit)
+    assert [record.absent for record in result.records[1:]] == [[0]] * 3 + [[0, 1, 2, 3]] * 2
+    assert result.records[1].steps == 2 + 3 + 3
+    assert result.records[3].metrics == result.records[5].metrics
+    assert list(result.run.states.seen()) in ([1, 2, 3], [1, 2, 3])
+
+
+def test_a_fold_that_is_not_finite_is_refused_and_changes_nothing():
+    class Exploding(ud.FedAvg):
+        def fold(self, server, replies):
+            return ud.Server(x=server.x * math.inf)
+
+    with pytest.raises(ud.Diverged, match="round 1: the server's model is not finite"):
+        quadratic(Exploding())
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        ({"fold": lambda self, server, replies: None}, "must return a Server"),
+        (
+            {"fold": lambda self, server, replies: ud.Server(x=server.x[:1])},
+            "a model of shape [1] instead of [3]",
+        ),
+        ({"keeps": {"h": "zeros"}}, "did you mean 'zero'?"),
+        ({"keeps": ("h",)}, "keep h, but finish returned nothing"),
+        ({"uploads": {}}, "does not declare in its uploads"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_method_that_does_not_do_what_it_declares_is_refused(broken, words):
+    class Base(ud.Method):
+        uploads = {"moved": (ud.once,)}
+
+        def problem(self, down, mine, client):
+            return ud.LocalProblem(start=down.x)
+
+        def finish(self, down, mine, result, client):
+            return ud.Upload(moved=result.x - down.x), ud.Keep()
+
+        def fold(self, server, replies):
+            return ud.Server(x=server.x + replies.mean("moved"))
+
+    quadratic(Base())
+    with pytest.raises(ud.UndriftError) as error:
+        quadratic(type("Broken", (Base,), broken)())
+    assert words in str(error.value)
+
+
+def test_scheme_one_draws_with_replacement_also_when_weights_are_equal():
+    found = quadratic(ud.FedAvg("I"), objective="clients", cohort=9)
+    assert found.run.sampler == ud.Weighted(9)
+    mixed = ud.compare(
+        [ud.FedAvg("I"), ud.FedAvg()], problem=QUADRATICS, local=GD, cohort=2, objective="clients"
+    )
+    assert mixed[0].run.sampler == ud.Uniform(2)
+
+
+def test_the_mean_of_the_cohort_counts_draws():
+    watch = ud.Evaluation(models=("server", "cohort"))
+    found = quadratic(ud.FedAvg("I"), objective="clients", cohort=9, evaluate=watch)
+    for record in found.records:
+        assert record.metrics["train_loss"] == pytest.approx(record.metrics["cohort/train_loss"])
+
+
+def test_a_target_of_ones_own_needs_a_direction():
+    metric = {"rmse": lambda o, t: (o - t).square().mean().sqrt()}
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(30, 2, generator=g)
+    clients = ud.data.FederatedData.from_clients([(x, x @ torch.tensor([[2.0], [-1.0]]))])
+    setting = dict(model=nn.Linear(2, 1), data=clients, local=ud.SGD(lr=0.1), metrics=metric)
+    with pytest.raises(ud.UndriftError, match="fall or rise"):
+        ud.train(ud.FedAvg(), **setting, target={"train_rmse": 0.1})
+    found = ud.train(ud.FedAvg(), **setting, target={"train_rmse": ("below", 0.1)})
+    assert found.records[-1].round > 0
+    assert found.metrics["train_rmse"] <= 0.1
+    with pytest.raises(ud.UndriftError, match="did you mean 'test_accuracy'"):
+        ud.train(ud.FedAvg(), **network(target={"test_acuracy": 0.9}))
+
+
+def test_the_round_in_which_a_run_is_stopped_is_measured():
+    found = quadratic(
+        ud.FedAvg(),
+        evaluate=ud.Evaluation(every=100),
+        callbacks=[lambda run, record: record.round == 7],
+    )
+    assert found.history("train_loss")[0] == [0, 7]
+    assert list(found.run.rounds()) == []
+
+
+def test_the_summary_shows_what_was_asked_for_and_what_went_wrong():
+    models = ud.Evaluation(models=("server", "own"), gradient_mapping=0.1)
+    metrics = {"confidence": lambda o, t: o.softmax(1).amax(1).mean()}
+    found = ud.train(ud.FedAvg(), **network(evaluate=models, metrics=metrics))
+    assert "FedAvg, own" in found.summary()
+    assert "test_confidence" in found.summary()
+    assert "mapping" in found.summary()
+    never = ud.Evaluation(every=10**6)
+    bad = quadratic(ud.FedAvg(), problem=poisoned([3]), cohort=None, evaluate=never)
+    assert "10 replies were left out, the first in round 1 from client 3" in bad.summary()
+
+
+def test_ids_may_be_numpys():
+    import numpy as np
+
+    H, b = QUADRATICS.H, QUADRATICS.b
+    own = ud.theory.Quadratics(H, b, QUADRATICS.sizes.tolist(), ids=list(np.arange(5)))
+    assert torch.equal(quadratic(ud.FedAvg(), problem=own).x, quadratic(ud.FedAvg()).x)
+    for cohort in ([1, 4], np.array([1, 4])):
+        found = quadratic(ud.FedAvg(), cohort=ud.Fixed(cohort))
+        assert torch.equal(found.x, quadratic(ud.FedAvg(), cohort=ud.Fixed([4, 1])).x)
+
+
 EMPTY = ud.data.FederatedData.from_arrays(torch.ones(4, 2), [0, 1, 0, 1], [[0, 1], [], [2, 3]])
 REFUSED = [
     (lambda: ud.FedAvg("III"), "scheme is 'III'"),
@@ -293,6 +430,44 @@ REFUSED = [
     ),
     (lambda: ud.theory.Quadratics(torch.ones(2, 3), torch.ones(2, 3)), "[N, d, d]"),
     (lambda: ud.data.synthetic(alpha=-1), "alpha is -1"),
+    (lambda: quadratic(ud.FedAvg(), seed="a"), "seed is 'a'"),
+    (lambda: quadratic(ud.FedAvg(), rounds=2.5), "rounds is 2.5"),
+    (lambda: quadratic(ud.FedAvg(), evaluate=5), "evaluate is 5"),
+    (lambda: quadratic(ud.FedAvg(), target=[1]), "target is [1]"),
+    (lambda: quadratic(ud.FedAvg(), callbacks=print), "list of functions"),
+    (lambda: quadratic(ud.FedAvg(), limit=1), "limit is 1"),
+    (lambda: quadratic(ud.FedAvg(), limit=lambda c, r: 0.5), "The limit of client"),
+    (lambda: quadratic(ud.FedAvg(), device="foo"), "device 'foo' cannot be used"),
+    (lambda: quadratic(ud.FedAvg(), problem="q"), "problem is 'q'"),
+    (lambda: quadratic(ud.FedAvg(), weights="w"), "weights means nothing"),
+    (lambda: ud.train(ud.FedAvg(), **network(loss="mse")), "loss is 'mse'"),
+    (lambda: ud.train(ud.FedAvg(), **network(metrics=["f1"])), "metrics is ['f1']"),
+    (lambda: ud.compare(ud.FedAvg(), problem=QUADRATICS, local=GD), "a list of methods"),
+    (lambda: ud.compare({"a": "x"}, problem=QUADRATICS, local=GD), "A method is 'x'"),
+    (lambda: ud.FedAvg(server="adam"), "server is 'adam'"),
+    (lambda: ud.FedDyn(math.inf), "alpha is inf"),
+    (lambda: ud.SGD(lr=0.1, batch_size=2.5), "batch_size is 2.5"),
+    (lambda: ud.SGD(lr=0.1, step_schedule=0.9), "must be a schedule"),
+    (lambda: ud.PerClient(GD, {0: 0.1}), "PerClient's solver of 0 is 0.1"),
+    (lambda: ud.Fixed(5), "Fixed's cohorts is 5"),
+    (lambda: ud.centralised(**network(objective="clients")), "mean over samples"),
+    (lambda: quadratic(ud.FedAvg(), local=ud.GD(lr=0.1, tolerance=1.0, relative="step")), "pull"),
+    (lambda: quadratic(ud.FedAvg()).plot("/no/such/folder/x.png"), "no folder"),
+    (lambda: quadratic(ud.FedAvg()).plot("picture.xyz"), "kind of picture"),
+    (
+        lambda: ud.data.FederatedData.from_arrays([[1.0]], [0], [[True]]),
+        "given by a mask",
+    ),
+    (lambda: ud.data.FederatedData.from_clients([(["a"], ["b"])]), "must be arrays of numbers"),
+    (
+        lambda: quadratic(
+            ud.FedAvg(),
+            problem=ud.theory.Quadratics(
+                QUADRATICS.H, QUADRATICS.b, ids=[0, 1, 2, 3, frozenset("a")]
+            ),
+        ),
+        "a whole number or a word",
+    ),
 ]
 
 

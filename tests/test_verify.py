@@ -33,6 +33,9 @@ def test_every_fact_holds_for_our_methods(subject):
         ("ReversedSign", {"limit", "partial", "momentum", "ragged"}),
         ("WeightsNotOne", {"weights", "equals"}),
         ("ConfusedNK", {"partial"}),
+        ("ConfusedControl", {"partial"}),
+        ("DividedByAll", {"weights"}),
+        ("NormalisedBySteps", {"equals"}),
         ("StepsInsteadOfProgress", {"momentum"}),
         ("BatchesOfEqualSize", {"ragged"}),
         ("BuffersAsParameters", {"buffers"}),
@@ -40,6 +43,10 @@ def test_every_fact_holds_for_our_methods(subject):
 )
 def test_every_mistake_is_caught(mistake, caught_by):
     assert caught_by <= failing(mistake)
+
+
+def test_a_whole_number_is_a_parameter_too():
+    assert "acts" in failing("DetachedRegulariser", mu=1)
 
 
 def test_a_wrong_method_is_wrong_in_nothing_else():

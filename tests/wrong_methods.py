@@ -45,6 +45,32 @@ class ConfusedNK(ud.FedDyn):
         return ud.Server(x=server.x + moved - h / self.alpha, h=h)
 
 
+class ConfusedControl(ud.SCAFFOLD):
+    """c moves by N/K times the cohort's change, as x does, instead of by the change itself."""
+
+    def fold(self, server, replies):
+        new = super().fold(server, replies)
+        return new.replace(c=server.c + (new.c - server.c) / replies.share)
+
+
+class DividedByAll(ud.FedAvg):
+    """The mean over the cohort divides by N instead of K."""
+
+    limit = None
+
+    def fold(self, server, replies):
+        new = super().fold(server, replies)
+        return new.replace(x=server.x + (new.x - server.x) * replies.share)
+
+
+class NormalisedBySteps(ud.FedNova):
+    """The move is divided by τ_k, not by ‖a_k‖₁."""
+
+    def finish(self, down, mine, result, client):
+        upload, mine = super().finish(down, mine, result, client)
+        return upload.replace(direction=(result.x - down.x) / result.steps), mine
+
+
 class StepsInsteadOfProgress(ud.SCAFFOLD):
     """Divides by K·η, which is wrong as soon as there is momentum."""
 

@@ -124,7 +124,7 @@ class Comparison(Sequence[Result]):
 
     def summary(self) -> str:
         """The table as text."""
-        console = Console(width=100, color_system=None, force_terminal=False)
+        console = Console(width=160, color_system=None, force_terminal=False)
         with console.capture() as capture:
             console.print(self.table())
             for result in self.results:

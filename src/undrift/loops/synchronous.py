@@ -57,7 +57,7 @@ class Synchronous:
         self.total = rounds
         self.seed = seed
         self.evaluation = evaluation
-        self.target = {name: _goal(name, value) for name, value in (target or {}).items()}
+        self.target = dict(target or {})
         self.callbacks = list(callbacks)
         self.roster = Roster(losses.ids, losses.sizes, objective)
         sampler.check(self.roster)
@@ -178,8 +178,9 @@ class Synchronous:
     def _measure(self, record: Record) -> None:
         with one_thread():
             record.metrics = measure(self)
-        for metric, (direction, value) in self.target.items():
+        for metric, target in self.target.items():
             require_choice("A target", metric, record.metrics)
+            direction, value = _goal(metric, target)
             found = record.metrics[metric]
             if found <= value if direction == "below" else found >= value:
                 self.stopped = self.stopped or f"{metric} reached {value:g}"
