@@ -18,7 +18,7 @@ class Halfway(ud.Method):
 
     keeps = {"mean": ud.INITIAL}
     uploads = {"moved": (ud.q,)}
-    limit = None
+    converges_to = None
 
     def __init__(self, share: float = 0.5):
         self.share = share

@@ -63,7 +63,9 @@ def test_the_right_methods_pass_as_users_classes(tmp_path):
 def test_a_claim_that_does_not_hold_is_explained_in_one_line():
     outcomes = list(verify([load(f"{WRONG}:Biased")]))
     lines = explanations(outcomes)
-    assert any(line.startswith("Biased, limit: ") and "limit = None" in line for line in lines)
+    assert any(
+        line.startswith("Biased, limit: ") and "converges_to = None" in line for line in lines
+    )
     assert all("\n" not in line for line in lines)
 
 

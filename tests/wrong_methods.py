@@ -56,7 +56,7 @@ class ConfusedControl(ud.SCAFFOLD):
 class DividedByAll(ud.FedAvg):
     """The mean over the cohort divides by N instead of K."""
 
-    limit = None
+    converges_to = None
 
     def fold(self, server, replies):
         new = super().fold(server, replies)
@@ -115,7 +115,7 @@ class Biased(ud.Method):
 class Honest(Biased):
     """The same, without the claim, for equally weighted clients."""
 
-    limit = None
+    converges_to = None
 
     def fold(self, server, replies):
         if not torch.isfinite(server.x).all():
@@ -143,7 +143,7 @@ class Unfinished(ud.Method):
 class NeedsArgument(Biased):
     """Cannot be made without an argument."""
 
-    limit = None
+    converges_to = None
 
     def __init__(self, gain: float):
         self.gain = gain

@@ -68,7 +68,7 @@ class Method(ABC):
     starts_with_all: bool = False
     """whether the first round must be with every client, whatever the sampler says"""
 
-    limit: str | None = "optimum"
+    converges_to: str | None = "optimum"
     """where the method converges, for `undrift verify`: the "optimum" of F, the fixed point of
     "averaging" or of "normalised averaging", or None when nothing is claimed"""
     paper: str = ""

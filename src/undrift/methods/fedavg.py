@@ -24,7 +24,7 @@ class FedAvg(Averaging):
         what the server does with the average move, e.g. `ud.server.Momentum(0.9)`
     """
 
-    limit = "averaging"
+    converges_to = "averaging"
     paper = "Li et al., On the Convergence of FedAvg on Non-IID Data, ICLR 2020"
 
     def __init__(self, scheme: str = "II-delta", server: ServerOptimizer = Plain()):
@@ -55,7 +55,7 @@ class FedAvg(Averaging):
 class DistributedSGD(FedAvg):
     """One gradient step per client and round: E = 1, the baseline without drift."""
 
-    limit = "optimum"
+    converges_to = "optimum"
     needs_steps = True
 
     def steps(self, planned: Sequence[int]) -> Sequence[int]:

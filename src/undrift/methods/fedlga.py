@@ -38,7 +38,7 @@ class FedLGA(Averaging):
         what the server does with the mean move; `ud.server.Plain(lr)` sets η_g
     """
 
-    limit = "averaging"
+    converges_to = "averaging"
     draws_by_weight = True
     needs_steps = True
     paper = "Li et al., FedLGA, 2021"

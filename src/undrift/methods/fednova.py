@@ -61,7 +61,7 @@ class FedNova(Averaging):
             self._by = q if weights == "II" else once
 
     @property
-    def limit(self) -> str | None:  # type: ignore[override]
+    def converges_to(self) -> str | None:  # type: ignore[override]
         return "optimum" if self.variance_reduction else "normalised averaging"
 
     @property

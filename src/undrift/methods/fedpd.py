@@ -38,7 +38,7 @@ class FedPD(Method):
         self.communication = communication
 
     @property
-    def limit(self) -> str | None:  # type: ignore[override]
+    def converges_to(self) -> str | None:  # type: ignore[override]
         return "optimum" if self.communication == 1 else None
 
     def check(self, setting: Setting) -> None:

@@ -34,7 +34,7 @@ class FedSplit(Method):
         self.needs_all = average == "full"
 
     @property
-    def limit(self) -> str | None:  # type: ignore[override]
+    def converges_to(self) -> str | None:  # type: ignore[override]
         return "optimum" if self.average == "full" else None
 
     @property

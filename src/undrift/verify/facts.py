@@ -41,7 +41,7 @@ FACTS = [
         1e-10,
         limits.limit_full,
         "look at the sign and the scale of the local term, and at the weights in the fold; if it "
-        "is biased by design, declare limit = None",
+        "is biased by design, declare converges_to = None",
     ),
     Fact(
         "partial",

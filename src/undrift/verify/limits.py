@@ -31,14 +31,14 @@ from undrift.verify.subjects import Subject
 
 def goal_of(method: Method, problem: Quadratics, q: Tensor, local: GD) -> Tensor | None:
     """The point that is promised: the optimum, or the closed form of averaging."""
-    if method.limit == "optimum":
+    if method.converges_to == "optimum":
         return problem.optimum(q, method.g)
     tau = [local.planned(k, 1, 0) for k in range(len(problem))]
     tau = list(method.steps(tau))
     mu = getattr(method, "mu", 0.0)
-    if method.limit == "averaging":
+    if method.converges_to == "averaging":
         return fixed_points.fedprox(problem.H, problem.b, q, LR, tau, mu)
-    if method.limit == "normalised averaging":
+    if method.converges_to == "normalised averaging":
         return fixed_points.fednova(problem.H, problem.b, q, LR, tau, mu)
     return None
 
@@ -65,7 +65,7 @@ def limit_partial(subject: Subject) -> Finding | None:
     """Two of four take part, or each with probability one half, so that |S| changes."""
     method = subject.method
     # Of a single step per round, the cohort's parts do not vanish one by one at the optimum.
-    if method.limit != "optimum" or method.needs_all or one_step_only(method):
+    if method.converges_to != "optimum" or method.needs_all or one_step_only(method):
         return None
     findings = []
     for objective in ("samples", "clients"):
@@ -83,7 +83,7 @@ def limit_partial(subject: Subject) -> Finding | None:
 
 def limit_momentum(subject: Subject) -> Finding | None:
     """Clients run gradient descent with momentum 0.9."""
-    if subject.method.limit != "optimum" or one_step_only(subject.method):
+    if subject.method.converges_to != "optimum" or one_step_only(subject.method):
         return None
     problem = problems.quadratics()
     q = Roster(problem.ids, problem.sizes, "samples").weights
@@ -100,7 +100,7 @@ def ragged(subject: Subject) -> Finding | None:
     objective = "samples" if allows(subject.method, All(), sizes, "samples") else "clients"
     losses, e = problems.points(sizes)
     q = Roster(losses.ids, losses.sizes, objective).weights
-    exact = subject.method.limit == "optimum"
+    exact = subject.method.converges_to == "optimum"
     momentum = 0.5 if exact and not one_step_only(subject.method) else 0.0
     local = SGD(lr=0.1, batch_size=4, epochs=2, momentum=momentum)
     tau = subject.method.steps([2 * math.ceil(n / 4) for n in sizes])
@@ -110,9 +110,9 @@ def ragged(subject: Subject) -> Finding | None:
         g = subject.method.g
         if g is not None:
             goal = g.prox(goal, 1.0)
-    elif subject.method.limit == "averaging":
+    elif subject.method.converges_to == "averaging":
         goal = fixed_points.spherical(e, q, 0.1, tau, mu)
-    elif subject.method.limit == "normalised averaging":
+    elif subject.method.converges_to == "normalised averaging":
         H = torch.eye(3, dtype=torch.float64).expand(len(e), -1, -1)
         goal = fixed_points.fednova(H, e, q, 0.1, tau, mu)
     else:

@@ -32,7 +32,7 @@ class Subject:
     @property
     def exact(self) -> bool:
         """Whether its clients can solve their problems exactly: no step is counted."""
-        return self.method.limit == "optimum" and not self.method.needs_steps
+        return self.method.converges_to == "optimum" and not self.method.needs_steps
 
 
 def ours() -> list[Subject]:
