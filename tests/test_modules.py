@@ -52,18 +52,19 @@ def test_the_flat_vector_is_the_parameters_in_order():
     assert flat.module[0].weight[0].tolist() == [0, 1, 2, 3]
 
 
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 4, bias=False)
+        self.second = nn.Linear(4, 4, bias=False)
+        self.second.weight = self.first.weight
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.last(self.second(torch.tanh(self.first(x))))
+
+
 def test_tied_parameters_count_once_and_frozen_ones_stay():
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first = nn.Linear(4, 4, bias=False)
-            self.second = nn.Linear(4, 4, bias=False)
-            self.second.weight = self.first.weight
-            self.last = nn.Linear(4, 3)
-
-        def forward(self, x):
-            return self.last(self.second(torch.tanh(self.first(x))))
-
     torch.manual_seed(0)
     model = Tied()
     model.last.bias.requires_grad_(False)
@@ -385,17 +386,6 @@ def test_a_model_that_is_random_even_in_evaluation_gives_the_same_metrics():
 
 
 def test_tied_weights_are_saved_once_and_read_back(tmp_path):
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a = nn.Linear(4, 4, bias=False)
-            self.b = nn.Linear(4, 4, bias=False)
-            self.b.weight = self.a.weight
-            self.c = nn.Linear(4, 3)
-
-        def forward(self, x):
-            return self.c(self.b(torch.tanh(self.a(x))))
-
     result = train(Tied())
     result.save(tmp_path / "tied.safetensors")
     again = train(Tied(), weights=tmp_path / "tied.safetensors", rounds=0)

@@ -34,6 +34,7 @@ class Recorded(ClientLoss):
 def work(solver, samples=10, round=0, steps=None, rate=None):
     planned = solver.planned("me", samples, round)
     return Work(
+        client="me",
         round=round,
         steps=planned if steps is None else steps,
         expected=planned,
@@ -206,6 +207,19 @@ def test_a_tolerance_stops_the_work(relative):
     assert result.complete
     bounded, _ = solve(ud.GD(lr=0.1, steps=5, tolerance=1e-9))
     assert (bounded.steps, bounded.complete) == (5, True)
+
+
+def test_a_tolerance_may_differ_by_client_and_round():
+    def accuracy(client, round):
+        return 10.0 ** -(1 + round)
+
+    def steps(tolerance, round=0):
+        solver = ud.GD(lr=0.1, steps=10_000, tolerance=tolerance)
+        return solve(solver, round=round)[0].steps
+
+    assert steps(accuracy, 0) == steps(1e-1) < steps(accuracy, 3) == steps({"me": 1e-4})
+    with pytest.raises(ud.UndriftError, match="tolerance of client 'me'"):
+        steps(lambda client, round: 0.0)
 
 
 def test_a_tolerance_with_minibatches_is_checked_every_epoch():

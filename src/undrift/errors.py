@@ -15,6 +15,12 @@ class Diverged(UndriftError):
     """Every reply of a round was unusable, so there is nothing left to go on with."""
 
 
+def first_line(error: BaseException) -> str:
+    """What an error of someone else's says, in one line."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}".rstrip(".: ")
+
+
 def require(condition: bool, message: str) -> None:
     """Raise `UndriftError(message)` unless the condition holds."""
     if not condition:

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from undrift.data.federated import FederatedData, Part
-from undrift.errors import UndriftError, require, require_type
+from undrift.errors import UndriftError, first_line, require, require_type
 from undrift.keys import torch_generator_set_to
 from undrift.losses import Batch, ClientLoss, Losses
 from undrift.tasks import Loss, Metric, Task, correct, task_for
@@ -244,10 +244,9 @@ class ModuleLosses(Losses):
             try:
                 outputs = self.flat.module(inputs)
             except Exception as error:
-                reason = (str(error).strip().splitlines() or [""])[0]
                 raise UndriftError(
                     f"The model cannot take inputs of shape {list(inputs.shape)} and type "
-                    f"{inputs.dtype}: {reason}."
+                    f"{inputs.dtype}: {first_line(error)}."
                 ) from error
         require(outputs is not None, "There are no samples.")
         require_type("What the model returns", outputs, Tensor, "one tensor")

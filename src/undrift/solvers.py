@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
+from numbers import Real
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,12 +26,15 @@ from undrift.schedules import Schedule, as_schedule
 
 Amount = int | Mapping[Hashable, int] | Callable[[Hashable, int], int]
 """How much work: a number for all, one per client id, or a function of (client id, round)."""
+Tolerance = float | Mapping[Hashable, float] | Callable[[Hashable, int], float]
+"""How accurate the work is: the same for all, one per client id, or a function."""
 
 
 @dataclass(frozen=True)
 class Work:
     """What a client does in a round: which round, how many steps, and its own draws."""
 
+    client: Hashable
     round: int
     steps: int
     expected: int
@@ -112,8 +117,9 @@ class SGD(Solver):
         the local work, one of the two: a number, a mapping from client ids, or a function of
         (client id, round)
     tolerance
-        stop once the gradient of the local problem is this small (checked every epoch, and
-        every step with a full batch); `epochs` or `steps` bound the work
+        ε: stop once the gradient of the local problem is this small (checked every epoch, and
+        every step with a full batch); `epochs` or `steps` bound the work. A number, a mapping
+        from client ids, or a function of (client id, round)
     relative
         what the tolerance is relative to: "no", the "gradient" at the start, or the "step" taken
         (times the weight r of the problem)
@@ -129,7 +135,7 @@ class SGD(Solver):
     batch_size: int | None = 32
     epochs: Amount | None = None
     steps: Amount | None = None
-    tolerance: float | None = None
+    tolerance: Tolerance | None = None
     relative: str = "no"
     momentum: float = 0.0
     nesterov: bool = False
@@ -158,8 +164,8 @@ class SGD(Solver):
             amount = getattr(self, unit)
             if amount is not None and not isinstance(amount, Mapping) and not callable(amount):
                 require_whole(f"{name}'s {unit}", amount, at_least=1)
-        if self.tolerance is not None:
-            require_range(f"{name}'s tolerance", self.tolerance, above=0)
+        if isinstance(self.tolerance, Real):
+            require_range(f"{name}'s tolerance", float(self.tolerance), above=0)
         require_choice(f"{name}'s relative", self.relative, ("no", "gradient", "step"))
         require_range(f"{name}'s momentum", self.momentum, at_least=0, below=1)
         require_range(f"{name}'s weight_decay", self.weight_decay, at_least=0)
@@ -197,7 +203,7 @@ class SGD(Solver):
         progress = Progress(
             self.momentum, self.nesterov, work.rate * float(r) if pulled else 0.0, outside
         )
-        accurate = Accuracy(self.tolerance, self.relative, problem)
+        accurate = Accuracy(self._tolerance(work), self.relative, problem)
         last: Tensor | None = None
         evaluations = 0
         first = None
@@ -252,6 +258,13 @@ class SGD(Solver):
             last_gradient=last,
             evaluations=evaluations,
         )
+
+    def _tolerance(self, work: Work) -> float | None:
+        if self.tolerance is None:
+            return None
+        found = _of_client("tolerance", self.tolerance, work.client, work.round)
+        require_range(f"The tolerance of client {work.client!r}", found, above=0)
+        return found
 
     def _decayed(self, gradient: Tensor, x: Tensor) -> Tensor:
         """The gradient of f_k, of which weight decay is a part."""
@@ -410,9 +423,15 @@ class PerClient(Local):
 
 def _amount(unit: str, amount: Amount, client: Hashable, round: int) -> int:
     """The amount of work of a client in a round."""
-    if callable(amount):
-        amount = amount(client, round)
-    elif isinstance(amount, Mapping):
-        require(client in amount, f"The local {unit} name no amount for client {client!r}.")
-        amount = amount[client]
+    amount = _of_client(unit, amount, client, round)
     return require_whole(f"The number of {unit} of client {client!r} in round {round}", amount, 1)
+
+
+def _of_client(what: str, value: Any, client: Hashable, round: int) -> Any:
+    """What is meant for a client in a round: the same for all, by id, or a function's."""
+    if callable(value):
+        return value(client, round)
+    if isinstance(value, Mapping):
+        require(client in value, f"The local {what} are not given for client {client!r}.")
+        return value[client]
+    return value

@@ -16,6 +16,7 @@ from undrift.engines.base import Limit
 from undrift.errors import (
     Diverged,
     UndriftError,
+    first_line,
     require,
     require_choice,
     require_type,
@@ -196,8 +197,9 @@ def _check(methods: Mapping[str, Method], options: Options) -> None:
     try:
         torch.empty(0, device=options.get("device", "cpu"))
     except (RuntimeError, AssertionError, TypeError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UndriftError(f"device {options.get('device')!r} cannot be used: {reason}") from None
+        raise UndriftError(
+            f"device {options.get('device')!r} cannot be used: {first_line(error)}."
+        ) from None
 
 
 def _require_method(method: object) -> None:

@@ -106,6 +106,7 @@ class Job:
         rate = self.local.rate(round)
         return {
             client: Work(
+                client=client.id,
                 round=round,
                 steps=steps,
                 expected=full[client] if steps == managed[client] else steps,

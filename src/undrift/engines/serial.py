@@ -17,7 +17,7 @@ from undrift.engines.base import (
     check_names,
     fault,
 )
-from undrift.errors import UndriftError
+from undrift.errors import UndriftError, first_line
 from undrift.keys import key
 from undrift.losses import Losses
 from undrift.methods.base import Method
@@ -95,10 +95,9 @@ class SerialEngine(Engine):
         except UndriftError:
             raise
         except Exception as error:
-            reason = (str(error).strip().splitlines() or [""])[0]
             raise UndriftError(
                 f"The model failed on client {client.id!r} in round {round + 1}: "
-                f"{type(error).__name__}: {reason}."
+                f"{first_line(error)}."
             ) from error
 
     def _watched_sums(self) -> dict[str, tuple[Weight, ...]]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from undrift.errors import Diverged, UndriftError
+from undrift.errors import Diverged, UndriftError, first_line
 from undrift.verify import equivalences, invariances, limits
 from undrift.verify.runs import Finding
 from undrift.verify.subjects import Subject
@@ -134,5 +134,4 @@ def check_fact(fact: Fact, subject: Subject) -> Finding | None:
     except UndriftError as error:
         return Finding("a result", "an error", math.inf, str(error))
     except Exception as error:  # the user's own code
-        reason = str(error).strip().splitlines() or [""]
-        return Finding("a result", "an error", math.inf, f"{type(error).__name__}: {reason[0]}")
+        return Finding("a result", "an error", math.inf, first_line(error))
