@@ -30,6 +30,10 @@ class Sampler(ABC):
     def check(self, roster: Roster) -> None:
         """Refuse a roster the sampler cannot draw from."""
 
+    def kind(self, roster: Roster) -> str:
+        """The kind of sampling from a roster."""
+        return self.participation
+
 
 @dataclass(frozen=True)
 class All(Sampler):
@@ -58,6 +62,9 @@ class Uniform(Sampler):
             f"The cohort has {self.K} clients, but there are only {len(roster)}: choose at most "
             f"{len(roster)}, or ud.Weighted({self.K}) to draw with replacement.",
         )
+
+    def kind(self, roster: Roster) -> str:
+        return "all" if len(roster) == self.K else self.participation
 
     def draw(self, roster: Roster, seed: int, round: int) -> Cohort:
         chosen = generator(seed, "cohort", round).choice(len(roster), self.K, replace=False)

@@ -23,7 +23,7 @@ from undrift.errors import (
     require_whole,
 )
 from undrift.evaluation import Evaluation
-from undrift.loops.synchronous import Callback, Synchronous, Target
+from undrift.loops.synchronous import Callback, Synchronous
 from undrift.losses import Losses
 from undrift.methods import FedAvg, Method
 from undrift.modules import ModuleLosses
@@ -31,6 +31,7 @@ from undrift.progress import Progress, progress_bars
 from undrift.result import Comparison, Result
 from undrift.sampling import Sampler, as_sampler
 from undrift.solvers import Local
+from undrift.targets import Target
 from undrift.tasks import Loss, Metric
 
 

@@ -50,7 +50,8 @@ class SerialEngine(Engine):
         statistics = sum(value.numel() * value.element_size() for value in buffers.values())
 
         work = job.work(method, cohort, round)
-        out.absent = [id for id in cohort if id not in {client.id for client in work}]
+        working = {client.id for client in work}
+        out.absent = [id for id in cohort if id not in working]
         for client, own_work in work.items():
             mine = states.get(client.id)
             problem = method.problem(download, mine, client)

@@ -10,7 +10,7 @@ from torch import Tensor
 from undrift.clients import ClientStates, Roster
 from undrift.engines.base import LAST, Engine, Job, Limit, RoundResult, Watch
 from undrift.engines.serial import SerialEngine
-from undrift.errors import Diverged, require, require_choice, require_range, require_whole
+from undrift.errors import Diverged, require, require_whole
 from undrift.evaluation import Evaluation, measure
 from undrift.keys import generator
 from undrift.losses import Losses
@@ -19,10 +19,8 @@ from undrift.problem import Server
 from undrift.records import Record
 from undrift.sampling import All, Sampler
 from undrift.solvers import Local
+from undrift.targets import Target, reached
 from undrift.threads import one_thread
-
-Target = float | tuple[str, float]
-"""A value to reach; for a metric of the user's own, ("below", value) or ("above", value)."""
 
 Callback = Callable[["Synchronous", Record], bool | None]
 """Called after every round; returning True ends the run."""
@@ -64,7 +62,7 @@ class Synchronous:
         method.check(
             Setting(
                 clients=len(self.roster),
-                participation=self._participation(),
+                participation=sampler.kind(self.roster),
                 equal=self.roster.equal,
                 takes_steps=local.takes_steps,
                 buffers=bool(losses.initial_buffers()),
@@ -178,36 +176,4 @@ class Synchronous:
     def _measure(self, record: Record) -> None:
         with one_thread():
             record.metrics = measure(self)
-        for metric, target in self.target.items():
-            require_choice("A target", metric, record.metrics)
-            direction, value = _goal(metric, target)
-            found = record.metrics[metric]
-            if found <= value if direction == "below" else found >= value:
-                self.stopped = self.stopped or f"{metric} reached {value:g}"
-
-    def _participation(self) -> str:
-        whole = getattr(self.sampler, "K", None) == len(self.roster)
-        return (
-            "all"
-            if whole and self.sampler.participation == "uniform"
-            else (self.sampler.participation)
-        )
-
-
-def _goal(metric: str, target: Target) -> tuple[str, float]:
-    """A target with its direction; that of our own metrics is known."""
-    if isinstance(target, tuple) and len(target) == 2:
-        direction, value = target
-        require_choice(f"The direction of target {metric!r}", direction, ("below", "above"))
-    else:
-        value = target  # type: ignore[assignment]
-        last = metric.rpartition("/")[2].removeprefix("train_").removeprefix("test_")
-        falling = ("loss", "objective", "absolute_error", "gradient_norm", "gradient_mapping")
-        require(
-            last in falling or "accuracy" in last,
-            f"Whether {metric!r} should fall or rise is not known: write "
-            f"target={{{metric!r}: ('below', value)}} or ('above', value).",
-        )
-        direction = "below" if last in falling else "above"
-    require_range(f"target {metric!r}", value)
-    return direction, value
+        self.stopped = self.stopped or reached(self.target, record.metrics)
