@@ -21,7 +21,7 @@ def folded(scheme, cohort, objective="samples"):
     """The server's model after clients of a cohort moved as given."""
     roster = Roster(list(range(4)), torch.tensor(SIZES), objective)
     method = ud.FedAvg(scheme)
-    replies = Replies(method.uploads, 4)
+    replies = Replies(method.sums(), 4)
     for k, drawn in cohort.items():
         replies.add(roster.client(k, drawn), ud.Upload(moved=MOVED[k]))
     return method.fold(method.init(X), replies).x, roster.weights
@@ -80,7 +80,7 @@ def test_scheme_one_is_unbiased_under_draws_by_weight():
 def test_clients_that_do_not_move_leave_the_server_where_it_is(scheme, cohort):
     roster = Roster(list(range(4)), torch.tensor(SIZES))
     method = ud.FedAvg(scheme)
-    replies = Replies(method.uploads, 4)
+    replies = Replies(method.sums(), 4)
     for k in cohort:
         replies.add(roster.client(k), ud.Upload(moved=torch.zeros(2, dtype=torch.float64)))
     assert torch.equal(method.fold(method.init(X), replies).x, X)
@@ -89,7 +89,7 @@ def test_clients_that_do_not_move_leave_the_server_where_it_is(scheme, cohort):
 def test_scheme_two_moves_the_server_even_then_by_design():
     roster = Roster(list(range(4)), torch.tensor(SIZES))
     method = ud.FedAvg("II")
-    replies = Replies(method.uploads, 4)
+    replies = Replies(method.sums(), 4)
     replies.add(roster.client(3), ud.Upload(moved=torch.zeros(2, dtype=torch.float64)))
     torch.testing.assert_close(method.fold(method.init(X), replies).x, 4 * 10 / 16 * X)
 

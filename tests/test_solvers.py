@@ -290,7 +290,7 @@ def test_work_per_client_and_per_round():
         (lambda: ud.SGD(lr=0.1, relative="gradents"), "did you mean 'gradient'?"),
         (lambda: ud.GD(lr=0.1, batch_size=3), "no batch_size"),
         (lambda: ud.SGD(lr=0.1, steps={1: 2}).planned(5, 9, 0), "client 5"),
-        (lambda: ud.SGD(lr=0.1, steps=lambda c, t: 0).planned(5, 9, 3), "round 3"),
+        (lambda: ud.SGD(lr=0.1, steps=lambda c, t: 0).planned(5, 9, 3), "round 4"),
         (lambda: ud.Theorem1(mu=2.0, L=1.0, E=1), "L ≥ mu"),
         (lambda: ud.Exponential(0.1, 0.0), "gamma is 0.0"),
     ],

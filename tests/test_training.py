@@ -73,6 +73,13 @@ def test_the_centralised_baseline_is_sgd_on_all_data():
     assert {"train_loss", "test_accuracy"} <= set(found.metrics)
 
 
+def test_the_centralised_baseline_has_no_limit():
+    setting = network(rounds=1)
+    limited = ud.centralised(**setting, limit=lambda client, round: 0)
+    assert torch.equal(limited.x, ud.centralised(**setting).x)
+    assert limited.gradients == len(setting["data"].train)
+
+
 def test_a_run_stops_at_a_target_or_when_a_callback_says_so():
     full = quadratic(ud.FedAvg())
     values = full.history("train_loss")[1]
@@ -217,14 +224,15 @@ def test_a_method_that_diverges_stops_and_the_others_go_on():
     assert "no client of the cohort sent a usable update" in found["wild"].stopped
     assert found["calm"].stopped is None
     assert len(found["calm"].records) == 21
-    assert "wild: FedAvg, round" in found.summary()
+    assert "wild: In round" in found.summary()
+    assert found["wild"].metrics == {}
 
 
 def test_summary_plot_and_repr(tmp_path):
     result = ud.train(ud.FedAvg(), **network())
     assert "FedAvg" in result.summary()
     assert "test acc" in result.summary()
-    assert max(len(line) for line in result.summary().splitlines()) <= 100
+    assert max(len(line) for line in result.summary().splitlines()) <= 80
     picture = result.plot(tmp_path / "picture.png")
     assert picture.stat().st_size > 5000
     assert "FedAvg: 4 rounds" in repr(result)
@@ -263,7 +271,10 @@ def test_a_client_that_manages_nothing_does_not_reply(method):
     assert [record.absent for record in result.records[1:]] == [[0]] * 3 + [[0, 1, 2, 3]] * 2
     assert result.records[1].steps == 2 + 3 + 3
     assert result.records[3].metrics == result.records[5].metrics
-    assert list(result.run.states.seen()) in ([1, 2, 3], [1, 2, 3])
+    assert list(result.run.states.seen()) == [1, 2, 3]
+    assert "1 of 4 clients never managed any work, for example client 0" in result.summary()
+    same = ud.train(method, problem=losses, local=GD, rounds=3, limit={0: 0, 1: 2})
+    assert same.records[3].metrics == result.records[3].metrics
 
 
 def test_a_fold_that_is_not_finite_is_refused_and_changes_nothing():
@@ -271,7 +282,7 @@ def test_a_fold_that_is_not_finite_is_refused_and_changes_nothing():
         def fold(self, server, replies):
             return ud.Server(x=server.x * math.inf)
 
-    with pytest.raises(ud.Diverged, match="round 1: the server's model is not finite"):
+    with pytest.raises(ud.Diverged, match="In round 1 the server's model is not finite"):
         quadratic(Exploding())
 
 
@@ -286,6 +297,16 @@ def test_a_fold_that_is_not_finite_is_refused_and_changes_nothing():
         ({"keeps": {"h": "zeros"}}, "did you mean 'zero'?"),
         ({"keeps": ("h",)}, "keep h, but finish returned nothing"),
         ({"uploads": {}}, "does not declare in its uploads"),
+        ({"uploads": ("moved",)}, "must be like {'moved': ud.q}"),
+        ({"uploads": {"moved": "q"}}, "must be a weight such as ud.q"),
+        (
+            {"finish": lambda self, down, mine, result, client: ud.Upload(moved=result.x)},
+            "must return an Upload and a Keep",
+        ),
+        (
+            {"problem": lambda self, down, mine, client: ud.LocalProblem(start=mine.h)},
+            "declare it in the method's keeps",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -335,6 +356,8 @@ def test_a_target_of_ones_own_needs_a_direction():
     found = ud.train(ud.FedAvg(), **setting, target={"train_rmse": ("below", 0.1)})
     assert found.records[-1].round > 0
     assert found.metrics["train_rmse"] <= 0.1
+    missed = ud.train(ud.FedAvg(), **network(target={"test_accuracy": 2.0}))
+    assert "was not reached" in missed.summary()
     with pytest.raises(ud.UndriftError, match="did you mean 'test_accuracy'"):
         ud.train(ud.FedAvg(), **network(target={"test_acuracy": 0.9}))
 
@@ -451,6 +474,15 @@ REFUSED = [
     (lambda: ud.PerClient(GD, {0: 0.1}), "PerClient's solver of 0 is 0.1"),
     (lambda: ud.Fixed(5), "Fixed's cohorts is 5"),
     (lambda: ud.centralised(**network(objective="clients")), "mean over samples"),
+    (lambda: quadratic(ud.FedAvg()).plot("a.png", ["loss"]), "A metric to plot is 'loss'"),
+    (lambda: ud.train(ud.FedAvg(), **network(weights={})), "must be a safetensors file"),
+    (lambda: QUADRATICS.weights("sample"), "did you mean 'samples'?"),
+    (
+        lambda: ud.data.FederatedData.from_clients(
+            {"a": ([[1.0]], [0]), "b": ([[math.nan], [2.0]], [0, 1])}
+        ),
+        "The training inputs of client 'b' contain NaN or Inf (1 samples in all)",
+    ),
     (lambda: quadratic(ud.FedAvg(), local=ud.GD(lr=0.1, tolerance=1.0, relative="step")), "pull"),
     (lambda: quadratic(ud.FedAvg()).plot("/no/such/folder/x.png"), "no folder"),
     (lambda: quadratic(ud.FedAvg()).plot("picture.xyz"), "kind of picture"),

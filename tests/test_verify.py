@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from undrift.errors import UndriftError
-from undrift.verify import FACTS, as_json, explanations, load, ours, verify
+from undrift.verify import FACTS, as_json, explanations, load, named, ours, verify
 
 WRONG = str(Path(__file__).with_name("wrong_methods.py"))
 
@@ -64,15 +64,39 @@ def test_a_claim_that_does_not_hold_is_explained_in_one_line():
     outcomes = list(verify([load(f"{WRONG}:Biased")]))
     lines = explanations(outcomes)
     assert any(
-        line.startswith("Biased, limit: ") and "converges_to = None" in line for line in lines
+        line.startswith("Biased, limit: ") and "'averaging', or None" in line for line in lines
     )
     assert all("\n" not in line for line in lines)
 
 
 def test_a_crash_in_the_users_code_is_explained_in_one_line():
     lines = explanations(verify([load(f"{WRONG}:Crashing")]))
-    assert lines
-    assert all("RuntimeError: size mismatch" in line and "\n" not in line for line in lines)
+    assert len(lines) == 1
+    assert lines[0].startswith("Crashing breaks down: RuntimeError: size mismatch (line ")
+    assert lines[0].endswith("of wrong_methods.py).")
+
+
+def test_an_unknown_claim_is_refused(tmp_path):
+    mine = tmp_path / "mine.py"
+    mine.write_text("import undrift as ud\nclass Mine(ud.FedAvg):\n    converges_to = 'average'\n")
+    (line,) = explanations(verify([load(f"{mine}:Mine")]))
+    assert "did you mean 'averaging'?" in line
+
+
+def test_a_file_may_import_its_neighbours(tmp_path):
+    (tmp_path / "beside.py").write_text("from undrift import FedAvg as Base\n")
+    mine = tmp_path / "mine.py"
+    mine.write_text("from beside import Base\nclass Mine(Base):\n    pass\n")
+    assert load(f"{mine}:Mine").method.name == "Mine"
+
+
+def test_our_own_methods_have_names():
+    assert [subject.label for subject in named("FedNova")] == [
+        "FedNova",
+        "FedNova prox",
+        "FedNova VR",
+    ]
+    assert named("Nothing") == []
 
 
 def test_an_instance_and_settings_can_be_verified():

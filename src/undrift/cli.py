@@ -19,6 +19,7 @@ app = typer.Typer(
     name="undrift",
     help="Federated learning over heterogeneous clients, with the answer the papers promise.",
     no_args_is_help=True,
+    rich_markup_mode="markdown",
     add_completion=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -45,8 +46,8 @@ def verify(
     method: Annotated[
         str | None,
         typer.Argument(
-            help="Your own method, as file.py:Class or module:Class (a class or an instance). "
-            "Left out: every method of undrift.",
+            help="Your own method, as file.py:Class or module:Class (a class or an instance), or "
+            "the name of one of ours. Left out: every method of undrift.",
             show_default=False,
         ),
     ] = None,
@@ -71,12 +72,13 @@ def verify(
     The verification problems are small quadratics with curvature between 0.5 and 1.5: give
     your method parameters that suit them, e.g. --set alpha=1.
     """
-    from undrift.verify import FACTS, as_json, explanations, load, ours, tables
+    from undrift.verify import FACTS, as_json, explanations, load, named, ours, tables
     from undrift.verify import verify as check
 
     if method is None and settings:
         raise UndriftError("--set gives parameters to your own method: name it first.")
-    subjects = ours() if method is None else [load(method, _parsed(settings or []))]
+    subjects = ours() if method is None else named(method)
+    subjects = subjects or [load(str(method), _parsed(settings or []))]
     outcomes = []
     hints = Console(stderr=True)
     bar = Progress(
@@ -96,19 +98,20 @@ def verify(
     if json:
         typer.echo(as_json(outcomes))
     else:
-        console = Console()
-        for table in tables(outcomes):
-            console.print(table)
-            console.print()
-        if method is not None:
-            for fact in FACTS:
-                console.print(f"[bold]{fact.name:9}[/] {escape(fact.meaning)}", highlight=False)
-            console.print()
-        for line in failed:
-            console.print(f"[bold red]✗[/] {escape(line)}", highlight=False)
+        console = Console(highlight=False)
         measured = [outcome for outcome in outcomes if outcome.finding is not None]
         held = sum(outcome.holds for outcome in measured)
-        console.print(f"{held} of {len(measured)} facts hold.", highlight=False)
+        if held:
+            for table in tables(outcomes):
+                console.print(table)
+                console.print()
+            for fact in FACTS:
+                console.print(f"[bold]{fact.name:9}[/] {escape(fact.meaning)}")
+            console.print()
+        for line in failed:
+            console.print(f"[bold red]✗[/] {escape(line)}")
+        if held:
+            console.print(f"{held} of {len(measured)} facts hold.")
     if failed:
         raise typer.Exit(1)
 

@@ -116,7 +116,7 @@ def in_turn(runs: dict[str, Synchronous]) -> Iterator[int]:
             except StopIteration:
                 del going[label]
             except Diverged as error:
-                runs[label].stopped = str(error)
+                runs[label].stopped, runs[label].diverged = str(error), True
                 del going[label]
 
 
@@ -126,10 +126,10 @@ def live_table(results: list[Result]) -> Table:
     table.add_column("method", no_wrap=True)
     columns = {
         "round": "rounds",
-        "train loss": "objective",
+        "objective": "objective",
         "test loss": "test_loss",
         "test acc": "test_accuracy",
-        "worst 10%": "client_accuracy_worst_tenth",
+        "worst 10%": "test_client_accuracy_worst_tenth",
     }
     for name in [*columns, "MB sent"]:
         table.add_column(name, justify="right", no_wrap=True)

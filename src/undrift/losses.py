@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from undrift.errors import UndriftError
+from undrift.errors import UndriftError, require_choice
 from undrift.problem import LocalProblem
 
 Batch = np.ndarray | None
@@ -85,6 +85,12 @@ class Losses(ABC):
     def evaluate_own(self, k: int, x: Tensor, buffers: Mapping[str, Tensor]) -> dict[str, float]:
         """Metrics of a client's own model on its own data."""
         return {"train_loss": self.value(k, x)}
+
+    def weights(self, objective: str = "samples") -> Tensor:
+        """The q_k of an objective, `[N]`: n_k/n for "samples", 1/N for "clients"."""
+        require_choice("objective", objective, ("samples", "clients"))
+        n = self.sizes.double() if objective == "samples" else torch.ones(len(self)).double()
+        return n / n.sum()
 
     def total_gradient(self, x: Tensor, weights: Tensor) -> Tensor:
         """Σ q_k ∇f_k(x)"""

@@ -214,8 +214,9 @@ class ModuleLosses(Losses):
         for metric, measure in self.task.metrics.items():
             found[f"{name}_{metric}"] = float(measure(outputs, targets))
         spread_over = "test" if self._test is not None and self._test.by_client else "train"
-        if self.task.classifies and part.by_client and name == spread_over:
-            found |= _spread(correct(outputs, targets), part)
+        several = part.by_client and len(part.sizes) > 1
+        if self.task.classifies and several and name == spread_over:
+            found |= _spread(name, correct(outputs, targets), part)
         return found
 
     def _forward(self, x: Tensor, part: Part, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -253,12 +254,26 @@ class ModuleLosses(Losses):
         assert outputs is not None
         assert targets is not None
         task = task_for(outputs, targets, labels, loss, metrics)
-        found = task.loss(outputs, targets)
+        found = self._try_loss(task, outputs, targets)
         require(
             isinstance(found, Tensor) and found.numel() == 1 and found.requires_grad,
             "The loss must return the mean over the batch, a single number with a gradient.",
         )
         return task
+
+    def _try_loss(self, task: Task, outputs: Tensor, targets: Tensor) -> object:
+        """The loss of a few samples; what it says against their shapes is refused."""
+        shapes = (
+            f"outputs of shape {list(outputs.shape)} and targets of shape {list(targets.shape)}"
+        )
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("error", message="Using a target size")
+                return task.loss(outputs, targets)
+        except Exception as error:
+            raise UndriftError(
+                f"The loss failed on {shapes} and type {targets.dtype}: {first_line(error)}."
+            ) from error
 
     def _statistics(self, before: Mapping[str, Tensor]) -> frozenset[str]:
         """The buffers that training changes, such as BatchNorm's; others are constants."""
@@ -287,7 +302,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return bool(((a == b) | ((a != a) & (b != b))).all())
 
 
-def _spread(correct: Tensor, part: Part) -> dict[str, float]:
+def _spread(name: str, correct: Tensor, part: Part) -> dict[str, float]:
     """Accuracy per client: mean, standard deviation, and mean of the worst tenth."""
     sizes = part.sizes.to(correct.device)
     owner = torch.repeat_interleave(torch.arange(len(sizes), device=correct.device), sizes)
@@ -296,9 +311,9 @@ def _spread(correct: Tensor, part: Part) -> dict[str, float]:
     each = (sums / sizes)[sizes > 0].sort().values
     worst = each[: max(1, len(each) // 10)]
     return {
-        "client_accuracy_mean": float(each.mean()),
-        "client_accuracy_std": float(each.std(correction=0)),
-        "client_accuracy_worst_tenth": float(worst.mean()),
+        f"{name}_client_accuracy_mean": float(each.mean()),
+        f"{name}_client_accuracy_std": float(each.std(correction=0)),
+        f"{name}_client_accuracy_worst_tenth": float(worst.mean()),
     }
 
 

@@ -34,19 +34,24 @@ def plot_histories(
 ) -> Path:
     """Metrics against rounds, one line per method; losses on a logarithmic scale."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     path = Path(path)
     require(path.parent.is_dir(), f"There is no folder {path.parent} for the picture.")
     require_choice("The kind of picture", path.suffix, (".png", ".svg", ".pdf"))
+    found = [name for result in results for r in result.records for name in r.metrics]
     if metrics is None:
-        wanted = ("objective", "test_accuracy", "gradient_norm")
-        metrics = [m for m in wanted if any(m in r.metrics for r in results)]
+        others = [m for m in found if m.startswith("test_") and m != "test_loss"]
+        second = [*others, *(m for m in found if m == "gradient_norm")]
+        metrics = list(dict.fromkeys(["objective", *second[:1]]))
+    for metric in metrics:
+        require_choice("A metric to plot", metric, dict.fromkeys(found))
     figure = Figure(figsize=(5.2 * len(metrics) + 1.6, 4.2), layout="constrained")
     axes = figure.subplots(1, len(metrics), squeeze=False)[0]
     for axis, metric in zip(axes, metrics, strict=True):
         values: list[float] = []
         for number, result in enumerate(results):
-            if metric not in result.metrics:
+            if not any(metric in record.metrics for record in result.records):
                 continue
             rounds, history = result.history(metric)
             values += history
@@ -62,6 +67,9 @@ def plot_histories(
         finite = [value for value in values if math.isfinite(value)]
         if falls and finite and min(finite) > 0:
             axis.set_yscale("log")
+            axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axis.yaxis.set_minor_formatter(NullFormatter())
         axis.set_xlabel("rounds")
         axis.set_title(metric.replace("_", " "), fontsize=11)
         axis.grid(alpha=0.25)

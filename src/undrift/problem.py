@@ -105,7 +105,8 @@ class Named:
         if name.startswith("__"):
             raise AttributeError(name)
         has = ", ".join(self.__dict__) or "nothing"
-        raise UndriftError(f"{type(self).__name__} has no {name!r}: it holds {has}.")
+        cure = "; declare it in the method's keeps" if isinstance(self, Keep) else ""
+        raise UndriftError(f"{type(self).__name__} has no {name!r}: it holds {has}{cure}.")
 
     def __contains__(self, name: str) -> bool:
         return name in self.__dict__

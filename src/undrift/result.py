@@ -31,14 +31,16 @@ class Result:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The last metrics that were measured."""
+        """The last metrics that were measured; none of a run that diverged."""
+        if self.run.diverged:
+            return {}
         return next((r.metrics for r in reversed(self.records) if r.metrics), {})
 
     def history(self, metric: str) -> tuple[list[int], list[float]]:
         """The rounds in which a metric was measured, and its values."""
         pairs = [(r.round, r.metrics[metric]) for r in self.records if metric in r.metrics]
         if not pairs:
-            known = ", ".join(sorted(self.metrics)) or "none"
+            known = ", ".join(sorted(self.records[0].metrics)) or "none"
             raise UndriftError(f"{self.label} has no metric {metric!r}; there are: {known}.")
         rounds, values = zip(*pairs, strict=True)
         return list(rounds), list(values)
@@ -66,6 +68,15 @@ class Result:
     def remarks(self) -> list[str]:
         """What a reader of the numbers must know: an early end, replies that were left out."""
         found = [self.stopped] if self.stopped else []
+        if not self.stopped and self.run.target:
+            found.append(f"the target {self.run.target} was not reached")
+        absent = {client for r in self.records for client in r.absent}
+        never = absent - set(self.run.states.seen())
+        if never:
+            found.append(
+                f"{len(never)} of {len(self.run.roster)} clients never managed any work, for "
+                f"example client {sorted(never, key=str)[0]!r}"
+            )
         if self.rejected:
             first = next(r for r in self.records if r.rejected)
             client, reason = next(iter(first.rejected.items()))
@@ -152,34 +163,38 @@ SHOWN = {
     "test_absolute_error": "test error",
     "gradient_norm": "gradient",
     "gradient_mapping": "mapping",
-    "client_accuracy_mean": "",
-    "client_accuracy_std": "",
-    "client_accuracy_worst_tenth": "worst 10%",
+    "train_client_accuracy_mean": "",
+    "train_client_accuracy_std": "",
+    "train_client_accuracy_worst_tenth": "worst train",
+    "test_client_accuracy_mean": "",
+    "test_client_accuracy_std": "",
+    "test_client_accuracy_worst_tenth": "worst test",
 }
 """The metrics of the summary, with the heads of their columns; those without are left out."""
 
 
 def results_table(results: Sequence[Result]) -> Table:
-    """A row per method and reported model: metrics, rounds, traffic and work."""
+    """A row per method and reported model: rounds, metrics and traffic, in both directions."""
     rows = [(r, model, _of_model(r.metrics, model)) for r in results for model in _models(r)]
     found = {name for _, _, metrics in rows for name in metrics}
     metrics = [name for name in SHOWN if name in found and SHOWN[name]]
     metrics += sorted(found - set(SHOWN))  # the user's own
     if any(name.startswith("test_") for name in metrics):
-        metrics = [name for name in metrics if not name.startswith("train_")]
+        kept = "train_client_accuracy_worst_tenth"
+        metrics = [name for name in metrics if not name.startswith("train_") or name == kept]
     elif "objective" in metrics:
         metrics = [name for name in metrics if name != "train_loss"]
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("method", no_wrap=True)
     heads = [SHOWN.get(name, name) for name in metrics]
-    for name in ["rounds", *heads, "MB down", "MB up", "gradients"]:
+    for name in ["rounds", *heads, "MB sent"]:
         table.add_column(name, justify="right", no_wrap=True)
     for r, model, own in rows:
         cells = [f"{own[m]:.4g}" if m in own else "–" for m in metrics]
         label = r.label if model == "server" else f"{r.label}, {model}"
         rounds = str(r.records[-1].round) if r.records else "0"
-        traffic = [f"{r.bytes_down / 1e6:.2f}", f"{r.bytes_up / 1e6:.2f}"]
-        table.add_row(label, rounds, *cells, *traffic, f"{r.gradients:,}")
+        sent = (r.bytes_down + r.bytes_up) / 1e6
+        table.add_row(label, rounds, *cells, f"{sent:.2f}")
     return table
 
 

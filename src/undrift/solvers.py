@@ -115,7 +115,7 @@ class SGD(Solver):
         samples per step (None: all of a client's); the last partial batch of an epoch is kept
     epochs, steps
         the local work, one of the two: a number, a mapping from client ids, or a function of
-        (client id, round)
+        (client id, round), with rounds counted from 0
     tolerance
         ε: stop once the gradient of the local problem is this small (checked every epoch, and
         every step with a full batch); `epochs` or `steps` bound the work. A number, a mapping
@@ -424,7 +424,8 @@ class PerClient(Local):
 def _amount(unit: str, amount: Amount, client: Hashable, round: int) -> int:
     """The amount of work of a client in a round."""
     amount = _of_client(unit, amount, client, round)
-    return require_whole(f"The number of {unit} of client {client!r} in round {round}", amount, 1)
+    where = f"of client {client!r} in round {round + 1}"
+    return require_whole(f"The number of {unit} {where}", amount, 1)
 
 
 def _of_client(what: str, value: Any, client: Hashable, round: int) -> Any:

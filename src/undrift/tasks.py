@@ -80,8 +80,8 @@ def task_for(
 
     Without a loss of the user's own, whole-number targets are classes (cross-entropy) and others
     are values (squared error), and outputs that do not fit are refused. With one, only that loss
-    must fit; accuracy or absolute error are measured where they make sense. `labels` are the
-    smallest and the largest whole-number target.
+    must fit; accuracy is measured where outputs are scores for classes. `labels` are the smallest
+    and the largest whole-number target.
     """
     shape, wanted = list(outputs.shape), list(targets.shape)
     scores = len(shape) == len(wanted) + 1 and [shape[0], *shape[2:]] == wanted
@@ -89,9 +89,9 @@ def task_for(
         require(
             loss is not None or shape == wanted,
             f"The model returns shape {shape}, but the targets have shape {wanted}: for "
-            f"regression the two must be the same.",
+            f"regression the two must be the same, so use targets[:, None] or .squeeze(-1).",
         )
-        standard: dict[str, Metric] = {"absolute_error": absolute_error} if shape == wanted else {}
+        standard: dict[str, Metric] = {"absolute_error": absolute_error} if loss is None else {}
         task = Task(F.mse_loss, standard, squared_errors)
     else:
         low, high = labels
@@ -99,7 +99,8 @@ def task_for(
         require(
             loss is not None or scores,
             f"The model returns shape {shape} for targets of shape {wanted}, but classification "
-            f"needs [batch, classes]: one score per class and sample.",
+            f"needs [batch, classes]: one score per class and sample (targets for regression are "
+            f"floating-point numbers).",
         )
         require(
             loss is not None or known,

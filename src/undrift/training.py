@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -79,7 +80,8 @@ def train(method: Method, **options: Unpack[Options]) -> Result:
     objective
         what is minimised: "samples" (the default), q_k = n_k/n, or "clients", q_k = 1/N
     seed
-        every draw is a function of it (default 0)
+        cohorts, batches and dropout are functions of it (default 0); the initial weights are
+        those of `model`
     loss, metrics
         (outputs, targets) → number: the loss to train on (default: cross-entropy for whole-number
         targets, squared error otherwise), and further metrics by name
@@ -88,14 +90,15 @@ def train(method: Method, **options: Unpack[Options]) -> Result:
     weights
         a safetensors file with the initial weights
     limit
-        a function of (client id, round) → how many epochs or steps the client manages
+        how many epochs or steps a client manages (None: all; 0: it does not reply): by client id,
+        or a function of (client id, round), with rounds counted from 0
     target
         stop once a metric is reached, e.g. `{"test_accuracy": 0.9}`; a metric of the user's own
         needs a direction, `{"train_rmse": ("below", 0.1)}`
     callbacks
         functions of (run, record), called after every round; one that returns True ends the run
     progress
-        whether to show a progress bar
+        whether to show a progress bar (default: on a terminal)
     device
         where to compute, e.g. "cuda"
     """
@@ -116,9 +119,11 @@ def compare(
 
 
 def centralised(**options: Unpack[Options]) -> Result:
-    """The baseline with all data in one place: the same work, in the hands of one client.
+    """The baseline with all data in one place, in the hands of one client whose id is "all".
 
-    The options are those of `train`, with the federation's own `data`.
+    The options are those of `train`, with the federation's own `data`; `cohort` and `limit` do
+    not apply. Local work in epochs goes over all data in every round, as a federation of
+    everybody does; work in steps is that many steps for the one client.
     """
     data = options.get("data")
     if not isinstance(data, FederatedData):
@@ -128,7 +133,7 @@ def centralised(**options: Unpack[Options]) -> Result:
         "A centralised baseline minimises the mean over samples, which is not the objective "
         "'clients': compare with ud.DistributedSGD() and all clients, which is SGD on F itself.",
     )
-    options = {**options, "data": data.pooled(), "cohort": None}
+    options = {**options, "data": data.pooled(), "cohort": None, "limit": {}}
     return _run({"centralised": FedAvg("full")}, options, catch=False)[0]
 
 
@@ -162,13 +167,13 @@ def _run(methods: Mapping[str, Method], options: Options, catch: bool) -> list[R
         )
         for label, method in methods.items()
     }
-    with progress_bars(list(runs), rounds, shown=options.get("progress", False)) as bars:
+    shown = options.get("progress", sys.stderr.isatty())
+    with progress_bars(list(runs), rounds, shown) as bars:
         return [_finish(label, run, catch, bars) for label, run in runs.items()]
 
 
 CALLABLE: dict[str, str] = {
     "loss": "a function of (outputs, targets)",
-    "limit": "a function of (client id, round)",
 }
 
 
@@ -182,6 +187,14 @@ def _check(methods: Mapping[str, Method], options: Options) -> None:
     for name, wanted in CALLABLE.items():
         value = options.get(name)
         require(value is None or callable(value), f"{name} is {value!r}, but must be {wanted}.")
+    limit = options.get("limit")
+    require(
+        limit is None or callable(limit) or isinstance(limit, Mapping),
+        f"limit is {limit!r}, but must be a mapping from client ids or a function of (client id, "
+        f"round).",
+    )
+    if options.get("weights") is not None:
+        require_type("weights", options.get("weights"), (str, Path), "a safetensors file")
     seed = options.get("seed", 0)
     require_whole("seed", seed, at_least=0)
     require_type("evaluate", options.get("evaluate", Evaluation()), Evaluation, "an Evaluation")
@@ -215,7 +228,7 @@ def _finish(label: str, run: Synchronous, catch: bool, bars: Progress) -> Result
     except Diverged as error:
         if not catch:
             raise
-        run.stopped = str(error)
+        run.stopped, run.diverged = str(error), True
     return Result(label, run)
 
 

@@ -85,6 +85,22 @@ class FederatedData:
             len(self.ids) == len(train.sizes),
             f"There are {len(train.sizes)} clients but {len(self.ids)} ids.",
         )
+        self._require_finite("training", train)
+        if test is not None:
+            self._require_finite("test", test)
+
+    def _require_finite(self, name: str, part: Part) -> None:
+        for what, values in (("inputs", part.x), ("targets", part.y)):
+            if not values.is_floating_point() or bool(values.isfinite().all()):
+                continue
+            bad = ~values.reshape(len(values), -1).isfinite().all(1)
+            whose = range(len(self)) if part.by_client else ()
+            first = next(
+                (f" of client {self.ids[k]!r}" for k in whose if bad[part.of(k)].any()), ""
+            )
+            raise UndriftError(
+                f"The {name} {what}{first} contain NaN or Inf ({int(bad.sum())} samples in all)."
+            )
 
     def __len__(self) -> int:
         return len(self.ids)

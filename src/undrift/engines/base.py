@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from undrift.clients import ClientStates, Roster
-from undrift.errors import require, require_whole
+from undrift.errors import UndriftError, require, require_whole
 from undrift.keys import generator
 from undrift.methods.base import Method
 from undrift.problem import Client, Download, Keep, Named, Upload
@@ -20,8 +20,9 @@ from undrift.replies import Replies
 from undrift.sampling import Cohort
 from undrift.solvers import Local, Work
 
-Limit = Callable[[Hashable, int], int | None]
-"""How much a client manages in a round, in the unit of its local work (None: everything)."""
+Limit = Mapping[Hashable, int | None] | Callable[[Hashable, int], int | None]
+"""How much a client manages in a round, in the unit of its local work (None: everything): by its
+id, or as a function of (client id, round), with rounds counted from 0."""
 
 LAST = "@last"
 """The name under which a client's last model is kept, when it is watched."""
@@ -98,11 +99,13 @@ class Job:
             client, solver = self.roster.client(id, draws), self.local.of(id)
             samples = int(client.samples)
             full[client] = solver.planned(id, samples, round)
-            amount = None if self.limit is None else self.limit(id, round)
+            amount = self._limit_of(id, round)
             if amount is None:
                 managed[client] = full[client]
             elif require_whole(f"The limit of client {id!r} in round {round + 1}", amount, 0):
                 managed[client] = solver.limited(int(amount), samples, full[client])
+        if not managed:
+            return {}
         rate = self.local.rate(round)
         return {
             client: Work(
@@ -116,9 +119,21 @@ class Job:
             for client, steps in zip(managed, method.steps([*managed.values()]), strict=True)
         }
 
+    def _limit_of(self, client: Hashable, round: int) -> int | None:
+        if self.limit is None or isinstance(self.limit, Mapping):
+            return (self.limit or {}).get(client)
+        return self.limit(client, round)
 
-def check_names(method: Method, upload: Upload, keep: Keep, like: Tensor) -> None:
+
+def check_declared(method: Method, finished: object, like: Tensor) -> None:
     """Refuse a method that uploads or keeps something else than it declares."""
+    pair = finished if isinstance(finished, tuple) and len(finished) == 2 else (None, None)
+    upload, keep = pair
+    if not isinstance(upload, Upload) or not isinstance(keep, Keep):
+        raise UndriftError(
+            f"{method.name}'s finish must return an Upload and a Keep (Keep() for nothing), not "
+            f"{finished!r}."
+        )
     kept, declared = {name for name, _ in keep.items()} - {LAST}, set(method.kept())
     require(
         kept == declared,

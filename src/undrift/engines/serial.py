@@ -14,7 +14,7 @@ from undrift.engines.base import (
     Job,
     RoundResult,
     bytes_of,
-    check_names,
+    check_declared,
     fault,
 )
 from undrift.errors import UndriftError, first_line
@@ -44,7 +44,7 @@ class SerialEngine(Engine):
         round: int,
     ) -> RoundResult:
         job, roster = self.job, self.job.roster
-        sums = dict(method.uploads) | self._watched_sums()
+        sums = method.sums() | self._watched_sums()
         out = RoundResult(Replies(sums, clients=len(roster), rate=job.local.rate(round)))
         mean_buffers = WeightedMean()
         statistics = sum(value.numel() * value.element_size() for value in buffers.values())
@@ -56,9 +56,10 @@ class SerialEngine(Engine):
             mine = states.get(client.id)
             problem = method.problem(download, mine, client)
             result, own_buffers = self._solve(client, problem, own_work, buffers)
-            upload, keep = method.finish(download, mine, result, client)
+            finished = method.finish(download, mine, result, client)
             if not out.steps:
-                check_names(method, upload, keep, result.x)
+                check_declared(method, finished, result.x)
+            upload, keep = finished
             out.down.update(bytes_of(download))
             out.up.update(bytes_of(upload))
             out.down["buffers"] += statistics

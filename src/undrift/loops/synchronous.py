@@ -82,6 +82,7 @@ class Synchronous:
         self.records: list[Record] = []
         self.stopped: str | None = None
         """why the run ended before its last round"""
+        self.diverged = False
 
     def rounds(self) -> Iterator[Record]:
         """Do the rounds, one by one. The first record is that of the initial model."""
@@ -111,7 +112,7 @@ class Synchronous:
         if not result.replies.count and result.rejected:
             first, reason = next(iter(result.rejected.items()))
             raise Diverged(
-                f"{self.method.name}, round {t + 1}: no client of the cohort sent a usable update "
+                f"In round {t + 1} no client of the cohort sent a usable update "
                 f"(client {first!r}: {reason}); a smaller learning rate may help."
             )
         if result.replies.count:
@@ -147,8 +148,8 @@ class Synchronous:
         )
         if not bool(server.x.isfinite().all()):
             raise Diverged(
-                f"{name}, round {self.round + 1}: the server's model is not finite (NaN or Inf), "
-                f"though every update was; a smaller learning rate or step may help."
+                f"In round {self.round + 1} the server's model is not finite (NaN or Inf), though "
+                f"every update was; a smaller learning rate or step may help."
             )
         self.server = server
         for client, keep in result.kept.items():

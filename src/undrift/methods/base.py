@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from undrift.errors import UndriftError, require, require_choice
+from undrift.errors import UndriftError, require, require_choice, require_type
 from undrift.problem import Client, Download, Keep, LocalProblem, LocalResult, Server, Upload
 from undrift.regularizers import Regularizer
 from undrift.replies import Replies, Weight, q
@@ -46,35 +46,42 @@ class Setting:
 class Method(ABC):
     """A federated method. Subclass it with `problem`, `finish` and `fold`.
 
-    Class attributes say what travels and what rests, so that bytes can be counted and
-    states stored without knowing the method.
+    Attributes say what travels and what rests, so that bytes can be counted and states stored
+    without knowing the method. A subclass sets those that differ from the defaults.
+
+    Attributes
+    ----------
+    uploads
+        the uploaded vectors, each with the weights by which the server adds them up: `ud.q` (q_k),
+        `ud.once` (1) or `ud.draws`, or several in a tuple; an empty tuple keeps them one by one.
+        Other uploads are numbers.
+    keeps
+        what a client remembers, as names (they start at zero) or with their first values:
+        `ud.ZERO`, `ud.INITIAL` (x⁰) or `ud.NUMBER` (a number, 0)
+    sends
+        the server's values that travel to the cohort; ("x",) unless said otherwise
+    converges_to
+        what `undrift verify` holds the method to: "optimum" (the default), the fixed point of
+        "averaging" or of "normalised averaging", or None where nothing is claimed
+    needs_all, needs_steps, draws_by_weight, starts_with_all
+        whether it is defined only with every client; divides by η‖a‖₁ or steps; is meant for
+        clients drawn by q_k; starts with a round of everyone
+    paper, g
+        where it was published; the regulariser of the objective
     """
 
     sends: Sequence[str] = ("x",)
-    """the server's values that travel to the cohort"""
     keeps: Mapping[str, str] | Sequence[str] = {}
-    """what a client remembers, each with its first value: ZERO, INITIAL or NUMBER; plain names
-    start at zero"""
-    uploads: Mapping[str, tuple[Weight, ...]] = {}
-    """the uploaded vectors and the weights by which the server adds them up; an empty
-    tuple keeps them one by one"""
+    uploads: Mapping[str, Weight | tuple[Weight, ...]] = {}
 
     needs_all: bool = False
-    """whether the method is defined only when every client takes part"""
     draws_by_weight: bool = False
-    """whether the method's average is meant for clients drawn with probability q_k"""
     needs_steps: bool = False
-    """whether the method divides by the solver's steps, η or ‖a‖₁"""
     starts_with_all: bool = False
-    """whether the first round must be with every client, whatever the sampler says"""
 
     converges_to: str | None = "optimum"
-    """where the method converges, for `undrift verify`: the "optimum" of F, the fixed point of
-    "averaging" or of "normalised averaging", or None when nothing is claimed"""
     paper: str = ""
-    """where it was published"""
     g: Regularizer | None = None
-    """the regulariser of the objective, for methods that take one"""
 
     @abstractmethod
     def problem(self, down: Download, mine: Keep, client: Client) -> LocalProblem:
@@ -125,6 +132,18 @@ class Method(ABC):
             f"solver, not an exact one.",
         )
 
+    def sums(self) -> dict[str, tuple[Weight, ...]]:
+        """The uploaded vectors with the weights of their sums, checked."""
+        require_type(f"{self.name}.uploads", self.uploads, Mapping, "like {'moved': ud.q}")
+        found = {}
+        for name, by in self.uploads.items():
+            found[name] = by if isinstance(by, tuple) else (by,)
+            require(
+                all(callable(weight) for weight in found[name]),
+                f"{self.name}.uploads[{name!r}] is {by!r}, but must be a weight such as ud.q.",
+            )
+        return found
+
     def kept(self) -> dict[str, str]:
         """What a client remembers, with its first values, checked."""
         named = isinstance(self.keeps, Mapping)
@@ -166,7 +185,7 @@ class Averaging(Method):
     the step that is taken.
     """
 
-    uploads: Mapping[str, tuple[Weight, ...]] = {"moved": (q,)}
+    uploads: Mapping[str, Weight | tuple[Weight, ...]] = {"moved": q}
     server: ServerOptimizer = Plain()
 
     def init(self, x: Tensor) -> Server:

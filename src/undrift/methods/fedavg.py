@@ -34,8 +34,8 @@ class FedAvg(Averaging):
         self.draws_by_weight = "weighted" in self._scheme.sampling
 
     @property
-    def uploads(self) -> Mapping[str, tuple[Weight, ...]]:  # type: ignore[override]
-        return {"moved": (self._scheme.by,)}
+    def uploads(self) -> Mapping[str, Weight | tuple[Weight, ...]]:  # type: ignore[override]
+        return {"moved": self._scheme.by}
 
     def check(self, setting: Setting) -> None:
         super().check(setting)

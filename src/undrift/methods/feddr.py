@@ -30,7 +30,7 @@ class FedDR(Method):
     """
 
     keeps = {"y": INITIAL, "x": INITIAL}
-    uploads = {"change": (q,)}
+    uploads = {"change": q}
     paper = "Tran-Dinh et al., FedDR, NeurIPS 2021"
 
     def __init__(

@@ -22,7 +22,7 @@ class FedDyn(Method):
     """
 
     keeps = {"h": ZERO}
-    uploads = {"moved": (once,)}
+    uploads = {"moved": once}
     paper = "Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021"
 
     def __init__(self, alpha: float = 0.01):

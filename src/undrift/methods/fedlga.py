@@ -61,7 +61,7 @@ class FedLGA(Averaging):
         self.server = require_optimizer(server)
 
     @property
-    def uploads(self) -> Mapping[str, tuple[Weight, ...]]:  # type: ignore[override]
+    def uploads(self) -> Mapping[str, Weight | tuple[Weight, ...]]:  # type: ignore[override]
         return {"moved": ()} | ({"gradient": ()} if self.gradient == "last" else {})
 
     def check(self, setting: Setting) -> None:

@@ -18,7 +18,8 @@ class FedNova(Averaging):
 
     A client uploads its move divided by ‖a_k‖₁, how much gradient it accumulated, so that
     clients that do more steps do not count for more. Any local solver: momentum, a proximal
-    pull, step schedules. Its bias vanishes with ητ; with variance reduction it is exact.
+    pull, step schedules. Its bias vanishes with ητ, while FedAvg's does not, so that at a large
+    rate FedAvg may end nearer to the optimum; with variance reduction it is exact.
 
     Parameters
     ----------
@@ -73,7 +74,7 @@ class FedNova(Averaging):
         return {"d": ZERO} if self.variance_reduction else {}
 
     @property
-    def uploads(self) -> Mapping[str, tuple[Weight, ...]]:  # type: ignore[override]
+    def uploads(self) -> Mapping[str, Weight | tuple[Weight, ...]]:  # type: ignore[override]
         weights = {self._by, q} if self.variance_reduction else {self._by}
         return {"direction": tuple(weights)}
 

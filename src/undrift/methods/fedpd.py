@@ -27,7 +27,7 @@ class FedPD(Method):
     """
 
     keeps = {"x0": INITIAL, "multiplier": ZERO}
-    uploads = {"x0": (q,)}
+    uploads = {"x0": q}
     needs_all = True
     paper = "Zhang et al., FedPD: A Federated Learning Framework with Optimal Rates, 2020"
 

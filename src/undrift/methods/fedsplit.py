@@ -38,8 +38,8 @@ class FedSplit(Method):
         return "optimum" if self.average == "full" else None
 
     @property
-    def uploads(self) -> Mapping[str, tuple[Weight, ...]]:  # type: ignore[override]
-        return {"z": (q,)} if self.average == "act" else {"z_change": (q,)}
+    def uploads(self) -> Mapping[str, Weight | tuple[Weight, ...]]:  # type: ignore[override]
+        return {"z": q} if self.average == "act" else {"z_change": q}
 
     def problem(self, down: Download, mine: Keep, client: Client) -> LocalProblem:
         return LocalProblem(start=mine.u, center=2 * down.x - mine.z, weight=1 / self.eta)

@@ -27,7 +27,7 @@ class SCAFFOLD(Averaging):
 
     sends = ("x", "c")
     keeps = {"c": ZERO}
-    uploads = {"moved": (q,), "c_change": (q,)}
+    uploads = {"moved": q, "c_change": q}
     paper = "Karimireddy et al., SCAFFOLD, ICML 2020"
 
     def __init__(self, option: str = "II", server: ServerOptimizer = Plain()):

@@ -16,7 +16,7 @@ class VRLSGD(Method):
     """
 
     keeps = {"delta": ZERO, "x": INITIAL, "inverse": NUMBER}  # inverse = 1/(ητ_k)
-    uploads = {"moved": (q,)}
+    uploads = {"moved": q}
     needs_all = True
     needs_steps = True
     paper = "Liang et al., Variance Reduced Local SGD with Lower Communication Complexity, 2019"

@@ -1,4 +1,13 @@
-"""Problems with known answers, closed forms, diagnostics, step sizes and bounds."""
+"""Problems with known answers, closed forms, diagnostics, step sizes and bounds.
+
+Where FedAvg ends, predicted and found:
+
+    problem = ud.theory.random_quadratics(4, 3)
+    q = problem.weights("samples")
+    local = ud.GD(lr=0.1, steps={0: 1, 1: 2, 2: 5, 3: 12})
+    ud.theory.fixed_points.fedavg(problem.H, problem.b, q, 0.1, [1, 2, 5, 12])
+    ud.train(ud.FedAvg(), problem=problem, local=local, rounds=500).x
+"""
 
 from undrift.theory import bounds, consistency, fixed_points, heterogeneity, step_sizes
 from undrift.theory.logistic import LogisticRegression

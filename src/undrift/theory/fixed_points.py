@@ -64,9 +64,10 @@ def surrogate_optimum(H: Tensor, b: Tensor, w: Tensor) -> Tensor:
 
 def spherical(e: Tensor, omega: Tensor, lr: float, steps: Steps, mu: float = 0.0) -> Tensor:
     """x∞ on f_i = ½|x − e_i|²: Σ ω_i c_i e_i / Σ ω_i c_i with c_i = 1 − (1 − η(1+μ))^{τ_i}."""
+    e = torch.as_tensor(e, dtype=torch.float64)
     tau = _steps(steps, "spherical", len(e))
     c = torch.as_tensor(omega, dtype=torch.float64) * (1.0 - (1.0 - lr * (1.0 + mu)) ** tau)
-    return (c / c.sum()) @ e.double()
+    return (c / c.sum()) @ e
 
 
 def lemma1(e: Tensor, q: Tensor, steps: Steps) -> Tensor:

@@ -82,6 +82,9 @@ class Quadratics(Losses):
         if initial is not None:
             self._initial = torch.as_tensor(initial, dtype=torch.float64)
 
+    def __repr__(self) -> str:
+        return f"Quadratics({len(self)} clients, dimension {self.dimension})"
+
     def initial(self) -> Tensor:
         return self._initial.clone()
 

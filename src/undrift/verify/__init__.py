@@ -2,7 +2,7 @@
 
 from undrift.verify.facts import FACTS, Fact
 from undrift.verify.runs import Finding
-from undrift.verify.subjects import Subject, load, ours
+from undrift.verify.subjects import Subject, load, named, ours
 from undrift.verify.table import Outcome, as_json, explanations, tables, verify
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "as_json",
     "explanations",
     "load",
+    "named",
     "ours",
     "tables",
     "verify",

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from undrift.errors import Diverged, UndriftError, first_line
 from undrift.verify import equivalences, invariances, limits
 from undrift.verify.runs import Finding
 from undrift.verify.subjects import Subject
+
+LIBRARY = str(Path(__file__).parent.parent)
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ FACTS = [
         1e-10,
         limits.limit_full,
         "look at the sign and the scale of the local term, and at the weights in the fold; if it "
-        "is biased by design, declare converges_to = None",
+        "is biased by design, declare converges_to = 'averaging', or None to claim nothing",
     ),
     Fact(
         "partial",
@@ -134,4 +138,11 @@ def check_fact(fact: Fact, subject: Subject) -> Finding | None:
     except UndriftError as error:
         return Finding("a result", "an error", math.inf, str(error))
     except Exception as error:  # the user's own code
-        return Finding("a result", "an error", math.inf, first_line(error))
+        return Finding("a result", "an error", math.inf, first_line(error) + _place(error))
+
+
+def _place(error: Exception) -> str:
+    """Where in the user's file an error arose."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(LIBRARY)]
+    return f" (line {own[-1].lineno} of {Path(own[-1].filename).name})" if own else ""

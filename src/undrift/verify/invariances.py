@@ -8,6 +8,7 @@ import warnings
 import torch
 from torch import Tensor
 
+from undrift.errors import require_choice
 from undrift.methods.base import Method
 from undrift.problem import Client, Keep, LocalProblem, LocalResult
 from undrift.replies import Replies
@@ -35,9 +36,13 @@ EQUAL = [10, 10, 10, 10]
 
 def runs(subject: Subject) -> Finding:
     """One round, for the errors in it."""
-    sampler = partial(subject.method)
-    objective = common_objective(subject.method, sampler)
-    run_of(subject.method, problems.quadratics(), steps(subject), sampler, objective).step()
+    method = subject.method
+    if method.converges_to is not None:
+        claims = ("optimum", "averaging", "normalised averaging")
+        require_choice(f"{method.name}.converges_to", method.converges_to, claims)
+    sampler = partial(method)
+    objective = common_objective(method, sampler)
+    run_of(method, problems.quadratics(), steps(subject), sampler, objective).step()
     return Finding("a round", "a round", 0.0)
 
 
@@ -178,12 +183,12 @@ def stacked(subject: Subject) -> Finding:
         _pretended(method.problem(down, kept, c), c) for kept, c in zip(mine, clients, strict=True)
     ]
 
-    single = Replies(method.uploads, len(clients), LR)
+    single = Replies(method.sums(), len(clients), LR)
     for client, kept, result in zip(clients, mine, results, strict=True):
         single.add(client, method.finish(down, kept, result, client)[0])
     client, kept, result = Client.stack(clients, START), _stack(mine), _stack_results(results)
     problem = method.problem(down, kept, client)
-    together = Replies(method.uploads, len(clients), LR)
+    together = Replies(method.sums(), len(clients), LR)
     together.add(client, method.finish(down, kept, result, client)[0])
     rows = torch.stack(
         [method.problem(down, k, c).start for k, c in zip(mine, clients, strict=True)]

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from undrift import methods as m
-from undrift.errors import UndriftError, require
+from undrift.errors import UndriftError, first_line, require
 from undrift.methods.base import Method
 from undrift.regularizers import L1
 
@@ -57,12 +57,18 @@ def ours() -> list[Subject]:
     ]
 
 
+def named(name: str) -> list[Subject]:
+    """Our own method of a name, with the options it is verified with."""
+    return [subject for subject in ours() if subject.method.name == name]
+
+
 def load(where: str, settings: Mapping[str, object] | None = None) -> Subject:
     """The user's method: "mine.py:MyMethod" or "package.module:MyMethod", class or instance."""
     source, colon, name = where.rpartition(":")
     require(
         bool(colon and source and name),
-        f"{where!r} does not name a method: write file.py:Class or module:Class.",
+        f"{where!r} does not name a method: write file.py:Class, module:Class, or one of "
+        f"{', '.join(m.METHODS)}.",
     )
     module = _module(source)
     found = getattr(module, name, None)
@@ -106,10 +112,13 @@ def _module(source: str) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    sys.path.insert(0, str(path.parent.resolve()))  # its neighbours, as for `python file.py`
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise UndriftError(f"{source} cannot be run: {type(error).__name__}: {error}.") from None
+        raise UndriftError(f"{source} cannot be run: {first_line(error)}.") from None
+    finally:
+        sys.path.pop(0)
     return module
 
 

@@ -84,13 +84,19 @@ def _cell(outcome: Outcome) -> Text:
 def explanations(outcomes: Iterable[Outcome]) -> list[str]:
     """One line for each fact that does not hold."""
     lines = []
+    lost: set[str] = set()  # methods that do not end where they should even in the plainest case
     for outcome in outcomes:
         if outcome.holds or outcome.finding is None:
             continue
         fact, finding = outcome.fact, outcome.finding
+        if fact.name == "limit":
+            lost.add(outcome.method)
+        elif fact.name in ("partial", "momentum", "ragged") and outcome.method in lost:
+            lines.append(f"{outcome.method}, {fact.name}: fails too, as limit does.")
+            continue
         where = f" ({finding.note})" if finding.note else ""
         if fact is RUNS:
-            lines.append(f"{outcome.method} breaks down in its first round: {finding.note}.")
+            lines.append(f"{outcome.method} breaks down: {finding.note.rstrip('.')}.")
             continue
         lines.append(
             f"{outcome.method}, {fact.name}: {fact.meaning[:-1]}, but the error is "
