@@ -61,7 +61,7 @@ def plot_histories(
                 label=result.label,
                 color=COLOURS[number % len(COLOURS)],
                 linestyle="-" if number < len(COLOURS) else "--",
-                linewidth=1.6,
+                linewidth=3.0 - 1.8 * number / max(1, len(results) - 1),  # equal lines both show
             )
         falls = "accuracy" not in metric
         finite = [value for value in values if math.isfinite(value)]
