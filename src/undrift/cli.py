@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
 
 from undrift import __version__
 from undrift.errors import UndriftError
@@ -105,11 +107,10 @@ def verify(
             for table in tables(outcomes):
                 console.print(table)
                 console.print()
-            for fact in FACTS:
-                console.print(f"[bold]{fact.name:9}[/] {escape(fact.meaning)}")
+            console.print(_hanging({f"[bold]{f.name}[/]": f.meaning for f in FACTS}.items()))
             console.print()
-        for line in failed:
-            console.print(f"[bold red]✗[/] {escape(line)}")
+        if failed:
+            console.print(_hanging(("[bold red]✗[/]", line) for line in failed))
         if held:
             console.print(f"{held} of {len(measured)} facts hold.")
     if failed:
@@ -147,6 +148,16 @@ def demo(
         if result.stopped:
             console.print(f"{result.label} stopped: {result.stopped}", highlight=False)
     console.print(f"The picture is in {picture}", highlight=False)
+
+
+def _hanging(lines: Iterable[tuple[str, str]]) -> Table:
+    """Sentences that wrap beside the word they belong to."""
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(no_wrap=True)
+    grid.add_column()
+    for word, sentence in lines:
+        grid.add_row(word, escape(sentence))
+    return grid
 
 
 def _parsed(settings: list[str]) -> dict[str, object]:
