@@ -9,20 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from undrift.errors import UndriftError, require_choice, require_type
+from undrift.errors import UndriftError, require, require_type
 from undrift.keys import hashes
+from undrift.losses import objective_weights
 from undrift.methods.base import INITIAL, NUMBER, ZERO
 from undrift.problem import Client, Keep
-
-OBJECTIVES = ("samples", "clients")
-"""F = Σ q_k f_k + g with q_k = n_k/n, or q_k = 1/N."""
 
 
 class Roster:
     """All clients in the order of their ids, so that their place in the data does not matter."""
 
     def __init__(self, ids: Sequence[Hashable], sizes: Tensor, objective: str = "samples"):
-        require_choice("objective", objective, OBJECTIVES)
+        require(len(ids) > 0, "There are no clients.")
         ids = [plain_id(id) for id in ids]
         if len(set(ids)) != len(ids):
             twice = next(each for each in ids if list(ids).count(each) > 1)
@@ -40,8 +38,7 @@ class Roster:
         self.position = {client: k for k, client in enumerate(self.ids)}
         self.sizes = sizes[order].to(torch.float64)
         self.objective = objective
-        n = self.sizes if objective == "samples" else torch.ones_like(self.sizes)
-        self.weights = n / n.sum()
+        self.weights = objective_weights(self.sizes, objective)
         """q_k"""
         self.equal = bool((self.weights == self.weights[0]).all())
         """whether all q_k are the same"""

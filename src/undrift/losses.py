@@ -21,6 +21,14 @@ Batch = np.ndarray | None
 """Which of a client's samples: their numbers from 0, or None for all."""
 
 
+def objective_weights(sizes: Tensor, objective: str) -> Tensor:
+    """The q_k of F = Σ q_k f_k + g: n_k/n for "samples", 1/N for "clients"."""
+    require_choice("objective", objective, ("samples", "clients"))
+    n = sizes.to(torch.float64)
+    n = n if objective == "samples" else torch.ones_like(n)
+    return n / n.sum()
+
+
 class ClientLoss(ABC):
     """One client's loss f_k while a solver works on it."""
 
@@ -88,9 +96,7 @@ class Losses(ABC):
 
     def weights(self, objective: str = "samples") -> Tensor:
         """The q_k of an objective, `[N]`: n_k/n for "samples", 1/N for "clients"."""
-        require_choice("objective", objective, ("samples", "clients"))
-        n = self.sizes.double() if objective == "samples" else torch.ones(len(self)).double()
-        return n / n.sum()
+        return objective_weights(self.sizes, objective)
 
     def total_gradient(self, x: Tensor, weights: Tensor) -> Tensor:
         """Σ q_k ∇f_k(x)"""
