@@ -1,5 +1,8 @@
 """Where the methods end, on random strongly convex quadratics, to 1e-10."""
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -155,3 +158,44 @@ def test_the_tridiagonal_example_gives_the_published_numbers(E, rate):
         assert measured == pytest.approx(distance, rel=0.01)
     else:
         assert round(measured, 4) == distance
+
+
+def outside(method):
+    """The same method, with the pull applied outside the local momentum."""
+
+    class Outside(type(method)):
+        def problem(self, down, mine, client):
+            return replace(super().problem(down, mine, client), pull_outside_momentum=True)
+
+    return Outside(**method.hyperparameters())
+
+
+@pytest.mark.parametrize(
+    ("method", "cohort", "off"),
+    [
+        (ud.FedDyn(3.0), 2, math.inf),
+        (ud.FedPD(1.0), None, math.inf),
+        (ud.FedDR(1.0, 1.0, SPARSE), 2, 0.05),
+    ],
+    ids=repr,
+)
+def test_the_pull_must_be_inside_the_momentum_of_methods_that_solve_for_it(method, cohort, off):
+    """Outside, clients minimise a problem whose pull is weakened by 1 − ρ."""
+    losses = problem(0)
+    optimum = losses.optimum(weights(losses, "samples"), method.g)
+    local = ud.GD(lr=0.05, steps=60, momentum=0.9)
+    inside = end(method, losses, local, cohort, "samples", optimum, rounds=2000)
+    assert float((inside - optimum).norm()) < 1e-10
+    try:
+        found = end(outside(method), losses, local, cohort, "samples", optimum, rounds=2000)
+        distance = float((found - optimum).norm())
+    except ud.Diverged:
+        distance = math.inf
+    assert distance >= off
+
+
+def test_fedpd_is_biased_unless_every_round_communicates():
+    losses = problem(0)
+    optimum = losses.optimum(weights(losses, "samples"))
+    found = end(ud.FedPD(0.5, communication=0.5), losses, EXACT, None, "samples", rounds=500)
+    assert float((found - optimum).norm()) > 1e-2
