@@ -141,8 +141,6 @@ def test_three_models_can_be_reported_for_every_method(method, objective):
             wanted = QUADRATICS.evaluate(x, q, {})["train_loss"]
             assert metrics[f"{name}train_loss"] == pytest.approx(wanted, abs=1e-12)
         assert metrics["own/train_loss"] == pytest.approx(own, abs=1e-12)
-    if isinstance(method, ud.FedDR):  # its clients keep x_k themselves
-        assert rows
 
 
 def test_the_models_of_others_are_storage_and_not_traffic():
@@ -395,6 +393,23 @@ def test_ids_may_be_numpys():
         assert torch.equal(found.x, quadratic(ud.FedAvg(), cohort=ud.Fixed([4, 1])).x)
 
 
+def test_a_file_that_cannot_be_written_is_said_and_leaves_nothing(tmp_path, monkeypatch):
+    result = ud.train(ud.FedAvg(), **network(rounds=1))
+    whole = tmp_path / "model.safetensors"
+    result.save(whole)
+    before = whole.read_bytes()
+
+    def full(values, path):
+        path.write_bytes(b"half of it")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("undrift.modules.save_file", full)
+    with pytest.raises(ud.UndriftError, match=r"cannot be written: OSError.*No space left"):
+        result.save(whole)
+    assert whole.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+
+
 EMPTY = ud.data.FederatedData.from_arrays(torch.ones(4, 2), [0, 1, 0, 1], [[0, 1], [], [2, 3]])
 REFUSED = [
     (lambda: ud.FedAvg("III"), "scheme is 'III'"),
@@ -474,6 +489,22 @@ REFUSED = [
     (lambda: ud.PerClient(GD, {0: 0.1}), "PerClient's solver of 0 is 0.1"),
     (lambda: ud.Fixed(5), "Fixed's cohorts is 5"),
     (lambda: ud.centralised(**network(objective="clients")), "mean over samples"),
+    (lambda: quadratic(ud.FedAvg(), local=ud.PerClient(GD, {"0": GD})), "names client '0'"),
+    (lambda: quadratic(ud.FedAvg(), limit={77: 1}), "limit names client 77"),
+    (lambda: quadratic(ud.FedAvg(), limit=lambda client: 1), "limit must be a function of"),
+    (
+        lambda: quadratic(ud.FedAvg(), local=ud.GD(lr=0.1, steps=lambda c: 1)),
+        "steps must be a function of (client id, round)",
+    ),
+    (
+        lambda: ud.PerClient(GD, {0: ud.GD(lr=0.1, weight_decay=0.1)}),
+        "all must have the default's 0",
+    ),
+    (lambda: ud.train(ud.FedAvg(), **network(metrics={"a": lambda o, t: o})), "gives no number"),
+    (lambda: ud.train(ud.FedAvg(), **network(metrics={"a": lambda o, t: 1 / 0})), "ZeroDivision"),
+    (lambda: ud.data.synthetic(clients=2.5), "clients is 2.5"),
+    (lambda: ud.Milestones(0.1, 5), "a list of rounds"),
+    (lambda: ud.Box("a", 1), "Box's low is 'a'"),
     (lambda: quadratic(ud.FedAvg()).plot("a.png", ["loss"]), "A metric to plot is 'loss'"),
     (lambda: ud.train(ud.FedAvg(), **network(weights={})), "must be a safetensors file"),
     (lambda: QUADRATICS.weights("sample"), "did you mean 'samples'?"),

@@ -1,9 +1,8 @@
 """Six methods, each with one of the mistakes that other libraries made. `undrift verify` must
 catch every one."""
 
-import torch
-
 import undrift as ud
+from undrift.averaging import SCHEMES, check_sampling
 from undrift.replies import draws
 
 
@@ -113,14 +112,14 @@ class Biased(ud.Method):
 
 
 class Honest(Biased):
-    """The same, without the claim, for equally weighted clients."""
+    """The same without the claim; its plain mean is fair to equally weighted clients only."""
 
     converges_to = None
+    draws_by_weight = True
 
-    def fold(self, server, replies):
-        if not torch.isfinite(server.x).all():
-            raise RuntimeError("never happens")
-        return super().fold(server, replies)
+    def check(self, setting):
+        super().check(setting)
+        check_sampling(self.name, SCHEMES["I"], setting.participation, setting.equal)
 
 
 class Crashing(Biased):

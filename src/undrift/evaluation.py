@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from undrift.errors import require, require_choice, require_range, require_whole
@@ -72,7 +71,7 @@ def _metrics(run: Synchronous, x: Tensor) -> dict[str, float]:
     """Loss, objective and accuracy of one model."""
     weights = run.roster.weights_in_data_order()
     found = run.losses.evaluate(x, weights, run.buffers)
-    decay = run.local.weight_decay / 2 * float(x.square().sum(dtype=torch.float64))
+    decay = run.local.weight_decay / 2 * float(x.cpu().double().square().sum())
     g = run.method.g.value(x) if run.method.g is not None else 0.0
     found["objective"] = found["train_loss"] + decay + g
     eta = run.evaluation.gradient_mapping

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from undrift.data.federated import FederatedData, Part
 from undrift.errors import UndriftError, first_line, require, require_type
+from undrift.files import written_whole
 from undrift.keys import torch_generator_set_to
 from undrift.losses import Batch, ClientLoss, Losses
 from undrift.tasks import Loss, Metric, Task, correct, task_for
@@ -199,8 +200,7 @@ class ModuleLosses(Losses):
             if part is not None and part.by_client and len(rows := part.of(k)):
                 outputs, targets = self._forward(x, part, rows)
                 found[f"{name}_loss"] = float(self.task.loss(outputs, targets))
-                for metric, measure in self.task.metrics.items():
-                    found[f"{name}_{metric}"] = float(measure(outputs, targets))
+                found |= self.task.measured(name, outputs, targets)
         return found
 
     def _metrics(self, name: str, part: Part, x: Tensor, weights: Tensor) -> dict[str, float]:
@@ -211,8 +211,7 @@ class ModuleLosses(Losses):
             found["train_loss"] = float(losses @ weights)
         else:
             found["test_loss"] = float(self.task.loss(outputs, targets))
-        for metric, measure in self.task.metrics.items():
-            found[f"{name}_{metric}"] = float(measure(outputs, targets))
+        found |= self.task.measured(name, outputs, targets)
         spread_over = "test" if self._test is not None and self._test.by_client else "train"
         several = part.by_client and len(part.sizes) > 1
         if self.task.classifies and several and name == spread_over:
@@ -304,10 +303,10 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 def _spread(name: str, correct: Tensor, part: Part) -> dict[str, float]:
     """Accuracy per client: mean, standard deviation, and mean of the worst tenth."""
-    sizes = part.sizes.to(correct.device)
-    owner = torch.repeat_interleave(torch.arange(len(sizes), device=correct.device), sizes)
-    sums = torch.zeros(len(sizes), dtype=torch.float64, device=correct.device)
-    sums.index_add_(0, owner, correct.double())
+    sizes = part.sizes
+    owner = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
+    sums = torch.zeros(len(sizes), dtype=torch.float64)
+    sums.index_add_(0, owner, correct)
     each = (sums / sizes)[sizes > 0].sort().values
     worst = each[: max(1, len(each) // 10)]
     return {
@@ -331,16 +330,14 @@ def _on(part: Part, like: Tensor) -> Part:
 
 def save_weights(module: nn.Module, path: Path) -> None:
     """Write a module's parameters and buffers; what is tied is written once."""
-    require(path.parent.is_dir(), f"There is no folder {path.parent} to write the model to.")
     values: dict[str, Tensor] = {}
     written: set[int] = set()
     for name, value in module.state_dict().items():
         if value.numel() == 0 or value.data_ptr() not in written:
             values[name] = value.contiguous()
             written.add(value.data_ptr())
-    partial = path.with_name(path.name + ".partial")
-    save_file(values, partial)
-    partial.replace(path)
+    with written_whole(path) as partial:
+        save_file(values, partial)
 
 
 def load_weights(module: nn.Module, path: Path) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from undrift.errors import require, require_choice
+from undrift.errors import require_choice
+from undrift.files import written_whole
 
 if TYPE_CHECKING:
     from undrift.result import Result
@@ -37,7 +38,6 @@ def plot_histories(
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     path = Path(path)
-    require(path.parent.is_dir(), f"There is no folder {path.parent} for the picture.")
     require_choice("The kind of picture", path.suffix, (".png", ".svg", ".pdf"))
     found = [name for result in results for r in result.records for name in r.metrics]
     if metrics is None:
@@ -76,5 +76,6 @@ def plot_histories(
         axis.spines[["top", "right"]].set_visible(False)
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=9)
-    figure.savefig(path, dpi=144)
+    with written_whole(path) as partial:
+        figure.savefig(partial, dpi=144)
     return path

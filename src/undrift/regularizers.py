@@ -34,7 +34,7 @@ class L1(Regularizer):
         require_range("L1's strength", self.strength, at_least=0)
 
     def value(self, x: Tensor) -> float:
-        return self.strength * float(x.abs().sum(dtype=torch.float64))
+        return self.strength * float(x.cpu().double().abs().sum())
 
     def prox(self, y: Tensor, eta: float) -> Tensor:
         return torch.nn.functional.softshrink(y, eta * self.strength)
@@ -50,7 +50,7 @@ class L2(Regularizer):
         require_range("L2's strength", self.strength, at_least=0)
 
     def value(self, x: Tensor) -> float:
-        return self.strength / 2 * float(x.square().sum(dtype=torch.float64))
+        return self.strength / 2 * float(x.cpu().double().square().sum())
 
     def prox(self, y: Tensor, eta: float) -> Tensor:
         return y / (1 + eta * self.strength)
@@ -64,6 +64,8 @@ class Box(Regularizer):
     high: float
 
     def __post_init__(self) -> None:
+        require_range("Box's low", self.low)
+        require_range("Box's high", self.high)
         require(self.low <= self.high, f"Box needs low ≤ high, not {self.low:g} > {self.high:g}.")
 
     def value(self, x: Tensor) -> float:

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
-from undrift.errors import require, require_range
+from undrift.errors import require, require_range, require_type
 
 
 class Schedule(ABC):
@@ -72,6 +72,7 @@ class Milestones(Schedule):
     def __post_init__(self) -> None:
         require_range("Milestones' lr", self.lr, above=0)
         require_range("Milestones' gamma", self.gamma, above=0)
+        require_type("Milestones' milestones", self.milestones, (list, tuple), "a list of rounds")
         object.__setattr__(self, "milestones", tuple(self.milestones))
 
     def at(self, round: int) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from undrift.errors import (
     UndriftError,
+    first_line,
     require,
     require_choice,
     require_range,
@@ -59,6 +60,9 @@ class Local(ABC):
     @abstractmethod
     def of(self, client: Hashable) -> Solver:
         """The solver of a client."""
+
+    def check(self, clients: Collection[Hashable]) -> None:
+        """Refuse local work for clients that do not exist."""
 
 
 class Solver(Local):
@@ -405,16 +409,30 @@ class PerClient(Local):
         self.others = others
         self.weight_decay = default.weight_decay
         named = others.values() if isinstance(others, Mapping) else ()
+        for client, solver in others.items() if isinstance(others, Mapping) else ():
+            self._same_decay(client, solver)
         self.takes_steps = all(solver.takes_steps for solver in (default, *named))
 
     def rate(self, round: int) -> float:
         return self.default.rate(round)
+
+    def check(self, clients: Collection[Hashable]) -> None:
+        if isinstance(self.others, Mapping):
+            require_known("PerClient", self.others, clients)
 
     def of(self, client: Hashable) -> Solver:
         if isinstance(self.others, Mapping):
             return self.others.get(client, self.default)
         solver = self.others(client)
         require_type(f"PerClient's solver of {client!r}", solver, Solver, "a solver")
+        return self._same_decay(client, solver)
+
+    def _same_decay(self, client: Hashable, solver: Solver) -> Solver:
+        require(
+            solver.weight_decay == self.weight_decay,
+            f"PerClient's solver of {client!r} has weight_decay {solver.weight_decay:g}, but it is "
+            f"part of F, so all must have the default's {self.weight_decay:g}.",
+        )
         return solver
 
     def __repr__(self) -> str:
@@ -428,10 +446,27 @@ def _amount(unit: str, amount: Amount, client: Hashable, round: int) -> int:
     return require_whole(f"The number of {unit} {where}", amount, 1)
 
 
+def require_known(what: str, named: Iterable[Hashable], clients: Collection[Hashable]) -> None:
+    """Refuse ids of clients that do not exist."""
+    for client in named:
+        require(client in clients, f"{what} names client {client!r}, which does not exist.")
+
+
+def call(what: str, function: Callable[..., Any], client: Hashable, round: int) -> Any:
+    """What a function of the user's says of a client in a round."""
+    try:
+        return function(client, round)
+    except Exception as error:
+        raise UndriftError(
+            f"{what} must be a function of (client id, round), but for client {client!r} in round "
+            f"{round} it raised {first_line(error)}."
+        ) from error
+
+
 def _of_client(what: str, value: Any, client: Hashable, round: int) -> Any:
     """What is meant for a client in a round: the same for all, by id, or a function's."""
     if callable(value):
-        return value(client, round)
+        return call(what, value, client, round)
     if isinstance(value, Mapping):
         require(client in value, f"The local {what} are not given for client {client!r}.")
         return value[client]

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from undrift.data.federated import Part
-from undrift.errors import require
+from undrift.errors import UndriftError, first_line, require
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) → the mean loss over the batch, a scalar tensor."""
@@ -20,7 +20,7 @@ Metric = Callable[[Tensor, Tensor], float | Tensor]
 
 def correct(outputs: Tensor, targets: Tensor) -> Tensor:
     """Whether each sample's class is right (for sequences: the share of right places)."""
-    right = (outputs.argmax(1) == targets).double()
+    right = (outputs.argmax(1) == targets).cpu().double()
     return right.flatten(1).mean(1) if right.ndim > 1 else right
 
 
@@ -55,6 +55,18 @@ class Task:
     classifies: bool = False
     """whether outputs are scores for classes, so that there is accuracy per client"""
 
+    def measured(self, part: str, outputs: Tensor, targets: Tensor) -> dict[str, float]:
+        """Every metric of a part, under its name."""
+        found = {}
+        for name, metric in self.metrics.items():
+            try:
+                found[f"{part}_{name}"] = float(metric(outputs, targets))
+            except Exception as error:
+                raise UndriftError(
+                    f"The metric {name!r} gives no number on the {part} part: {first_line(error)}."
+                ) from error
+        return found
+
     def by_client(self, outputs: Tensor, targets: Tensor, part: Part) -> Tensor:
         """The mean loss of each client, `[N]` in double precision, on the CPU."""
         sizes = part.sizes
@@ -65,7 +77,7 @@ class Task:
         losses = losses.flatten(1).mean(1) if losses.ndim > 1 else losses
         owner = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
         sums = torch.zeros(len(sizes), dtype=torch.float64)
-        sums.index_add_(0, owner, losses.double().cpu())
+        sums.index_add_(0, owner, losses.cpu().double())
         return sums / sizes
 
 

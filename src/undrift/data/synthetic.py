@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from undrift.data.federated import FederatedData
-from undrift.errors import require_range
+from undrift.errors import require_range, require_whole
 from undrift.keys import generator
 
 FEATURES, CLASSES = 60, 10
@@ -41,7 +41,7 @@ def synthetic(
     """
     require_range("alpha", alpha, at_least=0)
     require_range("beta", beta, at_least=0)
-    require_range("clients", clients, at_least=1)
+    require_whole("clients", clients, at_least=1)
     deviation = np.arange(1, FEATURES + 1) ** -0.6  # the square root of j^−1.2
     shared = generator(seed, "synthetic")
     shared_W = shared.normal(0, 1, (CLASSES, FEATURES))

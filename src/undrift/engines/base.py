@@ -18,7 +18,7 @@ from undrift.methods.base import Method
 from undrift.problem import Client, Download, Keep, Named, Upload
 from undrift.replies import Replies
 from undrift.sampling import Cohort
-from undrift.solvers import Local, Work
+from undrift.solvers import Local, Work, call, require_known
 
 Limit = Mapping[Hashable, int | None] | Callable[[Hashable, int], int | None]
 """How much a client manages in a round, in the unit of its local work (None: everything): by its
@@ -89,6 +89,11 @@ class Job:
     limit: Limit | None = None
     watch: Watch = Watch()
 
+    def __post_init__(self) -> None:
+        self.local.check(self.roster.position)
+        if isinstance(self.limit, Mapping):
+            require_known("limit", self.limit, self.roster.position)
+
     def work(self, method: Method, cohort: Cohort, round: int) -> dict[Client, Work]:
         """What each client of a cohort does, as its local work, its limit and the method say.
 
@@ -122,7 +127,7 @@ class Job:
     def _limit_of(self, client: Hashable, round: int) -> int | None:
         if self.limit is None or isinstance(self.limit, Mapping):
             return (self.limit or {}).get(client)
-        return self.limit(client, round)
+        return call("limit", self.limit, client, round)
 
 
 def check_declared(method: Method, finished: object, like: Tensor) -> None:

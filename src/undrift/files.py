@@ -1,0 +1,23 @@
+"""Files that are written whole, or not at all."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from undrift.errors import UndriftError, first_line, require
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """A place to write a file to, which becomes `path` only when it is complete."""
+    require(path.parent.is_dir(), f"There is no folder {path.parent} to write {path.name} to.")
+    partial = path.with_name(f".{path.stem}.partial{path.suffix}")
+    try:
+        yield partial
+        partial.replace(path)
+    except (OSError, SafetensorError) as error:
+        raise UndriftError(f"{path} cannot be written: {first_line(error)}.") from error
+    finally:
+        partial.unlink(missing_ok=True)
