@@ -75,8 +75,8 @@ class FedNova(Averaging):
 
     @property
     def uploads(self) -> Mapping[str, Weight | tuple[Weight, ...]]:  # type: ignore[override]
-        weights = {self._by, q} if self.variance_reduction else {self._by}
-        return {"direction": tuple(weights)}
+        wanted = (self._by, q) if self.variance_reduction else (self._by,)
+        return {"direction": tuple(dict.fromkeys(wanted))}
 
     def check(self, setting: Setting) -> None:
         super().check(setting)
