@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+# Real data for the tests: a folder with mnist, fashion-mnist, shakespeare. Without one they skip.
+UNDRIFT_DATA ?= $(abspath $(firstword $(wildcard data ../data ../shared/data)))
 
 .PHONY: help setup demo test check format wheel clean
 
@@ -24,6 +26,7 @@ check: $(READY)  ## lint, format and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+test: export UNDRIFT_DATA := $(UNDRIFT_DATA)
 test: check  ## the checks and all tests
 	$(BIN)/python -m pytest -n 2 -q
 

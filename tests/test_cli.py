@@ -1,5 +1,6 @@
 """The command line, the package and the README, as a user meets them."""
 
+import json
 import os
 import re
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import undrift
@@ -29,7 +31,7 @@ def command(*arguments, cwd=None):
 def test_help_names_the_commands():
     done = command("--help")
     assert done.returncode == 0
-    for word in ("verify", "demo"):
+    for word in ("verify", "demo", "inspect"):
         assert word in done.stdout
     assert "--json" in command("verify", "--help").stdout
     assert command("--version").stdout == f"undrift {undrift.__version__}\n"
@@ -54,6 +56,51 @@ def test_demo_with_a_cohort_leaves_out_what_is_not_defined(tmp_path):
     assert (tmp_path / "a.svg").exists()
 
 
+def test_inspect_shows_a_table_numbers_and_a_picture(tmp_path):
+    done = command("inspect", "synthetic", "--clients", "12", "--picture", "a.png", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "synthetic(1,1): 12 clients, 10 classes" in done.stdout
+    assert "label distance (TV)" in done.stdout
+    assert max(len(line) for line in done.stdout.splitlines()) <= 80
+    assert (tmp_path / "a.png").stat().st_size > 10_000
+    options = (
+        "--partition",
+        "classes:2",
+        "--sizes",
+        "power-law:1",
+        "--clients",
+        "10",
+        "--seed",
+        "3",
+    )
+    found = json.loads(command("inspect", "digits", *options, "--json").stdout)
+    rule = undrift.data.Classes(2, sizes=undrift.data.PowerLaw(1.0))
+    assert found == undrift.data.digits(rule, 10, 3).describe().as_dict()
+    assert found["labels"]["per_client"]["max"] == 2
+    named = command("inspect").stdout
+    assert all(source in named for source in undrift.data.SOURCES)
+
+
+def test_inspect_measures_gradients_and_gamma():
+    options = ("--set", "alpha=0", "--set", "beta=0", "--set", "most=60", "--clients", "4")
+    model = ("--model", "logistic", "--gamma")
+    found = json.loads(command("inspect", "synthetic", *options, *model, "--json").stdout)
+    assert found["gamma"]["converged"]
+    assert found["gamma"]["value"] > 0
+    data = undrift.data.synthetic(0, 0, clients=4, most=60)
+    described = data.describe(undrift.models.logistic(60, 10), gamma=True).as_dict()
+    assert found["gradients"] == pytest.approx(described["gradients"])
+    assert found["gamma"]["value"] == pytest.approx(described["gamma"]["value"], abs=1e-6)
+
+
+def test_inspect_reads_a_folder(tmp_path):
+    for name in "ab":
+        np.savez(tmp_path / f"{name}.npz", x=np.ones((4, 2), np.float32), y=[0, 1, 1, 1])
+    done = command("inspect", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "2 clients, 2 classes, 8 training samples" in done.stdout.replace("\n", " ")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -62,6 +109,15 @@ def test_demo_with_a_cohort_leaves_out_what_is_not_defined(tmp_path):
         (("verify", "--set", "a=1"), "name it first"),
         (("verify", "missing.py:Mine"), "There is no file missing.py"),
         (("verify", "missing.py:Mine", "--set", "alpha"), "--set takes NAME=VALUE"),
+        (("inspect", "mnits"), "did you mean 'mnist'?"),
+        (("inspect", "./nowhere"), "There is no folder ./nowhere"),
+        (("inspect", "synthetic", "--partition", "iid"), "so it takes no partition"),
+        (("inspect", "synthetic", "--set", "alfa=1"), "did you mean 'alpha'?"),
+        (("inspect", "synthetic", "--model", "mlp:a"), "must be whole numbers, as in mlp:200-100"),
+        (("inspect", "synthetic", "--model", "cifar_cnn"), "takes images of shape"),
+        (("inspect", "synthetic", "--model", "logstic"), "did you mean 'logistic'?"),
+        (("inspect", "synthetic", "--gamma"), "Γ belongs to a model"),
+        (("inspect", "synthetic", "--picture", "x.gif"), "must end in .png, .svg or .pdf"),
     ],
 )
 def test_mistakes_get_one_sentence_and_status_2(arguments, words, tmp_path):

@@ -1,10 +1,11 @@
-"""Federated data, and the synthetic generator."""
+"""Federated data of a user's own, and the synthetic generator."""
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 import undrift as ud
 
@@ -86,3 +87,192 @@ def test_test_data_may_be_common_or_per_client():
     assert "2 clients, 5 + 4 samples" in repr(common)
     with pytest.raises(ud.UndriftError, match="nothing for client 'b'"):
         ud.data.FederatedData.from_clients(own, {"a": own["a"]})
+
+
+class Squares(Dataset):
+    """Items that are no tensors."""
+
+    def __init__(self, n, width=2):
+        self.n, self.width = n, width
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, k):
+        return np.full(self.width, float(k) ** 2), k % 3
+
+
+def test_a_torch_dataset_is_shared_out_or_is_one_client():
+    data = ud.data.FederatedData.from_dataset(Squares(30), partition="classes:1", clients=3)
+    assert data.train.x.shape == (30, 2)
+    assert data.train.y.tolist() == [k % 3 for k in range(30)]
+    assert [len(set(data.train.client(k)[1].tolist())) for k in range(3)] == [1, 1, 1]
+    tensors = TensorDataset(torch.arange(8.0)[:, None], torch.arange(8) % 2)
+    own = {"a": Subset(tensors, [1, 3, 5]), "b": tensors}
+    each = ud.data.FederatedData.from_clients(own, Subset(tensors, [0, 7]))
+    assert each.client("a")[0].flatten().tolist() == [1, 3, 5]
+    assert len(each.client("b")[1]) == 8
+    assert each.test.x.flatten().tolist() == [0, 7]
+
+
+def test_a_hundred_thousand_clients_are_a_few_tensors():
+    n, clients = 300_000, 100_000
+    x, y = torch.arange(float(n))[:, None], torch.arange(n) % 10
+    data = ud.data.FederatedData.from_arrays(x, y, partition=ud.data.IID(), clients=clients)
+    assert len(data) == clients
+    assert data.train.x.data_ptr() == x.data_ptr()  # the samples themselves are not copied
+    held = data.with_validation(0.34).with_test(0.5)
+    assert held.train.x.data_ptr() == x.data_ptr()
+    assert len(held.train) + len(held.validation) + len(held.test) == n
+    assert held.train.sizes.min() >= 1
+
+
+def test_samples_that_lie_together_are_views():
+    data = ud.data.FederatedData.from_clients(
+        [(torch.ones(3, 2), [0, 1, 2]), (torch.ones(4, 2), [0] * 4)]
+    )
+    x, _ = data.train.client(1)
+    assert x.data_ptr() == data.train.x[3:].data_ptr()
+
+
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=8),
+    share=st.floats(0.01, 0.99),
+    by=st.sampled_from(["client", "overall"]),
+    seed=st.integers(0, 5),
+)
+@settings(max_examples=100, deadline=None)
+def test_what_is_held_out_is_a_share_and_leaves_everyone_something(sizes, share, by, seed):
+    n = sum(sizes)
+    parts = np.split(np.arange(n), np.cumsum(sizes)[:-1])
+    data = ud.data.FederatedData.from_arrays(np.arange(n)[:, None], np.arange(n) % 2, parts)
+    held = data.with_validation(share, seed, by)
+    rows = [*held.train.rows.tolist(), *held.validation.rows.tolist()]
+    assert sorted(rows) == list(range(n))
+    assert held.train.sizes.min() >= 1
+    if by == "client":
+        for k, size in enumerate(sizes):
+            assert held.validation.sizes[k] == min(size - 1, int(share * size + 0.5))
+            assert set(held.validation.of(k).tolist()) <= set(parts[k])
+    else:
+        assert not held.validation.by_client
+        assert len(held.validation) == min(n - len(sizes), int(share * n + 0.5))
+
+
+def test_what_is_held_out_of_a_client_does_not_depend_on_the_others():
+    own = {name: (np.arange(20.0)[:, None], np.arange(20) % 2) for name in "abc"}
+    few = ud.data.FederatedData.from_clients({"c": own["c"]}).with_test(0.3, seed=1)
+    many = ud.data.FederatedData.from_clients(own).with_test(0.3, seed=1)
+    assert torch.equal(few.test.client(0)[0], many.test.client(2)[0])
+    assert not torch.equal(many.test.client(0)[0], many.test.client(2)[0])
+    other = ud.data.FederatedData.from_clients(own).with_test(0.3, seed=2)
+    assert not torch.equal(other.test.client(2)[0], many.test.client(2)[0])
+
+
+def test_a_validation_part_is_measured_beside_the_test_part():
+    data = ud.data.synthetic(1, 1, clients=5, most=60).with_validation(0.2)
+    result = ud.train(
+        ud.FedAvg(),
+        model=ud.models.logistic(60, 10),
+        data=data,
+        local=ud.SGD(lr=0.03, batch_size=10, epochs=1),
+        rounds=2,
+        evaluate=ud.Evaluation(models=("server", "own")),
+        target={"validation_loss": 0.01},
+    )
+    metrics = result.records[-1].metrics
+    for name in ("validation_loss", "validation_accuracy", "test_accuracy", "own/validation_loss"):
+        assert np.isfinite(metrics[name])
+    x, y = data.validation.x[data.validation.rows], data.validation.y[data.validation.rows]
+    right = (result.model()(x).argmax(1) == y).double().mean()
+    assert metrics["validation_accuracy"] == pytest.approx(float(right))
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        yield from ()
+
+
+ONES = torch.ones(4, 2)
+REFUSED = [
+    (
+        lambda: ud.data.FederatedData.from_dataset(3, clients=2),
+        "must be a torch.utils.data.Dataset",
+    ),
+    (lambda: ud.data.FederatedData.from_dataset(Squares(0), clients=2), "has no samples"),
+    (
+        lambda: ud.data.FederatedData.from_dataset(Endless(), clients=2),
+        "must have a length and items by number",
+    ),
+    (
+        lambda: ud.data.FederatedData.from_clients([ONES]),
+        "client 0 must be a pair (inputs, targets), or a Dataset",
+    ),
+    (lambda: ud.data.FederatedData.from_arrays(ONES, [0, 1, 0, 1]), "clients=100"),
+    (
+        lambda: ud.data.FederatedData.from_arrays(ONES, [0, 1, 0, 1], [[0]], clients=2),
+        "either parts or a partition, not both: clients",
+    ),
+    (
+        lambda: ud.data.FederatedData.from_arrays(ONES, [0, 1, 0, 2], clients=2, classes="ab"),
+        "label of client",
+    ),
+    (
+        lambda: ud.data.FederatedData.from_arrays(
+            ONES, [0, 1, 0, 1], clients=2, classes="ab", test=(ONES, [0, 0, -1, 0])
+        ),
+        "A test label is -1, but there are 2 classes, 0 … 1",
+    ),
+    (
+        lambda: ud.data.FederatedData.from_arrays(ONES, ONES[:, 0], clients=2, classes="ab"),
+        "must be whole numbers",
+    ),
+    (
+        lambda: ud.data.FederatedData.from_arrays(
+            ONES, [0, 1, 0, 1], clients=2, test=(torch.ones(4, 3), [0, 0, 1, 0])
+        ),
+        "inputs of the test part have shape [3] per sample, but those of the data have [2]",
+    ),
+    (lambda: ud.data.synthetic(clients=2, most=60).with_test(0.1), "already has a test part"),
+    (
+        lambda: ud.data.synthetic(clients=2, most=60).with_validation(1.0),
+        "must be above 0 and below 1",
+    ),
+    (
+        lambda: ud.data.synthetic(clients=2, most=60).with_validation(0.1, by="clients"),
+        "did you mean 'client'?",
+    ),
+    (lambda: ud.data.synthetic(clients=2, most=60).client(7), "There is no client 7 among the 2"),
+    (lambda: ud.data.synthetic(clients=2, most=60).normalised("rows"), "by is 'rows'"),
+    (
+        lambda: ud.data.FederatedData.from_arrays([[1], [2]], [0, 1], clients=2).normalised(),
+        "cannot be normalised",
+    ),
+]
+
+
+@pytest.mark.parametrize(("action", "words"), REFUSED, ids=[words for _, words in REFUSED])
+def test_what_does_not_fit_is_said_in_a_sentence(action, words):
+    with pytest.raises(ud.UndriftError) as error:
+        action()
+    assert words in str(error.value)
+
+
+def test_a_dataset_names_the_item_that_does_not_fit():
+    class Ragged(Squares):
+        def __getitem__(self, k):
+            return ("no", k) if k == 3 and self.width == 2 else (np.ones(1 + (k == 3)), k)
+
+    with pytest.raises(ud.UndriftError, match="Item 3 of the Dataset of the data is no pair"):
+        ud.data.FederatedData.from_dataset(Ragged(5), clients=2)
+    with pytest.raises(ud.UndriftError, match="number 3 has shape"):
+        ud.data.FederatedData.from_dataset(Ragged(5, 1), clients=2)
+
+
+def test_clients_that_a_partition_leaves_empty_are_left_out_and_counted():
+    y = np.zeros(30, dtype=int)
+    rule = ud.data.DirichletPerClass(1e-3, min_size=0)
+    data = ud.data.FederatedData.from_arrays(np.ones((30, 1)), y, partition=rule, clients=10)
+    assert len(data) < 10
+    assert f"{10 - len(data)} clients without samples are left out" in " ".join(data.notes)
+    assert data.train.sizes.sum() == 30

@@ -7,20 +7,23 @@ parameters stay what they are; buffers (BatchNorm statistics) travel beside the 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from undrift.data.federated import FederatedData, Part
+from undrift.data.augmentation import Augmentation
+from undrift.data.federated import FederatedData
+from undrift.data.part import Part
 from undrift.errors import UndriftError, first_line, require, require_type
 from undrift.files import written_whole
-from undrift.keys import torch_generator_set_to
+from undrift.keys import generator, torch_generator_set_to
 from undrift.losses import Batch, ClientLoss, Losses
 from undrift.tasks import Loss, Metric, Task, correct, task_for
 
@@ -83,29 +86,46 @@ class FlatModule:
 class ModuleLoss(ClientLoss):
     """A client's loss while a solver works on it."""
 
-    def __init__(self, flat: FlatModule, task: Task, x: Tensor, y: Tensor, moving: frozenset[str]):
+    def __init__(
+        self,
+        flat: FlatModule,
+        task: Task,
+        x: Tensor,
+        y: Tensor,
+        moving: frozenset[str],
+        augmentations: Sequence[Augmentation] = (),
+        rng: np.random.Generator | None = None,
+    ):
         self.samples = len(y)
         self._moving = moving
         self._flat = flat
         self._task = task
         self._x = x
         self._y = y
+        self._augmentations = augmentations
+        self._rng = rng
 
     def gradient(self, x: Tensor, batch: Batch = None) -> Tensor:
         inputs, targets = self._x, self._y
         if batch is not None:
             chosen = torch.from_numpy(batch).to(inputs.device)
             inputs, targets = inputs[chosen], targets[chosen]
+        for each in self._augmentations:
+            assert self._rng is not None
+            inputs = each.apply(inputs, each.draw(len(inputs), self._rng))
+        return self._gradient(x, inputs, targets)
+
+    def full_gradient(self, x: Tensor) -> Tensor:
+        before = self._flat.buffers()
+        gradient = self._gradient(x, self._x, self._y)
+        self._flat.load_buffers(before)
+        return gradient
+
+    def _gradient(self, x: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         self._flat.load(x)
         self._flat.gradient.zero_()
         self._task.loss(self._flat.module(inputs), targets).backward()
         return self._flat.gradient
-
-    def full_gradient(self, x: Tensor) -> Tensor:
-        before = self._flat.buffers()
-        gradient = self.gradient(x)
-        self._flat.load_buffers(before)
-        return gradient
 
     def buffers(self) -> dict[str, Tensor]:
         return {name: value for name, value in self._flat.buffers().items() if name in self._moving}
@@ -150,6 +170,7 @@ class ModuleLosses(Losses):
         self._initial = self.flat.x.clone()
         self._train = _on(data.train, self.flat.x)
         self._test = None if data.test is None else _on(data.test, self.flat.x)
+        self._validation = None if data.validation is None else _on(data.validation, self.flat.x)
         self._moving: frozenset[str] = frozenset()
         buffers = self.flat.buffers()
         with torch_generator_set_to(0, self.device):
@@ -171,7 +192,8 @@ class ModuleLosses(Losses):
         self.flat.module.train()
         x, y = self._train.client(k)
         with torch_generator_set_to(number, self.device):
-            yield ModuleLoss(self.flat, self.task, x, y, self._moving)
+            rng = generator(number, "augmentation")
+            yield ModuleLoss(self.flat, self.task, x, y, self._moving, self.data.augmentations, rng)
 
     def value(self, k: int, x: Tensor) -> float:
         outputs, targets = self._forward(x, self._train, self._train.of(k))
@@ -189,14 +211,16 @@ class ModuleLosses(Losses):
     ) -> dict[str, float]:
         self.flat.load_buffers(buffers)
         found = self._metrics("train", self._train, x, weights)
-        if self._test is not None and len(self._test):
-            found |= self._metrics("test", self._test, x, weights)
+        for name, part in (("validation", self._validation), ("test", self._test)):
+            if part is not None and len(part):
+                found |= self._metrics(name, part, x, weights)
         return found
 
     def evaluate_own(self, k: int, x: Tensor, buffers: Mapping[str, Tensor]) -> dict[str, float]:
         self.flat.load_buffers(buffers)
         found = {}
-        for name, part in (("train", self._train), ("test", self._test)):
+        parts = {"train": self._train, "validation": self._validation, "test": self._test}
+        for name, part in parts.items():
             if part is not None and part.by_client and len(rows := part.of(k)):
                 outputs, targets = self._forward(x, part, rows)
                 found[f"{name}_loss"] = float(self.task.loss(outputs, targets))
@@ -210,7 +234,7 @@ class ModuleLosses(Losses):
             losses = self.task.by_client(outputs, targets, part)
             found["train_loss"] = float(losses @ weights)
         else:
-            found["test_loss"] = float(self.task.loss(outputs, targets))
+            found[f"{name}_loss"] = float(self.task.loss(outputs, targets))
         found |= self.task.measured(name, outputs, targets)
         spread_over = "test" if self._test is not None and self._test.by_client else "train"
         several = part.by_client and len(part.sizes) > 1

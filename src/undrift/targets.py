@@ -11,6 +11,7 @@ Target = float | tuple[str, float]
 
 FALLING = ("loss", "objective", "absolute_error", "gradient_norm", "gradient_mapping")
 """Those of our own metrics that are better when lower; accuracies are better when higher."""
+PARTS = ("train", "validation", "test")
 
 
 def reached(targets: Mapping[str, Target], metrics: Mapping[str, float]) -> str | None:
@@ -31,7 +32,9 @@ def _goal(metric: str, target: Target) -> tuple[str, float]:
         require_choice(f"The direction of target {metric!r}", direction, ("below", "above"))
     else:
         value = target  # type: ignore[assignment]
-        last = metric.rpartition("/")[2].removeprefix("train_").removeprefix("test_")
+        last = metric.rpartition("/")[2]
+        for part in PARTS:
+            last = last.removeprefix(f"{part}_")
         require(
             last in FALLING or "accuracy" in last,
             f"Whether {metric!r} should fall or rise is not known: write "

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from undrift.data.federated import Part
+from undrift.data.part import Part
 from undrift.errors import UndriftError, first_line, require
 
 Loss = Callable[[Tensor, Tensor], Tensor]

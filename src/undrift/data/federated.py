@@ -1,73 +1,53 @@
-"""Federated data: contiguous tensors, and which of their rows each client holds."""
+"""Federated data: what each client holds, in a few tensors however many clients there are."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.data import Dataset
 
-from undrift.errors import UndriftError, require
+from undrift.data.arrays import Pair, as_pair
+from undrift.data.augmentation import Augmentation
+from undrift.data.holding_out import hold_out
+from undrift.data.part import Part
+from undrift.data.partitions import IID, Natural, Partition, Split, as_partition
+from undrift.errors import UndriftError, require, require_choice, require_type
+from undrift.threads import one_thread
 
-Pair = tuple[Any, Any]
-"""Inputs and targets: arrays or tensors with one row per sample."""
+if TYPE_CHECKING:
+    from undrift.data.description import Description
 
-
-@dataclass(frozen=True)
-class Part:
-    """A training or test part: all samples, and the rows of each client one after another.
-
-    Client k holds the samples `rows[bounds[k]:bounds[k + 1]]`. A part that belongs to no
-    client in particular (a common test set) has `bounds` of None.
-    """
-
-    x: Tensor
-    y: Tensor
-    rows: Tensor
-    bounds: Tensor | None
-
-    @property
-    def by_client(self) -> bool:
-        """Whether the samples belong to clients."""
-        return self.bounds is not None
-
-    @property
-    def sizes(self) -> Tensor:
-        """n_k, `[N]`"""
-        assert self.bounds is not None
-        return self.bounds.diff()
-
-    def of(self, k: int) -> Tensor:
-        """The rows of a client."""
-        assert self.bounds is not None
-        return self.rows[self.bounds[k] : self.bounds[k + 1]]
-
-    def client(self, k: int) -> tuple[Tensor, Tensor]:
-        """A client's inputs and targets."""
-        return self.x[self.of(k)], self.y[self.of(k)]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @staticmethod
-    def common(x: Tensor, y: Tensor) -> Part:
-        """Samples that belong to no client in particular."""
-        return Part(x, y, torch.arange(len(y)), None)
-
-    @staticmethod
-    def joined(clients: Sequence[tuple[Tensor, Tensor]]) -> Part:
-        """The samples of several clients, one after another."""
-        x = torch.cat([x for x, _ in clients])
-        y = torch.cat([y for _, y in clients])
-        ends = torch.tensor([0] + [len(y) for _, y in clients]).cumsum(0)
-        return Part(x, y, torch.arange(len(y)), ends)
+Source = Pair | Dataset[Any]
+"""A client's samples: (inputs, targets), or a torch Dataset of such pairs."""
 
 
 class FederatedData:
-    """Training data by client, and test data by client or in common."""
+    """Training data by client; test and validation data by client or in common.
+
+    Parameters
+    ----------
+    train
+        the training part, by client
+    test
+        the test part, by client or in common
+    ids
+        the clients' ids, int or str; without them they are numbered from 0
+    name
+        what the data are called
+    validation
+        the part on which choices are made, never on the test part
+    classes
+        the names of the classes 0, 1, …: labels must lie among them
+    notes
+        what was done to make the data, where that is not evident
+    augmentations
+        random changes of training inputs, such as `RandomCrop()`
+    """
 
     def __init__(
         self,
@@ -75,107 +55,384 @@ class FederatedData:
         test: Part | None = None,
         ids: Sequence[Hashable] | None = None,
         name: str = "data",
+        *,
+        validation: Part | None = None,
+        classes: Sequence[str] | None = None,
+        notes: Sequence[str] = (),
+        augmentations: Sequence[Augmentation] = (),
     ):
         require(train.by_client, "The training part must say which samples each client holds.")
         self.train = train
         self.test = test
-        self.ids = list(ids) if ids is not None else list(range(len(train.sizes)))
+        self.validation = validation
+        self.ids: list[Hashable] = list(range(len(train.sizes)) if ids is None else ids)
         self.name = name
+        self.classes = None if classes is None else tuple(str(each) for each in classes)
+        self.notes = tuple(notes)
+        self.augmentations = tuple(augmentations)
         require(
             len(self.ids) == len(train.sizes),
             f"There are {len(train.sizes)} clients but {len(self.ids)} ids.",
         )
-        self._require_finite("training", train)
-        if test is not None:
-            self._require_finite("test", test)
+        self._require_samples()
+        for what, part in self.parts().items():
+            self._require_finite(what, part)
+            self._require_labels(what, part)
 
-    def _require_finite(self, name: str, part: Part) -> None:
-        for what, values in (("inputs", part.x), ("targets", part.y)):
-            if not values.is_floating_point() or bool(values.isfinite().all()):
-                continue
-            bad = ~values.reshape(len(values), -1).isfinite().all(1)
-            whose = range(len(self)) if part.by_client else ()
-            first = next(
-                (f" of client {self.ids[k]!r}" for k in whose if bad[part.of(k)].any()), ""
-            )
-            raise UndriftError(
-                f"The {name} {what}{first} contain NaN or Inf ({int(bad.sum())} samples in all)."
-            )
+    def parts(self) -> dict[str, Part]:
+        """The parts there are, by name."""
+        found = {"training": self.train, "validation": self.validation, "test": self.test}
+        return {name: part for name, part in found.items() if part is not None}
+
+    def client(self, id: Hashable) -> tuple[Tensor, Tensor]:
+        """A client's training inputs and targets."""
+        if id not in self.ids:
+            raise UndriftError(f"There is no client {id!r} among the {len(self)} of {self.name}.")
+        return self.train.client(self.ids.index(id))
+
+    def pooled(self) -> FederatedData:
+        """The same samples in the hands of one client, for a centralised baseline."""
+        everything = torch.tensor([0, len(self.train)])
+        train = Part(self.train.x, self.train.y, self.train.rows, everything)
+        return self._with(train=train, ids=["all"])
+
+    def with_test(self, share: float, seed: int = 0, by: str = "client") -> FederatedData:
+        """The same with a share of the training samples set aside for test.
+
+        `by` is "client" for the share of every client's, or "overall" for a common part. Every
+        client keeps at least one sample for training.
+        """
+        require(self.test is None, f"{self.name} already has a test part.")
+        train, test = hold_out(self.train, self.ids, share, seed, "test", by)
+        return self._with(train=train, test=test)
+
+    def with_validation(self, share: float, seed: int = 0, by: str = "client") -> FederatedData:
+        """The same with a share of the training samples set aside to choose settings on.
+
+        `by` is "client" for the share of every client's, or "overall" for a common part. Every
+        client keeps at least one sample for training.
+        """
+        require(self.validation is None, f"{self.name} already has a validation part.")
+        train, validation = hold_out(self.train, self.ids, share, seed, "validation", by)
+        return self._with(train=train, validation=validation)
+
+    def normalised(self, by: str = "channels") -> FederatedData:
+        """The same with inputs of mean 0 and standard deviation 1 over the training samples.
+
+        `by` is "channels" (dimension 1 of images, or all inputs in one) or "features" (every
+        input on its own: a feature that never changes becomes 0).
+        """
+        require_choice("by", by, ("channels", "features"))
+        x = self.train.x
+        require(
+            x.is_floating_point(),
+            f"Inputs of type {x.dtype} cannot be normalised: they are not floating-point numbers.",
+        )
+        mean, deviation = moments(x[self.train.rows], by)
+        done: dict[int, Tensor] = {}
+        parts = {}
+        for name in ("train", "validation", "test"):
+            part: Part | None = getattr(self, name)
+            if part is not None:
+                key = part.x.data_ptr()
+                if key not in done:
+                    done[key] = (part.x - mean) / deviation
+                parts[name] = Part(done[key], part.y, part.rows, part.bounds)
+        return self._with(**parts)
+
+    def augmented(self, *augmentations: Augmentation) -> FederatedData:
+        """The same with random changes of the training inputs, each time they are used."""
+        for each in augmentations:
+            require_type("An augmentation", each, Augmentation, "such as RandomCrop(padding=4)")
+            each.apply(self.train.x[:1], each.draw(1, np.random.default_rng(0)))
+        return self._with(augmentations=augmentations)
+
+    def describe(
+        self,
+        model: nn.Module | None = None,
+        gamma: bool = False,
+        objective: str = "samples",
+        weight_decay: float = 1e-4,
+    ) -> Description:
+        """How the clients differ: sizes, labels and, for a model, gradients and minima.
+
+        Print it, `.plot("picture.png")` it, or take `.as_dict()`.
+
+        Parameters
+        ----------
+        model
+            at whose weights the clients' gradients are compared
+        gamma
+            whether to find Γ = F* − Σ q_k F_k* as well, which minimises every client's loss
+        objective
+            the q_k: "samples" or "clients"
+        weight_decay
+            of the losses that Γ minimises
+        """
+        from undrift.data.description import describe
+
+        return describe(self, model, gamma, objective, weight_decay)
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def __repr__(self) -> str:
         test = 0 if self.test is None else len(self.test)
+        kept = "" if self.validation is None else f" + {len(self.validation)}"
         return (
-            f"FederatedData({self.name}: {len(self)} clients, {len(self.train)} + {test} samples)"
+            f"FederatedData({self.name}: {len(self)} clients, {len(self.train)}{kept} + {test} "
+            f"samples)"
         )
 
     @staticmethod
     def from_clients(
-        clients: Sequence[Pair] | Mapping[Hashable, Pair],
-        test: Pair | Sequence[Pair] | Mapping[Hashable, Pair] | None = None,
+        clients: Sequence[Source] | Mapping[Hashable, Source],
+        test: Source | Sequence[Source] | Mapping[Hashable, Source] | None = None,
         name: str = "data",
+        *,
+        classes: Sequence[str] | None = None,
     ) -> FederatedData:
-        """Each client's own (inputs, targets), as a list or by id.
+        """Each client's own samples, as a list or by id: pairs (inputs, targets), or Datasets.
 
-        `test` is one common pair, or a pair per client in the same form.
+        `test` is one common pair or Dataset, or one per client in the same form. `classes` are
+        the names of the classes.
         """
         own = _by_id(clients)
         ids = list(own)
         require(len(ids) > 0, "There are no clients.")
-        pairs = [_pair(own[id], f"client {id!r}") for id in ids]
-        for id, pair in zip(ids, pairs, strict=True):
-            for what, values, first in zip(("inputs", "targets"), pair, pairs[0], strict=True):
-                require(
-                    values.shape[1:] == first.shape[1:],
-                    f"The {what} of client {id!r} have shape {list(values.shape[1:])} per sample, "
-                    f"but those of client {ids[0]!r} have {list(first.shape[1:])}.",
-                )
+        pairs = [as_pair(own[id], f"client {id!r}") for id in ids]
+        _require_alike(ids, pairs, pairs[0], f"client {ids[0]!r}")
         part: Part | None = None
-        if isinstance(test, tuple):
-            part = Part.common(*_pair(test, "the test part"))
+        if isinstance(test, tuple | Dataset):
+            common = as_pair(test, "the test part")
+            _require_alike(None, [common], pairs[0], f"client {ids[0]!r}")
+            part = Part.common(*common)
         elif test is not None:
             tests = _by_id(test)
             for id in ids:
                 require(id in tests, f"The test part has nothing for client {id!r}.")
-            part = Part.joined([_pair(tests[id], f"client {id!r}") for id in ids])
-        return FederatedData(Part.joined(pairs), part, ids, name)
+            each = [as_pair(tests[id], f"client {id!r}") for id in ids]
+            _require_alike(ids, each, pairs[0], f"client {ids[0]!r}")
+            part = Part.joined(each)
+        return FederatedData(Part.joined(pairs), part, ids, name, classes=classes)
 
     @staticmethod
     def from_arrays(
         x: Any,
         y: Any,
-        parts: Sequence[Sequence[int]] | Mapping[Hashable, Sequence[int]],
-        test: Pair | None = None,
+        parts: Sequence[Sequence[int]] | Mapping[Hashable, Sequence[int]] | None = None,
+        test: Source | None = None,
         name: str = "data",
+        *,
+        partition: Partition | str | None = None,
+        clients: int | None = None,
+        seed: int = 0,
+        owners: Sequence[Hashable] | None = None,
+        classes: Sequence[str] | None = None,
     ) -> FederatedData:
-        """One array of samples, and the numbers of those each client holds."""
-        x, y = _pair((x, y), "the data")
-        held = _by_id(parts)
-        ids = list(held)
-        require(len(ids) > 0, "There are no clients.")
-        for id in ids:
-            require(
-                np.asarray(held[id]).dtype != bool,
-                f"Client {id!r} is given by a mask, but must be by the numbers of its samples.",
-            )
-        rows = [torch.as_tensor(np.asarray(held[id], dtype=np.int64)) for id in ids]
-        for id, own in zip(ids, rows, strict=True):
-            require(
-                own.numel() == 0 or (int(own.min()) >= 0 and int(own.max()) < len(y)),
-                f"Client {id!r} holds a sample number outside 0 … {len(y) - 1}.",
-            )
-        ends = torch.tensor([0] + [len(own) for own in rows]).cumsum(0)
-        train = Part(x, y, torch.cat(rows), ends)
-        part = None if test is None else Part.common(*_pair(test, "the test part"))
-        return FederatedData(train, part, ids, name)
+        """One array of samples, shared out over clients.
 
-    def pooled(self) -> FederatedData:
-        """The same samples in the hands of one client, for a centralised baseline."""
-        everything = torch.tensor([0, len(self.train)])
-        train = Part(self.train.x, self.train.y, self.train.rows, everything)
-        return FederatedData(train, self.test, ["all"], self.name)
+        Parameters
+        ----------
+        x, y
+            inputs and targets, a row per sample
+        parts
+            the numbers of the samples each client holds, as a list or by id; or instead
+        partition, clients, seed
+            a rule that shares them out over so many clients, such as `Dirichlet(0.3)` or
+            "dirichlet:0.3"; IID without one
+        owners
+            to whom each sample belongs, for the `Natural` partition, which is then the default
+        test
+            a common test part
+        classes
+            the names of the classes
+        """
+        pair = as_pair((x, y), "the data")
+        common = None if test is None else as_pair(test, "the test part")
+        if common is not None:
+            _require_alike(None, [common], pair, "the data")
+        part = None if common is None else Part.common(*common)
+        if parts is not None:
+            for word, value in (("partition", partition), ("clients", clients), ("owners", owners)):
+                require(value is None, f"Give either parts or a partition, not both: {word}.")
+            train, ids = _held(*pair, parts)
+            return FederatedData(train, part, ids, name, classes=classes)
+        rule = as_partition(partition or (IID() if owners is None else Natural()))
+        if clients is None and not isinstance(rule, Natural):
+            raise UndriftError("Say over how many clients the samples are shared out: clients=100.")
+        split = rule.split(pair[1], clients, seed, owners)  # type: ignore[arg-type]
+        return federated(*pair, split, part, name, classes)
+
+    @staticmethod
+    def from_dataset(
+        dataset: Dataset[Any],
+        test: Source | None = None,
+        name: str = "data",
+        *,
+        partition: Partition | str | None = None,
+        clients: int | None = None,
+        seed: int = 0,
+        owners: Sequence[Hashable] | None = None,
+        classes: Sequence[str] | None = None,
+    ) -> FederatedData:
+        """A torch Dataset of (input, target) items, shared out as in `from_arrays`.
+
+        For a Dataset per client use `from_clients`.
+        """
+        require_type("dataset", dataset, Dataset, "a torch.utils.data.Dataset")
+        x, y = as_pair(dataset, "the data")
+        return FederatedData.from_arrays(
+            x,
+            y,
+            test=test,
+            name=name,
+            partition=partition,
+            clients=clients,
+            seed=seed,
+            owners=owners,
+            classes=classes,
+        )
+
+    @staticmethod
+    def from_huggingface(
+        source: Any,
+        inputs: str | Sequence[str],
+        target: str,
+        test: Any = None,
+        name: str = "data",
+        *,
+        split: str = "train",
+        by: str | None = None,
+        partition: Partition | str | None = None,
+        clients: int | None = None,
+        seed: int = 0,
+    ) -> FederatedData:
+        """Data of the Hugging Face `datasets` library, or partitions of `flwr-datasets`.
+
+        Parameters
+        ----------
+        source
+            a `datasets.Dataset`, shared out by `partition`; a list or mapping with one per client;
+            or a `Partitioner` or `FederatedDataset` of flwr-datasets with its own partitions
+        inputs, target
+            the columns; several input columns of numbers lie side by side
+        test
+            a `datasets.Dataset` for a common test part
+        split
+            which split of a `FederatedDataset`
+        by
+            the column that says whose each sample is: the natural partition
+        """
+        from undrift.data.huggingface import from_huggingface
+
+        return from_huggingface(
+            source, inputs, target, test, name, split, by, partition, clients, seed
+        )
+
+    @staticmethod
+    def from_folder(
+        folder: str | Path,
+        target: str | None = None,
+        name: str | None = None,
+        *,
+        classes: Sequence[str] | None = None,
+    ) -> FederatedData:
+        """A folder with one file per client: npz, csv or parquet, or LEAF json of many clients.
+
+        Parameters
+        ----------
+        folder
+            its files are the clients, named for them; or it has folders `train` and, for test
+            samples by client, `test`
+        target
+            the column of csv and parquet files to predict: "label", "target" or "y" if left out
+        classes
+            the names of the classes
+        """
+        from undrift.data.folders import from_folder
+
+        return from_folder(Path(folder), target, name, classes)
+
+    def _with(self, **changed: Any) -> FederatedData:
+        """The same but for what is changed."""
+        same = ("train", "test", "ids", "name", "validation", "classes", "notes", "augmentations")
+        return FederatedData(**{each: getattr(self, each) for each in same} | changed)
+
+    def _require_samples(self) -> None:
+        empty = torch.nonzero(self.train.sizes == 0).flatten().tolist()
+        if empty:
+            raise UndriftError(
+                f"Client {self.ids[empty[0]]!r} has no data ({len(empty)} of {len(self)} clients "
+                f"are empty): leave empty clients out."
+            )
+
+    def _require_finite(self, name: str, part: Part) -> None:
+        for what, values in (("inputs", part.x), ("targets", part.y)):
+            # A sum is finite only if all its terms are; if not, look at each.
+            if not values.is_floating_point() or bool(values.sum().isfinite()):
+                continue
+            bad = ~values.reshape(len(values), -1).isfinite().all(1)[part.rows]
+            if bad.any():
+                raise UndriftError(
+                    f"The {name} {what}{self._whose(part, bad)} contain NaN or Inf "
+                    f"({int(bad.sum())} samples in all)."
+                )
+
+    def _require_labels(self, name: str, part: Part) -> None:
+        if self.classes is None or not len(part):
+            return
+        require(
+            not part.y.is_floating_point(),
+            f"The {name} targets are {part.y.dtype}, but must be whole numbers: the places of "
+            f"their classes among the {len(self.classes)} names.",
+        )
+        labels = part.y[part.rows]
+        bad = (labels < 0) | (labels >= len(self.classes))
+        if bad.any():
+            raise UndriftError(
+                f"A {name} label{self._whose(part, bad.reshape(len(labels), -1).any(1))} is "
+                f"{int(labels[bad][0])}, but there are {len(self.classes)} classes, 0 … "
+                f"{len(self.classes) - 1}."
+            )
+
+    def _whose(self, part: Part, bad: Tensor) -> str:
+        """Of whom the first bad one of a part's samples is."""
+        if part.bounds is None:
+            return ""
+        first = torch.nonzero(bad).flatten()[:1]
+        return (
+            f" of client {self.ids[int(torch.searchsorted(part.bounds, first, right=True)) - 1]!r}"
+        )
+
+
+def federated(
+    x: Tensor,
+    y: Tensor,
+    split: Split,
+    test: Part | None,
+    name: str,
+    classes: Sequence[str] | None = None,
+    notes: Sequence[str] = (),
+) -> FederatedData:
+    """Samples and who holds which of them; clients that a partition left empty are left out."""
+    ids = split.ids if split.ids is not None else list(range(len(split.sizes)))
+    bounds, said = split.bounds, split.notes
+    full = np.flatnonzero(split.sizes)
+    if len(full) < len(split.sizes):
+        bounds = np.concatenate([[0], split.bounds[1:][full]])
+        said = (*said, f"{len(split.sizes) - len(full)} clients without samples are left out.")
+        ids = [ids[k] for k in full]
+    train = Part(x, y, torch.from_numpy(split.rows), torch.from_numpy(bounds))
+    return FederatedData(train, test, ids, name, classes=classes, notes=(*notes, *said))
+
+
+def moments(x: Tensor, by: str) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of inputs, shaped to be taken off and divided by."""
+    over = [0] if by == "features" else [d for d in range(x.ndim) if d != 1 or x.ndim < 3]
+    with one_thread():  # so that the sums are the same to the last bit on every machine
+        deviation, mean = torch.std_mean(x.double(), over, correction=0, keepdim=True)
+    return mean.to(x.dtype), torch.where(deviation > 0, deviation, 1.0).to(x.dtype)
 
 
 def _by_id(values: Sequence[Any] | Mapping[Hashable, Any]) -> dict[Hashable, Any]:
@@ -183,21 +440,40 @@ def _by_id(values: Sequence[Any] | Mapping[Hashable, Any]) -> dict[Hashable, Any
     return dict(values) if isinstance(values, Mapping) else dict(enumerate(values))
 
 
-def _pair(pair: Any, where: str) -> tuple[Tensor, Tensor]:
-    """Inputs and targets as tensors, with as many rows each."""
-    try:
-        x, y = pair
-    except (TypeError, ValueError):
-        raise UndriftError(f"{where} must be a pair (inputs, targets).") from None
-    try:
-        x, y = torch.as_tensor(x), torch.as_tensor(y)
-    except (TypeError, ValueError, RuntimeError):
-        raise UndriftError(
-            f"The inputs and targets of {where} must be arrays of numbers."
-        ) from None
-    require(
-        x.ndim >= 1 and y.ndim >= 1 and len(x) == len(y),
-        f"The inputs of {where} have {len(x) if x.ndim else 0} rows, but its targets have "
-        f"{len(y) if y.ndim else 0}.",
-    )
-    return x, y
+def _require_alike(
+    ids: Sequence[Hashable] | None,
+    pairs: Sequence[tuple[Tensor, Tensor]],
+    first: tuple[Tensor, Tensor],
+    whose: str,
+) -> None:
+    """All samples have the shape of the first."""
+    for number, pair in enumerate(pairs):
+        for what, values, wanted in zip(("inputs", "targets"), pair, first, strict=True):
+            if values.shape[1:] != wanted.shape[1:]:
+                who = "the test part" if ids is None else f"client {ids[number]!r}"
+                raise UndriftError(
+                    f"The {what} of {who} have shape {list(values.shape[1:])} per sample, but "
+                    f"those of {whose} have {list(wanted.shape[1:])}."
+                )
+
+
+def _held(
+    x: Tensor, y: Tensor, parts: Sequence[Sequence[int]] | Mapping[Hashable, Sequence[int]]
+) -> tuple[Part, list[Hashable]]:
+    """The samples whose numbers each client is given."""
+    held = _by_id(parts)
+    ids = list(held)
+    require(len(ids) > 0, "There are no clients.")
+    rows = [np.asarray(held[id]) for id in ids]
+    for id, own in zip(ids, rows, strict=True):
+        require(
+            own.dtype != bool,
+            f"Client {id!r} is given by a mask, but must be by the numbers of its samples.",
+        )
+        require(
+            own.size == 0 or (own.min() >= 0 and own.max() < len(y)),
+            f"Client {id!r} holds a sample number outside 0 … {len(y) - 1}.",
+        )
+    ends = np.cumsum([0] + [len(own) for own in rows])
+    joined = np.concatenate(rows).astype(np.int64)
+    return Part(x, y, torch.from_numpy(joined), torch.from_numpy(ends)), ids

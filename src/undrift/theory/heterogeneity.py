@@ -43,11 +43,20 @@ def dissimilarity(problem: Losses, q: Tensor, x: Tensor) -> Dissimilarity:
     every |∇f_k|² by G² and measures heterogeneity by Γ instead.
     """
     q = _checks.weights(q, "dissimilarity", len(problem))
-    gradients = torch.stack([problem.gradient(k, x).double() for k in range(len(problem))])
-    mean = q @ gradients
-    mean_square = float(q @ gradients.square().sum(1))
+    mean = torch.zeros_like(x, dtype=torch.float64)
+    mean_square = variance = weight = 0.0
+    for k, share in enumerate(q.tolist()):
+        if share == 0:
+            continue
+        # One gradient at a time, whatever the number of clients. Welford's update of the mean and
+        # the variance: the difference of the two squares would cancel where gradients are alike.
+        gradient = problem.gradient(k, x).double()
+        weight += share
+        apart = gradient - mean
+        mean += share / weight * apart
+        mean_square += share * float(gradient.square().sum())
+        variance += share * (1 - share / weight) * float(apart.square().sum())
     square_mean = float(mean.square().sum())
-    variance = float(q @ (gradients - mean).square().sum(1))
     if square_mean > 0:
         ratio = mean_square / square_mean
     else:

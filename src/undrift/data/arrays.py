@@ -1,0 +1,94 @@
+"""Inputs and targets as two tensors, from whatever form a user has them in."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import track
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+from undrift.errors import UndriftError, first_line, require
+
+Pair = tuple[Any, Any]
+"""Inputs and targets: arrays or tensors with one row per sample."""
+MANY = 5000
+"""From so many samples on, reading them one by one shows a progress bar."""
+
+
+def as_pair(value: Any, where: str) -> tuple[Tensor, Tensor]:
+    """Inputs and targets as tensors with as many rows each: of a pair, or of a torch Dataset."""
+    if isinstance(value, Dataset):
+        return _of_dataset(value, where)
+    try:
+        x, y = value
+    except (TypeError, ValueError):
+        raise UndriftError(f"{where} must be a pair (inputs, targets), or a Dataset.") from None
+    x, y = as_tensor(x, where), as_tensor(y, where)
+    require(
+        x.ndim >= 1 and y.ndim >= 1 and len(x) == len(y),
+        f"The inputs of {where} have {len(x) if x.ndim else 0} rows, but its targets have "
+        f"{len(y) if y.ndim else 0}.",
+    )
+    return x, y
+
+
+def as_tensor(values: Any, where: str) -> Tensor:
+    """Numbers as a tensor."""
+    try:
+        return torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError):
+        raise UndriftError(
+            f"The inputs and targets of {where} must be arrays of numbers."
+        ) from None
+
+
+def _of_dataset(dataset: Dataset[Any], where: str) -> tuple[Tensor, Tensor]:
+    """All samples of a torch Dataset whose items are (input, target)."""
+    if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
+        return dataset.tensors[0], dataset.tensors[1]
+    require(
+        not isinstance(dataset, IterableDataset) and hasattr(dataset, "__len__"),
+        f"The Dataset of {where} must have a length and items by number.",
+    )
+    samples = len(dataset)  # type: ignore[arg-type]
+    require(samples > 0, f"The Dataset of {where} has no samples.")
+    inputs, targets = [], []
+    for number in _watched(range(samples), where):
+        try:
+            x, y = dataset[number]
+            inputs.append(_item(x))
+            targets.append(_item(y))
+        except Exception as error:
+            raise UndriftError(
+                f"Item {number} of the Dataset of {where} is no pair (input, target) of numbers: "
+                f"{first_line(error)}."
+            ) from error
+    return _stacked(inputs, f"inputs of {where}"), _stacked(targets, f"targets of {where}")
+
+
+def _watched(numbers: Sequence[int], where: str) -> Iterable[int]:
+    """The numbers, with a progress bar if they are many."""
+    shown = len(numbers) >= MANY and sys.stderr.isatty()
+    bar = Console(stderr=True)
+    return track(numbers, f"reading {where}", console=bar, transient=True, disable=not shown)
+
+
+def _item(value: Any) -> Tensor:
+    """One input or target; an image of PIL's is an array of its pixels."""
+    return value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+
+
+def _stacked(items: list[Tensor], what: str) -> Tensor:
+    for number, item in enumerate(items):
+        require(
+            item.shape == items[0].shape,
+            f"Of the {what}, number {number} has shape {list(item.shape)}, but number 0 has "
+            f"{list(items[0].shape)}.",
+        )
+    return torch.stack(items)

@@ -1,0 +1,128 @@
+"""Data of the Hugging Face `datasets` library and partitions of `flwr-datasets`."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from undrift.data.federated import FederatedData
+from undrift.data.partitions import Partition
+from undrift.errors import UndriftError, require, require_choice
+
+
+def from_huggingface(
+    source: Any,
+    inputs: str | Sequence[str],
+    target: str,
+    test: Any,
+    name: str,
+    split: str,
+    by: str | None,
+    partition: Partition | str | None,
+    clients: int | None,
+    seed: int,
+) -> FederatedData:
+    """See `FederatedData.from_huggingface`."""
+    columns = [inputs] if isinstance(inputs, str) else list(inputs)
+    require(len(columns) > 0, "inputs must name a column.")
+    library = _library()
+    common = None if test is None else _pair(test, columns, target, "the test part", library)
+    if isinstance(source, library.Dataset):
+        x, y = _pair(source, columns, target, "the data", library)
+        owners = None if by is None else _owners(source, by)
+        return FederatedData.from_arrays(
+            x,
+            y,
+            None,
+            common,
+            name,
+            partition=partition,
+            clients=clients,
+            seed=seed,
+            owners=owners,
+            classes=_classes(source, target, library),
+        )
+    for word, value in (("partition", partition), ("clients", clients), ("by", by)):
+        require(value is None, f"The source is partitioned already, so {word} means nothing.")
+    own = _partitions(source, split)
+    require(len(own) > 0, "There are no clients.")
+    pairs = {
+        id: _pair(each, columns, target, f"client {id!r}", library) for id, each in own.items()
+    }
+    classes = _classes(next(iter(own.values())), target, library)
+    return FederatedData.from_clients(pairs, common, name, classes=classes)
+
+
+def _library() -> Any:
+    try:
+        import datasets
+    except ImportError:
+        raise UndriftError(
+            "Data of Hugging Face need its library datasets: pip install 'undrift[data]'."
+        ) from None
+    return datasets
+
+
+def _partitions(source: Any, split: str) -> dict[Hashable, Any]:
+    """A Dataset for each client."""
+    if isinstance(source, Mapping):
+        return dict(source)
+    if isinstance(source, list | tuple):
+        return dict(enumerate(source))
+    if hasattr(source, "partitioners") and hasattr(source, "load_partition"):  # FederatedDataset
+        require_choice("split", split, source.partitioners)
+        first = source.load_partition(0, split)  # which gives the partitioner its data
+        count = source.partitioners[split].num_partitions
+        return {0: first} | {k: source.load_partition(k, split) for k in range(1, count)}
+    if hasattr(source, "num_partitions") and hasattr(source, "load_partition"):  # Partitioner
+        return {k: source.load_partition(k) for k in range(source.num_partitions)}
+    raise UndriftError(
+        f"The source is {type(source).__name__}, but must be a datasets.Dataset, one per client, "
+        f"or a Partitioner or FederatedDataset of flwr-datasets."
+    )
+
+
+def _pair(
+    dataset: Any, columns: list[str], target: str, where: str, library: Any
+) -> tuple[Tensor, Tensor]:
+    require(
+        isinstance(dataset, library.Dataset),
+        f"{where} is {type(dataset).__name__}, but must be a datasets.Dataset.",
+    )
+    found = [_column(dataset, column, where, library) for column in columns]
+    x = (
+        found[0]
+        if len(found) == 1
+        else torch.from_numpy(np.column_stack([f.numpy() for f in found]))
+    )
+    return x, _column(dataset, target, where, library)
+
+
+def _column(dataset: Any, column: str, where: str, library: Any) -> Tensor:
+    """The values of a column; images are scaled to [0, 1], with their channels first."""
+    require_choice(f"A column of {where}", column, dataset.column_names)
+    values = np.asarray(dataset.select_columns([column]).with_format("numpy")[:][column])
+    if values.dtype.kind not in "biuf":
+        raise UndriftError(
+            f"The column {column!r} of {where} has values of type {values.dtype} or of different "
+            f"shapes, but must have numbers or images of one size."
+        )
+    if isinstance(dataset.features[column], library.Image):
+        values = values[:, None] if values.ndim == 3 else values.transpose(0, 3, 1, 2)
+        return torch.from_numpy(np.ascontiguousarray(values)).float().div_(255)
+    values = values.astype(np.float32) if values.dtype == np.float64 else values
+    return torch.from_numpy(np.ascontiguousarray(values))
+
+
+def _owners(dataset: Any, by: str) -> list[Hashable]:
+    require_choice("by", by, dataset.column_names)
+    return list(dataset[:][by])
+
+
+def _classes(dataset: Any, target: str, library: Any) -> list[str] | None:
+    feature = dataset.features[target]
+    return list(feature.names) if isinstance(feature, library.ClassLabel) else None

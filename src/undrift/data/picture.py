@@ -1,0 +1,238 @@
+"""A picture of federated data: who holds what, and how much."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from textwrap import shorten
+from typing import TYPE_CHECKING
+
+from undrift.data.description import Description, Histogram, Labels, Picked, describe
+from undrift.data.federated import FederatedData
+from undrift.errors import require_choice
+from undrift.files import written_whole
+from undrift.plots import COLOURS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SHADES = ("#9ecae1", "#4292c6", "#084594")  # for 40, 60 and 80 per cent
+SMALL = 7  # the size of ticks' labels, in points
+INCH = 72  # points
+
+
+def plot_description(data: FederatedData | Description, path: str | Path) -> Path:
+    """Clients' samples of each class as bubbles, the sizes, and Figure 3 of FedDyn.
+
+    A bubble's area is in proportion to the number of samples. Of more than 40 clients an evenly
+    spread choice is shown. Data without classes have the sizes alone.
+    """
+    path = Path(path)
+    require_choice("The kind of picture", path.suffix, (".png", ".svg", ".pdf"))
+    figure = draw(data if isinstance(data, Description) else describe(data))
+    with written_whole(path) as partial:
+        figure.savefig(partial, dpi=144)
+    return path
+
+
+def draw(found: Description) -> Figure:
+    """The figure, for those who want to change it."""
+    from matplotlib.figure import Figure
+
+    title = f"{shorten(found.name, 60, placeholder=' …')}: {_amount(found.clients, 'client')}, "
+    title += _amount(found.samples["train"], "training sample")
+    if found.labels is None:
+        figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+        _draw_sizes(figure.subplots(), found.histogram)
+    else:
+        # Room for a row per client and a column per class, within what fits on a page.
+        width = min(7.6, max(3.4, 0.13 * len(found.picked.classes)))
+        height = min(6.4, max(3.8, 0.17 * len(found.picked.ids)))
+        figure = Figure(figsize=(width + 5.0, height + 1.2), layout="constrained")
+        grid = figure.add_gridspec(2, 2, width_ratios=(width, 3.6))
+        _draw_bubbles(figure, figure.add_subplot(grid[:, 0]), found, width, height)
+        _draw_sizes(figure.add_subplot(grid[0, 1]), found.histogram)
+        _draw_needed(figure.add_subplot(grid[1, 1]), found.labels)
+    figure.suptitle(_literal(title), fontsize=12)
+    return figure
+
+
+def _draw_bubbles(
+    figure: Figure, axis: Axes, found: Description, width: float, height: float
+) -> None:
+    """A row per client, a column per class; `width` and `height` of the axis are in inches."""
+    picked = found.picked
+    rows, columns = len(picked.ids), len(picked.classes)
+    cell = min(width / columns, height / rows) * INCH
+    most = max((max(row) for row in picked.counts), default=0) or 1
+    largest = (1.3 * min(max(cell, 6.0), 15.0)) ** 2  # the area of the largest bubble
+    held = [(c, k, n) for k, row in enumerate(picked.counts) for c, n in enumerate(row) if n]
+    axis.scatter(
+        [c for c, _, _ in held],
+        [k for _, k, _ in held],
+        # One sample of many thousands would be no dot at all.
+        s=[max(largest * n / most, 1.5) for _, _, n in held],
+        c=[COLOURS[c % len(COLOURS)] for c, _, _ in held],
+        alpha=0.8,
+        linewidths=0,
+    )
+    axis.set_xlim(-0.8, columns - 0.2)
+    axis.set_ylim(rows - 0.3, -0.7)  # the first client on top
+    axis.set_xlabel("class", fontsize=9)
+    axis.set_ylabel("client", fontsize=9)
+    _label_ticks(axis, picked, width, height)
+    some = f"{rows} of {found.clients:,} clients, evenly spread"
+    axis.set_title(
+        some if rows < found.clients else "samples of each class", fontsize=10, loc="left"
+    )
+    axis.set_axisbelow(True)
+    axis.grid(alpha=0.2, linewidth=0.5)
+    axis.spines[["top", "right"]].set_visible(False)
+    numbers = _round_numbers(most)
+    labels = [f"{n:,}" for n in numbers]
+    labels[-1] = _amount(numbers[-1], "sample")
+    handles = [
+        axis.scatter([], [], s=largest * n / most, color="#999999", linewidths=0) for n in numbers
+    ]
+    figure.legend(
+        handles,
+        labels,
+        loc="outside lower left",
+        ncols=len(handles),
+        frameon=False,
+        fontsize=8,
+        borderpad=0.8,
+        handletextpad=0.8,
+    )
+
+
+def _label_ticks(axis: Axes, picked: Picked, width: float, height: float) -> None:
+    """Names of classes and clients, as many as there is room for."""
+    names = [_short(name, 14) for name in picked.classes]
+    room = width * INCH / len(names)
+    longest = max(map(len, names))
+    upright = 0.6 * SMALL * (longest + 1) > room
+    step = math.ceil(1.25 * SMALL / room) if upright else 1
+    if upright and longest <= 3:  # short ones are easier to read side by side
+        upright, step = False, math.ceil(0.6 * SMALL * (longest + 1) / room)
+    ticks = range(0, len(names), step)
+    axis.set_xticks(
+        ticks, [_literal(names[c]) for c in ticks], fontsize=SMALL, rotation=90 if upright else 0
+    )
+    step = math.ceil(1.25 * SMALL * len(picked.ids) / (height * INCH))
+    rows = range(0, len(picked.ids), step)
+    labels = [_literal(_short(picked.ids[k], 14)) for k in rows]
+    axis.set_yticks(rows, labels, fontsize=SMALL)
+    axis.tick_params(length=2)
+
+
+def _draw_sizes(axis: Axes, histogram: Histogram) -> None:
+    """How many clients have how many samples."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+    edges = histogram.edges
+    widths = [b - a for a, b in pairwise(edges)]
+    axis.bar(
+        edges[:-1],
+        histogram.counts,
+        widths,
+        align="edge",
+        color=COLOURS[0],
+        edgecolor="white",
+        linewidth=0.5,
+    )
+    if histogram.logarithmic:
+        axis.set_xscale("log")
+        decades = math.log10(edges[-1] / edges[0])
+        axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 2.5 else (1,)))
+        axis.xaxis.set_major_formatter(
+            FuncFormatter(lambda value, _: f"{value:,g}" if value >= 1 else "")
+        )
+        axis.xaxis.set_minor_formatter(NullFormatter())
+    else:
+        axis.xaxis.set_major_locator(
+            MaxNLocator(nbins=6, integer=True, min_n_ticks=1, steps=(1, 2, 5, 10))
+        )
+    axis.set_xlim(edges[0], edges[-1])
+    if len(widths) == 1:  # a single bar would fill the picture
+        axis.set_xlim(edges[0] - 2, edges[-1] + 2)
+        axis.set_xticks([(edges[0] + edges[-1]) / 2])
+    axis.set_xlabel("training samples of a client", fontsize=9)
+    axis.set_title("sizes", fontsize=10, loc="left")
+    _count_clients(axis)
+
+
+def _draw_needed(axis: Axes, labels: Labels) -> None:
+    """How many clients need how many classes for 40, 60 and 80 % of their data."""
+    from matplotlib.ticker import MaxNLocator
+
+    several, most = len(labels.needed), len(labels.needed["80"].clients)
+    places = range(1, most + 1)
+    for number, (percent, needed) in enumerate(labels.needed.items()):
+        colour, name = SHADES[number % len(SHADES)], f"{percent} %"
+        if most <= 15:
+            width = 0.8 / several
+            shifted = [place + (number - (several - 1) / 2) * width for place in places]
+            axis.bar(shifted, needed.clients, width, color=colour, label=name)
+        else:  # bars side by side would be too thin
+            edges = [place - 0.5 for place in (*places, most + 1)]
+            axis.stairs(needed.clients, edges, fill=True, color=colour, alpha=0.3)
+            axis.stairs(needed.clients, edges, color=colour, linewidth=1.6, label=name)
+    axis.set_xlim(0.4, most + 0.6)
+    axis.xaxis.set_major_locator(
+        MaxNLocator(nbins=8, integer=True, min_n_ticks=1, steps=(1, 2, 5, 10))
+    )
+    axis.set_xlabel("classes that make up a share of a client's data", fontsize=9)
+    axis.set_title("label skew", fontsize=10, loc="left")
+    axis.legend(  # above the bars, wherever they are
+        loc="lower right",
+        bbox_to_anchor=(1, 1),
+        borderaxespad=0,
+        ncols=several,
+        frameon=False,
+        fontsize=8,
+        columnspacing=1.2,
+        handlelength=1.2,
+    )
+    _count_clients(axis)
+
+
+def _count_clients(axis: Axes) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axis.yaxis.set_major_locator(
+        MaxNLocator(nbins=5, integer=True, min_n_ticks=1, steps=(1, 2, 5, 10))
+    )
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axis.set_ylabel("clients", fontsize=9)
+    axis.tick_params(labelsize=8)
+    axis.set_axisbelow(True)
+    axis.grid(axis="y", alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def _amount(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def _round_numbers(most: int) -> Sequence[int]:
+    """A few round numbers up to `most`, for a legend."""
+    power = 10 ** math.floor(math.log10(most))
+    top = max(m * power for m in (1, 2, 5) if m * power <= most)
+    return sorted({max(1, top // 10), max(1, top // 3 if top < 10 else top * 2 // 5), top})
+
+
+def _short(name: str, most: int) -> str:
+    """A name within a length, with its beginning and its end."""
+    name = name if name.isprintable() and name.strip() else repr(name)
+    if len(name) <= most:
+        return name
+    return f"{name[: most // 2 - 1]}…{name[most // 2 - most :]}"
+
+
+def _literal(text: str) -> str:
+    """A text in which dollars are dollars, not mathematics."""
+    return text.replace("$", r"\$")

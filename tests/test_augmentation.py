@@ -1,0 +1,106 @@
+"""Random crops and flips of training images."""
+
+import numpy as np
+import pytest
+import torch
+
+import undrift as ud
+from undrift.keys import generator
+from undrift.modules import ModuleLosses
+
+
+def images(n=6, side=8, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(n, 3, side, side, generator=g), torch.arange(n) % 2
+
+
+def test_a_crop_is_a_window_of_the_padded_image():
+    x, _ = images(50)
+    crop = ud.data.RandomCrop(2)
+    drawn = crop.draw(50, np.random.default_rng(0))
+    changed = crop.apply(x, drawn)
+    padded = np.pad(x.numpy(), ((0, 0), (0, 0), (2, 2), (2, 2)))
+    for k, (top, left) in enumerate(drawn.tolist()):
+        assert np.array_equal(changed[k], padded[k, :, top : top + 8, left : left + 8])
+    assert set(drawn.flatten().tolist()) == {0, 1, 2, 3, 4}
+
+
+def test_a_flip_mirrors_about_half_of_the_images():
+    x, _ = images(400)
+    flip = ud.data.HorizontalFlip()
+    drawn = flip.draw(400, np.random.default_rng(0))
+    changed = flip.apply(x, drawn)
+    assert torch.equal(changed[drawn], x[drawn].flip(-1))
+    assert torch.equal(changed[~drawn], x[~drawn])
+    assert 150 < int(drawn.sum()) < 250
+
+
+def federated(*augmentations):
+    clients = {name: images(6, seed=k) for k, name in enumerate("abc")}
+    data = ud.data.FederatedData.from_clients(clients, images(4, seed=9))
+    return data.augmented(*augmentations)
+
+
+def train(data, **options):
+    setting = dict(
+        model=ud.models.mlp(192, 5, classes=2),
+        local=ud.SGD(lr=0.1, batch_size=2, epochs=2),
+        rounds=2,
+    )
+    return ud.train(ud.FedAvg(), data=data, **{**setting, **options})
+
+
+def test_training_uses_changed_images_and_evaluation_does_not():
+    changes = ud.data.RandomCrop(2), ud.data.HorizontalFlip()
+    model = ud.models.logistic(192, 2)
+    plain, random = (ModuleLosses(model, federated(*each)) for each in ((), changes))
+    x = torch.linspace(-1, 1, plain.dimension)
+    weights = torch.full((3,), 1 / 3, dtype=torch.float64)
+    assert plain.evaluate(x, weights, {}) == random.evaluate(x, weights, {})
+    assert torch.equal(plain.gradient(1, x), random.gradient(1, x))
+    batch = np.array([0, 3, 4])
+    with random.training(1, {}, 5) as loss:
+        found = loss.gradient(x, batch).clone()
+        again = loss.gradient(x, batch).clone()
+        whole = loss.full_gradient(x).clone()
+    assert torch.equal(whole, plain.gradient(1, x))
+    # The same, by hand: the draws of each batch follow those of the batch before.
+    rng = generator(5, "augmentation")
+    for wanted in (found, again):
+        inputs, targets = (values[batch] for values in images(6, seed=1))
+        for each in changes:
+            inputs = each.apply(inputs, each.draw(3, rng))
+        data = ud.data.FederatedData.from_clients([(inputs, targets)])
+        assert torch.equal(ModuleLosses(model, data).gradient(0, x), wanted)
+    assert not torch.equal(found, again)
+
+
+def test_augmentation_is_a_function_of_seed_round_and_client():
+    changes = ud.data.RandomCrop(2), ud.data.HorizontalFlip()
+    first, second = train(federated(*changes)), train(federated(*changes))
+    assert torch.equal(first.x, second.x)
+    assert not torch.equal(first.x, train(federated()).x)
+    assert not torch.equal(first.x, train(federated(*changes), seed=1).x)
+    order = federated(*changes)
+    shuffled = ud.data.FederatedData.from_clients(
+        {name: order.client(name) for name in "cab"}, images(4, seed=9)
+    ).augmented(*changes)
+    assert torch.equal(first.x, train(shuffled).x)
+
+
+@pytest.mark.parametrize(
+    ("action", "words"),
+    [
+        (lambda: ud.data.RandomCrop(0), "padding is 0"),
+        (lambda: ud.data.HorizontalFlip(2), "p is 2, but must be at least 0 and at most 1"),
+        (
+            lambda: ud.data.synthetic(clients=2, most=60).augmented(ud.data.HorizontalFlip()),
+            "an input has shape [60]",
+        ),
+        (lambda: federated("flip"), "must be such as RandomCrop(padding=4)"),
+    ],
+)
+def test_what_does_not_fit_is_said_in_a_sentence(action, words):
+    with pytest.raises(ud.UndriftError) as error:
+        action()
+    assert words in str(error.value)

@@ -1,0 +1,155 @@
+"""A user's folder of client files."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import undrift as ud
+
+FROM = ud.data.FederatedData.from_folder
+
+
+def samples(seed, n=5):
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(n, 3)).astype(np.float32), rng.integers(0, 2, n)
+
+
+def write_npz(folder, names):
+    folder.mkdir(parents=True, exist_ok=True)
+    for seed, name in enumerate(names):
+        x, y = samples(seed, 4 + seed)
+        np.savez(folder / f"{name}.npz", x=x, y=y)
+
+
+def write_csv(path, x, y, target="label"):
+    lines = [f"a,b,c,{target}"]
+    lines += [
+        ",".join(map(repr, [*map(float, row), label])) for row, label in zip(x, y, strict=True)
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n")
+
+
+def test_npz_csv_and_parquet_files_are_clients(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    arrow = pytest.importorskip("pyarrow")
+    x, y = samples(0)
+    np.savez(tmp_path / "north.npz", x=x, y=y)
+    write_csv(tmp_path / "south.csv", x, y.tolist())
+    columns = {"a": x[:, 0], "b": x[:, 1], "c": x[:, 2], "label": y}
+    parquet.write_table(arrow.table(columns), tmp_path / "west.parquet")
+    (tmp_path / "README.txt").write_text("not a client")
+    data = FROM(tmp_path)
+    assert data.ids == ["north", "south", "west"]
+    assert data.name == tmp_path.name
+    for k in range(3):
+        own = data.train.client(k)
+        assert torch.allclose(own[0], torch.from_numpy(x))
+        assert own[1].tolist() == y.tolist()
+        assert not own[1].is_floating_point()
+
+
+def test_train_and_test_folders_and_a_round_of_training(tmp_path):
+    write_npz(tmp_path / "train", ["a", "b", "c"])
+    write_npz(tmp_path / "test", ["a", "b"])
+    data = FROM(tmp_path, classes=["no", "yes"])
+    assert data.train.sizes.tolist() == [4, 5, 6]
+    assert data.test.sizes.tolist() == [4, 5, 0]
+    assert data.classes == ("no", "yes")
+    result = ud.train(
+        ud.FedAvg(),
+        model=ud.models.logistic(3, 2),
+        data=data,
+        local=ud.SGD(lr=0.1, batch_size=2, epochs=1),
+        rounds=1,
+    )
+    assert 0 <= result.records[-1].metrics["test_accuracy"] <= 1
+
+
+def test_leaf_json_holds_many_clients(tmp_path):
+    users = {f"u{k}": samples(k) for k in range(3)}
+    leaf = {
+        "users": list(users),
+        "num_samples": [5] * 3,
+        "user_data": {u: {"x": x.tolist(), "y": y.tolist()} for u, (x, y) in users.items()},
+    }
+    (tmp_path / "all.json.gz").write_bytes(gzip.compress(json.dumps(leaf).encode()))
+    data = FROM(tmp_path)
+    assert data.ids == ["u0", "u1", "u2"]
+    assert torch.allclose(data.client("u1")[0], torch.from_numpy(users["u1"][0]))
+
+
+def test_a_target_of_fractions_is_for_regression(tmp_path):
+    x, _ = samples(0)
+    write_csv(tmp_path / "a.csv", x, [1.0, 2.0, 3.0, 4.0, 5.0], "price")
+    data = FROM(tmp_path, target="price")
+    assert data.train.y.dtype == torch.float32
+    write_csv(tmp_path / "a.csv", x, [1, 2, 3, 4, 5], "y")
+    assert FROM(tmp_path).train.y.dtype == torch.int64
+
+
+def file(name, content):
+    def write(folder):
+        (folder / name).write_bytes(content)
+
+    return write
+
+
+def npz(name, **arrays):
+    return lambda folder: np.savez(folder / name, **arrays)
+
+
+X, Y = samples(0)
+REFUSED = [
+    ([], "There are no files *.npz, *.csv, *.parquet or *.json"),
+    ([npz("a.npz", x=X, y=Y[:3])], "inputs of client 'a' have 5 rows, but its targets have 3"),
+    ([npz("a.npz", x=X)], "must have arrays 'x' and 'y', but has 'x'"),
+    ([npz("a.npz", x=X, y=Y), npz("b.npz", x=X[:, :2], y=Y)], "client 'b' have shape [2]"),
+    ([npz("a.npz", x=X[:0], y=Y[:0])], "a.npz has no samples"),
+    ([npz("a.npz", x=X * np.nan, y=Y)], "inputs of client 'a' contain NaN or Inf"),
+    ([npz("a.npz", x=np.array([{}, {}]), y=Y[:2])], "is damaged or no npz file"),
+    ([file("a.npz", b"not a zip")], "is damaged or no npz file"),
+    ([file("a.csv", b"")], "cannot be read, or is empty"),
+    ([file("a.csv", b"a,label\n")], "a.csv has no samples"),
+    ([file("a.csv", b"a,label\n1,2\n3\n")], "Line 3 of"),
+    ([file("a.csv", b"a,label\n1,2\nx,3\n")], "Row 2 of column 'a'"),
+    ([file("a.csv", b"a,b\n1,2\n")], "has no column 'label' or 'target' or 'y' to predict"),
+    ([file("a.csv", b"label\n1\n")], "has no column besides the target"),
+    ([file("a.parquet", b"PAR")], "is damaged or no parquet file"),
+    (
+        [npz("a.npz", x=X, y=Y), file("a.csv", b"a,label\n1,2\n")],
+        "more than one file for client 'a'",
+    ),
+    ([npz("a.npz", x=X, y=Y), file("b.json", b"{}")], "either a file per client or LEAF json"),
+    (
+        [
+            file(
+                "a.json",
+                b'{"users": ["u"], "num_samples": [1], '
+                b'"user_data": {"u": {"x": ["to be"], "y": ["!"]}}}',
+            )
+        ],
+        "are texts: turn them into numbers",
+    ),
+]
+
+
+@pytest.mark.parametrize(("steps", "words"), REFUSED, ids=[words for _, words in REFUSED])
+def test_what_is_wrong_with_a_folder_is_said_in_a_sentence(steps, words, tmp_path):
+    for step in steps:
+        step(tmp_path)
+    with pytest.raises(ud.UndriftError) as error:
+        FROM(tmp_path)
+    assert words in str(error.value)
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    with pytest.raises(ud.UndriftError, match="There is no folder"):
+        FROM(tmp_path / "nowhere")
+    write_npz(tmp_path / "train", ["a"])
+    write_npz(tmp_path / "test", ["a", "z"])
+    with pytest.raises(ud.UndriftError, match="Client 'z' has test samples"):
+        FROM(tmp_path)

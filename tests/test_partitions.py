@@ -1,0 +1,277 @@
+"""Partitions: what every one of them must hold, and what the papers say of each."""
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import undrift as ud
+from undrift.data.partitions import as_partition
+from undrift.data.sizes import apportion
+
+D = ud.data
+
+alphas = st.sampled_from([1e-3, 0.01, 0.1, 0.3, 1.0, 100.0])
+laws = st.sampled_from(
+    [D.Balanced(), D.LogNormal(0.0), D.LogNormal(0.3), D.LogNormal(3.0), D.PowerLaw(2.0)]
+)
+rules = st.one_of(
+    st.builds(D.IID, sizes=laws, min_size=st.integers(0, 3)),
+    st.builds(D.Dirichlet, alphas, sizes=laws, min_size=st.integers(0, 3)),
+    st.builds(
+        D.DirichletPerClass,
+        alphas,
+        capped=st.booleans(),
+        draws=st.integers(1, 4),
+        min_size=st.integers(0, 3),
+    ),
+    st.builds(D.Classes, st.integers(1, 3), sizes=laws, min_size=st.integers(0, 3)),
+)
+labelled = st.builds(
+    lambda classes, n, seed, gap: np.random.default_rng(seed).integers(0, classes, n) * gap,
+    st.integers(1, 8),
+    st.integers(1, 400),
+    st.integers(0, 10**6),
+    st.sampled_from([1, 3]),  # labels need not be 0, 1, 2, …
+)
+
+
+def counts(labels, split):
+    """How many samples of each class each client has, [N, C]."""
+    names, place = np.unique(labels, return_inverse=True)
+    found = np.zeros((len(split.sizes), len(names)), dtype=int)
+    owner = np.repeat(np.arange(len(split.sizes)), split.sizes)
+    np.add.at(found, (owner, place[split.rows]), 1)
+    return found
+
+
+@given(rule=rules, labels=labelled, clients=st.integers(1, 60), seed=st.integers(0, 3))
+@settings(max_examples=400, deadline=None)
+def test_every_partition_is_disjoint_complete_deterministic_and_full_or_says_so(
+    rule, labels, clients, seed
+):
+    try:
+        split = rule.split(labels, clients, seed)
+    except ud.UndriftError as refused:
+        # Only what cannot be done is refused.
+        sentence = str(refused)
+        assert sentence.count(". ") == 0
+        scarce = len(labels) < clients * max(1, rule.min_size) or isinstance(rule, D.Classes)
+        balanced = isinstance(getattr(rule, "sizes", None), D.Balanced)
+        assert scarce or (balanced and len(labels) // clients < rule.min_size), sentence
+        return
+    assert len(split.sizes) == clients
+    assert len(np.unique(split.rows)) == len(split.rows)
+    assert split.rows.size == 0 or (split.rows.min() >= 0 and split.rows.max() < len(labels))
+    assert split.sizes.min() >= rule.min_size
+    notes = " ".join(split.notes)
+    if len(split.rows) < len(labels):
+        assert f"{len(labels) - len(split.rows)} of {len(labels)} samples stay unused" in notes
+    if split.sizes.min() == 0 and isinstance(rule, D.DirichletPerClass):
+        assert "have no samples" in notes
+    again = rule.split(labels, clients, seed)
+    assert np.array_equal(split.rows, again.rows)
+    assert np.array_equal(split.bounds, again.bounds)
+
+
+@given(alpha=alphas, law=laws, labels=labelled, clients=st.integers(1, 40), seed=st.integers(0, 3))
+@settings(max_examples=100, deadline=None)
+def test_dirichlet_keeps_the_sizes_it_was_given(alpha, law, labels, clients, seed):
+    if len(labels) < clients:
+        return
+    split = D.Dirichlet(alpha, sizes=law).split(labels, clients, seed)
+    assert np.array_equal(split.sizes, law.numbers(len(labels), clients, seed, 1))
+
+
+@given(
+    weights=st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=30),
+    spare=st.integers(0, 500),
+    least=st.integers(0, 5),
+)
+@settings(max_examples=200, deadline=None)
+def test_whole_numbers_in_proportion_add_up_and_keep_their_order(weights, spare, least):
+    weights = np.array(weights)
+    total = len(weights) * least + spare
+    numbers = apportion(weights, total, least)
+    assert numbers.sum() == total
+    assert numbers.min() >= least
+    order = np.argsort(weights, kind="stable")
+    assert (np.diff(numbers[order]) >= -1).all()  # equal up to rounding
+    exact = weights / weights.sum() * total
+    if (exact >= least).all():
+        assert np.abs(numbers - exact).max() <= 1
+
+
+def test_another_seed_is_another_partition():
+    labels = np.arange(600) % 10
+    for rule in (D.IID(), D.Dirichlet(0.3), D.DirichletPerClass(0.5), D.Classes(2)):
+        first, second = rule.split(labels, 10, 0), rule.split(labels, 10, 1)
+        assert not np.array_equal(first.rows, second.rows)
+
+
+def test_a_client_of_iid_data_has_the_labels_of_all():
+    labels = np.repeat(np.arange(10), 3000)
+    found = counts(labels, D.IID().split(labels, 20))
+    assert found.sum(1).tolist() == [1500] * 20
+    assert np.abs(found / 1500 - 0.1).max() < 0.03
+
+
+def test_dirichlet_draws_labels_by_the_clients_priors():
+    # With far more samples than are used no class runs out, so shares follow the Dirichlet law:
+    # mean 1/C, variance (1/C)(1 − 1/C)/(Cα + 1), plus that of 200 draws.
+    classes, alpha, clients = 5, 0.5, 2000
+    labels = np.repeat(np.arange(classes), 400_000)
+    rule = D.Dirichlet(alpha, sizes=D.Balanced(200))
+    found = counts(labels, rule.split(labels, clients)) / 200
+    mean = 1 / classes
+    variance = mean * (1 - mean) / (classes * alpha + 1)
+    drawn = variance + (mean * (1 - mean) - variance) / 200
+    assert found.mean(0) == pytest.approx(np.full(classes, mean), abs=0.02)  # four deviations
+    assert found.var(0).mean() == pytest.approx(drawn, rel=0.05)
+
+
+def test_dirichlet_per_class_shares_each_class_by_the_dirichlet_law():
+    classes, alpha, clients = 400, 0.5, 8
+    labels = np.repeat(np.arange(classes), 500)
+    found = counts(labels, D.DirichletPerClass(alpha).split(labels, clients)) / 500
+    mean = 1 / clients
+    variance = mean * (1 - mean) / (clients * alpha + 1)
+    assert found.sum(0) == pytest.approx(np.ones(classes))
+    assert found.var() == pytest.approx(variance, rel=0.1)
+
+
+def test_a_capped_client_gets_nothing_of_further_classes():
+    labels = np.repeat(np.arange(10), 100)
+    split = D.DirichletPerClass(0.1, capped=True, min_size=0).split(labels, 8)
+    found = counts(labels, split)
+    before = np.cumsum(found, axis=1) - found
+    assert (found[before >= 1000 / 8] == 0).all()
+
+
+def test_small_alpha_and_many_clients_take_a_second_and_say_what_was_done():
+    labels = np.random.default_rng(0).integers(0, 10, 60_000)
+    start = time.perf_counter()
+    own = D.Dirichlet(0.01).split(labels, 1000)
+    per_class = D.DirichletPerClass(0.01).split(labels, 1000)
+    tiny = D.Dirichlet(1e-3).split(labels, 1000)
+    assert time.perf_counter() - start < 10  # ten times what it takes, on a busy machine
+    assert own.sizes.tolist() == [60] * 1000
+    assert per_class.sizes.min() >= 1
+    assert "moved to them from the fullest clients" in " ".join(per_class.notes)
+    assert "taken from what was left" in " ".join(tiny.notes)
+
+
+def test_samples_are_moved_from_the_fullest_only():
+    labels = np.zeros(100, dtype=int)
+    rule = D.DirichletPerClass(1e-3, min_size=4, draws=1)
+    before = D.DirichletPerClass(1e-3, min_size=0, draws=1).split(labels, 10).sizes
+    after = rule.split(labels, 10).sizes
+    assert before.max() > 90  # one client had nearly all
+    assert sorted(after)[:9] == [4] * 9
+    assert after.argmax() == before.argmax()
+
+
+def test_two_classes_each_in_equal_disjoint_shards():
+    labels = np.repeat(np.arange(10), [600, 700, 590, 610, 580, 542, 590, 620, 580, 590])
+    split = D.Classes(2).split(labels, 100)
+    found = counts(labels, split)
+    assert ((found > 0).sum(1) == 2).all()
+    assert set(found[found > 0]) == {542 // 20}
+    assert ((found > 0).sum(0) == 20).all()  # every class has as many clients
+
+
+@given(k=st.integers(1, 7), classes=st.integers(7, 12), clients=st.integers(1, 40))
+@settings(max_examples=60, deadline=None)
+def test_every_client_has_k_classes_and_classes_are_held_equally_often(k, classes, clients):
+    labels = np.tile(np.arange(classes), 50 * clients)
+    found = counts(labels, D.Classes(k).split(labels, clients))
+    assert ((found > 0).sum(1) == k).all()
+    held = (found > 0).sum(0)
+    assert held.max() - held.min() <= 1
+
+
+def test_classes_with_other_sizes_share_out_each_class_whole():
+    labels = np.repeat(np.arange(4), [100, 200, 300, 400])
+    split = D.Classes(2, sizes=[10, 20, 30, 40]).split(labels, 4)
+    found = counts(labels, split)
+    assert found.sum(0).tolist() == [100, 200, 300, 400]
+    for c in range(4):
+        k, m = np.flatnonzero(found[:, c])
+        wanted = found[:, c].sum() * (k + 1) / (k + m + 2)
+        assert abs(found[k, c] - wanted) <= 1
+
+
+def test_sizes_follow_their_laws():
+    even = D.Balanced().numbers(1003, 100, 0)
+    assert even.tolist() == [10] * 100
+    logs = np.log(D.LogNormal(0.5).numbers(10_000_000, 2000, 0))
+    assert logs.std() == pytest.approx(0.5, rel=0.05)
+    ranked = np.sort(D.PowerLaw(1.0).numbers(1_000_000, 100, 0))[::-1]
+    assert ranked[0] / ranked[9] == pytest.approx(10, rel=0.01)
+    # the ratio of FedAvg-nonIID's Table 2, 800/628
+    sizes = D.PowerLaw().numbers(62_864, 100, 0)
+    assert sizes.std() / sizes.mean() == pytest.approx(800 / 628, rel=0.02)
+    assert D.LogNormal(0.3).numbers(100, 10, 0).sum() == 100
+    assert (D.LogNormal(5.0).numbers(100, 10, 0, min_size=2) >= 2).all()
+
+
+def test_natural_partitions_follow_the_owners():
+    owners = ["b", "a", "b", "c", "a", "b", "b"]
+    labels = np.zeros(7)
+    split = D.Natural().split(labels, None, owners=owners)
+    assert split.ids == ["a", "b", "c"]
+    assert [split.of(k).tolist() for k in range(3)] == [[1, 4], [0, 2, 5, 6], [3]]
+    fewer = D.Natural(min_size=2, most=3).split(labels, None, owners=owners)
+    assert fewer.ids == ["a", "b"]
+    assert fewer.sizes.tolist() == [2, 3]
+    assert "1 of 3 owners with fewer than 2 samples are left out" in fewer.notes[0]
+    chosen = [D.Natural().split(labels, 1, seed, owners).ids[0] for seed in range(30)]
+    assert set(chosen) == {"a", "b", "c"}
+
+
+def test_words_stand_for_partitions():
+    assert as_partition("iid") == D.IID()
+    assert as_partition("dirichlet:0.3") == D.Dirichlet(0.3)
+    assert as_partition("classes:3") == D.Classes(3)
+    assert as_partition("dirichlet:0.3", "lognormal:0.5") == D.Dirichlet(
+        0.3, sizes=D.LogNormal(0.5)
+    )
+    assert as_partition("iid", "balanced:50") == D.IID(sizes=D.Balanced(50))
+    assert as_partition("classes:2", "power-law") == D.Classes(2, sizes=D.PowerLaw())
+
+
+LABELS = np.arange(20) % 4
+REFUSED = [
+    (lambda: as_partition("dirichelt:0.3"), "did you mean 'dirichlet'?"),
+    (lambda: as_partition("dirichlet:much"), "must give a number after the colon"),
+    (lambda: as_partition("iid:3"), "takes no number"),
+    (lambda: as_partition("dirichlet-per-class:1", "balanced"), "follow from its draws"),
+    (lambda: as_partition("classes:2.5").split(LABELS, 2), "k is 2.5, but must be a whole number"),
+    (lambda: as_partition(3), "must be a partition such as"),
+    (lambda: D.Dirichlet(0), "alpha is 0, but must be above 0"),
+    (lambda: D.Dirichlet(float("nan")), "must be a number above 0"),
+    (lambda: D.IID(sizes="big"), "sizes is 'big'"),
+    (lambda: D.IID(sizes=[3, 0]), "The size of client 1 is 0"),
+    (lambda: D.IID(sizes=[3, 4]).split(LABELS, 3), "2 sizes are given for 3 clients"),
+    (lambda: D.IID(sizes=[30, 4]).split(LABELS, 2), "need 34 samples, but there are 20"),
+    (lambda: D.IID(min_size=6).split(LABELS, 5), "need 30 samples, but there are 20"),
+    (lambda: D.IID().split(LABELS, 0), "clients is 0"),
+    (lambda: D.IID().split(LABELS, 21), "21 clients with at least 1 samples each need 21"),
+    (lambda: D.IID(sizes=D.Balanced(6)).split(LABELS, 5), "need 30 samples"),
+    (lambda: D.Classes(5).split(LABELS, 2), "there are only 4"),
+    (lambda: D.Classes(4).split(LABELS, 6), "has 5 samples for 6 clients, but each needs 1"),
+    (lambda: D.Classes(4, sizes=D.PowerLaw()).split(LABELS, 6), "but each needs 1 of them"),
+    (lambda: D.Dirichlet(1).split(LABELS / 2, 2), "use IID for other targets"),
+    (lambda: D.Natural().split(LABELS, 2), "do not say whose samples are whose"),
+    (lambda: D.Natural().split(LABELS, 9, owners=LABELS), "There are 4 owners"),
+    (lambda: D.Natural().split(LABELS, 2, owners=[1]), "1 owners are given for 20 samples"),
+]
+
+
+@pytest.mark.parametrize(("action", "words"), REFUSED, ids=[words for _, words in REFUSED])
+def test_what_cannot_be_done_is_refused_with_a_sentence(action, words):
+    with pytest.raises(ud.UndriftError) as error:
+        action()
+    assert words in str(error.value)
