@@ -84,7 +84,7 @@ def test_test_data_may_be_common_or_per_client():
     assert not common.test.by_client
     each = ud.data.FederatedData.from_clients(own, {"a": (torch.ones(1, 1), [0]), "b": own["b"]})
     assert each.test.sizes.tolist() == [1, 3]
-    assert "2 clients, 5 + 4 samples" in repr(common)
+    assert "2 clients; 5 training, 4 test samples" in repr(common)
     with pytest.raises(ud.UndriftError, match="nothing for client 'b'"):
         ud.data.FederatedData.from_clients(own, {"a": own["a"]})
 
@@ -188,6 +188,12 @@ def test_a_validation_part_is_measured_beside_the_test_part():
     assert metrics["validation_accuracy"] == pytest.approx(float(right))
 
 
+def part(**changed):
+    whole = torch.zeros(4, dtype=torch.int64)
+    train = ud.data.Part(ONES, whole, torch.arange(4), torch.tensor([0, 2, 4]))
+    return ud.data.FederatedData(train, **changed)
+
+
 class Endless(IterableDataset):
     def __iter__(self):
         yield from ()
@@ -209,6 +215,32 @@ REFUSED = [
         "client 0 must be a pair (inputs, targets), or a Dataset",
     ),
     (lambda: ud.data.FederatedData.from_arrays(ONES, [0, 1, 0, 1]), "clients=100"),
+    (lambda: ud.data.FederatedData.from_arrays(ONES, [0, 1, 0, 1], [[0.5]]), "whole numbers"),
+    (lambda: ud.data.FederatedData.from_arrays(ONES, [0, 1, 0, 1], [[["a"]]]), "whole numbers"),
+    (lambda: ud.data.FederatedData.from_arrays(ONES, [0, 1, 0, 1], [1, 2]), "whole numbers"),
+    (
+        lambda: ud.data.FederatedData.from_arrays(
+            ONES, [0, 1, 0, 1], owners=range(4), partition=ud.data.Natural(min_size=5)
+        ),
+        "There are no clients",
+    ),
+    (lambda: ud.data.FederatedData.from_clients(None), "must be a list or a mapping from ids"),
+    (lambda: part(ids=["a", "a"]), "Two clients have the same id 'a'"),
+    (lambda: part(ids=[1.5, 2]), "A client's id is 1.5"),
+    (
+        lambda: part(validation=ud.data.Part.joined([(ONES, torch.zeros(4).long())])),
+        "The validation part is of 1 clients, but there are 2",
+    ),
+    (
+        lambda: part(validation=ud.data.Part.common(ONES[:, :1], torch.zeros(4).long())),
+        "The validation inputs have shape [1] per sample, but those for training have [2]",
+    ),
+    (
+        lambda: part(test=ud.data.Part.common(ONES, torch.zeros(4))),
+        "The test targets are torch.float32, but those for training are torch.int64",
+    ),
+    (lambda: ud.data.synthetic(most=1), "most is 1"),
+    (lambda: ud.data.synthetic(seed=-1), "seed is -1"),
     (
         lambda: ud.data.FederatedData.from_arrays(ONES, [0, 1, 0, 1], [[0]], clients=2),
         "either parts or a partition, not both: clients",
@@ -276,3 +308,49 @@ def test_clients_that_a_partition_leaves_empty_are_left_out_and_counted():
     assert len(data) < 10
     assert f"{10 - len(data)} clients without samples are left out" in " ".join(data.notes)
     assert data.train.sizes.sum() == 30
+
+
+def test_arrays_of_every_make_are_taken():
+    x = np.arange(12.0).reshape(6, 2)
+    y = np.array([0, 1, 0, 1, 2, 2])
+    forms = {
+        "reversed": (x[::-1], y[::-1]),
+        "foreign": (x.astype(">f8")[::-1], y.astype(">i2")[::-1]),
+        "small": (x[::-1], y.astype(np.uint8)[::-1]),
+    }
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    forms["frame"] = (pandas.DataFrame(x[::-1]), pandas.Series(y[::-1].copy()))
+    for name, (a, b) in forms.items():
+        data = ud.data.FederatedData.from_arrays(a, b, [[0, 1], [2, 3, 4, 5]])
+        assert data.client(0)[0].tolist() == [[10, 11], [8, 9]], name
+        assert data.train.y.tolist() == [2, 2, 1, 0, 1, 0]
+        assert data.train.y.dtype == torch.int64
+        assert data.describe().labels.classes == 3
+    bools = ud.data.FederatedData.from_arrays(x, y > 0, partition="classes:1", clients=2)
+    assert bools.train.y.tolist() == [0, 1, 0, 1, 1, 1]
+
+
+def test_ids_of_numpys_are_pythons():
+    own = (np.arange(20.0)[:, None], np.arange(20) % 2)
+    one, other = (
+        ud.data.FederatedData.from_clients({id: own}).with_test(0.3) for id in (1, np.int64(1))
+    )
+    assert other.ids == [1]
+    assert type(other.ids[0]) is int
+    assert torch.equal(one.test.rows, other.test.rows)
+
+
+def test_biases_of_synthetic_clients_lie_about_the_clients_own_mean():
+    """b_k ~ N(u_k, 1): with W and b about the same u_k, only differences to u_k decide y."""
+    few = ud.data.synthetic(30.0, 0, clients=200, seed=1, most=50)
+    none = ud.data.synthetic(0.0, 0, clients=200, seed=1, most=50)
+    # u_k adds the same number to all classes' scores, so it changes no label.
+    labels = [torch.cat([d.train.y, d.test.y]) for d in (few, none)]
+    assert torch.equal(*labels)
+
+
+def test_two_augmentations_in_turn_are_both_used():
+    x = torch.zeros(4, 1, 4, 4)
+    data = ud.data.FederatedData.from_clients([(x, [0, 1, 0, 1])])
+    twice = data.augmented(ud.data.RandomCrop(1)).augmented(ud.data.HorizontalFlip())
+    assert twice.augmentations == (ud.data.RandomCrop(1), ud.data.HorizontalFlip())

@@ -276,13 +276,14 @@ def test_a_server_that_does_not_have_the_file_is_named_with_its_answer(serve, tm
     message = refused(fetch, published(server.url), tmp_path)
     assert f"{server.url}: HTTP 404" in message
     assert server.ranges == [None]
+    assert list(tmp_path.iterdir()) == []  # no empty folder, no lock
 
 
 def test_a_folder_that_cannot_be_written_is_a_sentence(serve, tmp_path):
     server = serve()
     (tmp_path / "set").write_text("a file where the folder should be")
     message = refused(fetch, published(server.url), tmp_path)
-    assert f"{tmp_path / 'set' / 'file.bin'} cannot be written" in message
+    assert f"cannot be written to {tmp_path / 'set'}" in message
     assert "UNDRIFT_DATA" in message
     (tmp_path / "set").unlink()
     (tmp_path / "set" / ".file.bin.part").mkdir(parents=True)
@@ -441,4 +442,4 @@ def test_an_archive_must_be_there_and_be_one(tmp_path):
     assert ".tar.gz or a .zip" in refused(unpack, tmp_path / "a.rar", tmp_path / "into")
     (tmp_path / "file").write_text("")
     message = refused(unpack, pack(tmp_path / "a.zip"), tmp_path / "file" / "into")
-    assert "cannot be written" in message
+    assert "cannot be unpacked" in message

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -37,16 +38,16 @@ def test_npz_csv_and_parquet_files_are_clients(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
     arrow = pytest.importorskip("pyarrow")
     x, y = samples(0)
-    np.savez(tmp_path / "north.npz", x=x, y=y)
-    write_csv(tmp_path / "south.csv", x, y.tolist())
-    columns = {"a": x[:, 0], "b": x[:, 1], "c": x[:, 2], "label": y}
-    parquet.write_table(arrow.table(columns), tmp_path / "west.parquet")
-    (tmp_path / "README.txt").write_text("not a client")
-    data = FROM(tmp_path)
-    assert data.ids == ["north", "south", "west"]
-    assert data.name == tmp_path.name
-    for k in range(3):
-        own = data.train.client(k)
+    write_csv(tmp_path / "tables" / "south.csv", x, y.tolist())
+    columns = {"label": y, "b": x[:, 1], "c": x[:, 2], "a": x[:, 0]}  # in another order
+    parquet.write_table(arrow.table(columns), tmp_path / "tables" / "west.parquet")
+    (tmp_path / "tables" / "README.txt").write_text("not a client")
+    (tmp_path / "arrays").mkdir()
+    np.savez(tmp_path / "arrays" / "north.npz", x=x, y=y)
+    tables, arrays = FROM(tmp_path / "tables"), FROM(tmp_path / "arrays")
+    assert tables.ids == ["south", "west"]
+    assert tables.name == "tables"
+    for own in (tables.client("south"), tables.client("west"), arrays.client("north")):
         assert torch.allclose(own[0], torch.from_numpy(x))
         assert own[1].tolist() == y.tolist()
         assert not own[1].is_floating_point()
@@ -82,6 +83,24 @@ def test_leaf_json_holds_many_clients(tmp_path):
     assert torch.allclose(data.client("u1")[0], torch.from_numpy(users["u1"][0]))
 
 
+def test_columns_are_chosen_by_name_and_words_are_classes(tmp_path):
+    (tmp_path / "a.csv").write_text("id,age,outcome,bmi\nx1,40,no,20\nx2,50,yes,25\n")
+    (tmp_path / "b.csv").write_text("bmi,outcome,age,id\n30,yes,60,x3\n")
+    data = FROM(tmp_path, "outcome", ["age", "bmi"], classes=["no", "yes"])
+    assert data.client("a")[0].tolist() == [[40, 20], [50, 25]]
+    assert data.client("b")[0].tolist() == [[60, 30]]
+    assert data.train.y.tolist() == [0, 1, 1]
+    with pytest.raises(ud.UndriftError, match="column 'id', which must be a number; name the"):
+        FROM(tmp_path, "outcome", classes=["no", "yes"])
+    with pytest.raises(ud.UndriftError, match=r"A target in .*a.csv is 'yes'"):
+        FROM(tmp_path, "outcome", ["age"], classes=["no", "ja"])
+    with pytest.raises(ud.UndriftError, match=r"a.csv is a file, but must be the folder"):
+        FROM(tmp_path / "a.csv")
+    scaled = data.normalised()
+    assert scaled.train.x.mean(0).tolist() == pytest.approx([0, 0], abs=1e-6)
+    assert scaled.train.x.std(0, correction=0).tolist() == pytest.approx([1, 1], abs=1e-6)
+
+
 def test_a_target_of_fractions_is_for_regression(tmp_path):
     x, _ = samples(0)
     write_csv(tmp_path / "a.csv", x, [1.0, 2.0, 3.0, 4.0, 5.0], "price")
@@ -110,12 +129,23 @@ REFUSED = [
     ([npz("a.npz", x=X, y=Y), npz("b.npz", x=X[:, :2], y=Y)], "client 'b' have shape [2]"),
     ([npz("a.npz", x=X[:0], y=Y[:0])], "a.npz has no samples"),
     ([npz("a.npz", x=X * np.nan, y=Y)], "inputs of client 'a' contain NaN or Inf"),
+    ([file("a.csv", b"a,label\n1,2\nnan,3\n")], "Line 3 of"),
+    ([file("a.csv", b"a,a,label\n1,2,3\n")], "two columns named 'a'"),
+    ([file("a.csv", b"a;label\n1;2\n")], "is it separated by ';'?"),
+    ([file("a.csv", b"a,label\n1,yes\n")], "has words such as 'yes': give classes"),
+    (
+        [file("a.csv", b"a,b,label\n1,2,0\n"), file("b.csv", b"a,c,label\n1,2,0\n")],
+        "b.csv has no column 'b', which a.csv has",
+    ),
+    ([npz("a.npz", x=X, y=Y), file("b.csv", b"a,y\n1,2\n")], "both tables and arrays"),
     ([npz("a.npz", x=np.array([{}, {}]), y=Y[:2])], "is damaged or no npz file"),
     ([file("a.npz", b"not a zip")], "is damaged or no npz file"),
-    ([file("a.csv", b"")], "cannot be read, or is empty"),
+    ([npz("a.npz", x=np.array(1), y=np.array(1))], "a.npz has no samples"),
+    ([file("a.csv", b"a,label\n" + b"1" * 200_000 + b",2\n")], "cannot be read as csv"),
+    ([file("a.csv", b"")], "a.csv is empty, but must begin with the names of its columns"),
     ([file("a.csv", b"a,label\n")], "a.csv has no samples"),
     ([file("a.csv", b"a,label\n1,2\n3\n")], "Line 3 of"),
-    ([file("a.csv", b"a,label\n1,2\nx,3\n")], "Row 2 of column 'a'"),
+    ([file("a.csv", b"a,label\n1,2\nx,3\n")], "has 'x' in column 'a', which must be a number"),
     ([file("a.csv", b"a,b\n1,2\n")], "has no column 'label' or 'target' or 'y' to predict"),
     ([file("a.csv", b"label\n1\n")], "has no column besides the target"),
     ([file("a.parquet", b"PAR")], "is damaged or no parquet file"),
@@ -144,6 +174,19 @@ def test_what_is_wrong_with_a_folder_is_said_in_a_sentence(steps, words, tmp_pat
     with pytest.raises(ud.UndriftError) as error:
         FROM(tmp_path)
     assert words in str(error.value)
+
+
+def test_a_damaged_npz_is_always_a_sentence(tmp_path):
+    np.savez_compressed(tmp_path / "a.npz", x=np.arange(600.0).reshape(100, 6), y=np.arange(100))
+    whole = (tmp_path / "a.npz").read_bytes()
+    rng = np.random.default_rng(0)
+    for _ in range(150):
+        place = int(rng.integers(len(whole)))
+        damaged = bytearray(whole)
+        damaged[place] ^= int(rng.integers(1, 256))
+        (tmp_path / "a.npz").write_bytes(damaged)
+        with suppress(ud.UndriftError):  # anything else is a traceback
+            FROM(tmp_path)
 
 
 def test_a_folder_that_is_not_there(tmp_path):

@@ -66,6 +66,14 @@ def test_images_are_scaled_and_have_their_channels_first():
     assert FROM(grey, "image", "label", clients=2).train.x.shape == (4, 1, 5, 6)
 
 
+def test_splits_are_not_clients():
+    both = datasets.DatasetDict({"train": table(), "test": table(6, 1)})
+    data = FROM(both, "vector", "label", clients=4)
+    assert len(data) == 4
+    assert len(data.train) == 24
+    assert len(data.test) == 6
+
+
 def test_one_dataset_per_client():
     whole = table()
     own = {"x": whole.select(range(5)), "y": whole.select(range(5, 12))}

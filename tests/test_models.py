@@ -347,3 +347,34 @@ def test_inputs_that_do_not_fit_are_refused_with_a_sentence(name, inputs):
         ud.train(ud.FedAvg(), model=SMALL[name][0](), data=clients_of(inputs), local=ud.GD(0.1, 1))
     assert f"cannot take inputs of shape {[2, *inputs.shape[1:]]}" in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "classes", "options", "wanted"),
+    [
+        ("logistic", (1, 8, 8), 3, {}, 64 * 3 + 3),
+        ("mlp", (1, 28, 28), 10, {"hidden": [200, 100]}, 178_110),
+        ("cifar_cnn", (3, 32, 32), 10, {}, 797_962),
+        ("pfl_cnn", (3, 32, 32), 10, {}, 1_626_442),
+        ("char_lstm", (80,), 80, {}, 133_520),
+    ],
+)
+def test_a_model_by_its_name_fits_the_inputs(name, inputs, classes, options, wanted):
+    model = ud.models.fitting(name, inputs, classes, **options)
+    assert ud.models.parameter_count(model) == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "options", "words"),
+    [
+        ("cifar_cnn", (60,), {}, "takes images of shape"),
+        ("cifar_cnn", (3, 32, 48), {}, "takes square images"),
+        ("mlp", (60,), {"hiden": [3]}, "did you mean 'hidden'?"),
+        ("mlp", (60,), {"hidden": 3}, "must be a list of widths"),
+        ("mpl", (60,), {}, "did you mean 'mlp'?"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_refused(name, inputs, options, words):
+    with pytest.raises(ud.UndriftError) as error:
+        ud.models.fitting(name, inputs, 10, **options)
+    assert words in str(error.value)

@@ -15,7 +15,15 @@ D = ud.data
 
 alphas = st.sampled_from([1e-3, 0.01, 0.1, 0.3, 1.0, 100.0])
 laws = st.sampled_from(
-    [D.Balanced(), D.LogNormal(0.0), D.LogNormal(0.3), D.LogNormal(3.0), D.PowerLaw(2.0)]
+    [
+        D.Balanced(),
+        D.Balanced(3),
+        D.LogNormal(0.0),
+        D.LogNormal(0.3),
+        D.LogNormal(3.0),
+        D.PowerLaw(2.0),
+        D.PowerLaw(1e5),
+    ]
 )
 rules = st.one_of(
     st.builds(D.IID, sizes=laws, min_size=st.integers(0, 3)),
@@ -59,8 +67,11 @@ def test_every_partition_is_disjoint_complete_deterministic_and_full_or_says_so(
         sentence = str(refused)
         assert sentence.count(". ") == 0
         scarce = len(labels) < clients * max(1, rule.min_size) or isinstance(rule, D.Classes)
-        balanced = isinstance(getattr(rule, "sizes", None), D.Balanced)
-        assert scarce or (balanced and len(labels) // clients < rule.min_size), sentence
+        law = getattr(rule, "sizes", None)
+        if isinstance(law, D.Balanced):
+            each = law.samples or len(labels) // clients
+            scarce = scarce or each < rule.min_size or each * clients > len(labels)
+        assert scarce, sentence
         return
     assert len(split.sizes) == clients
     assert len(np.unique(split.rows)) == len(split.rows)
@@ -79,7 +90,8 @@ def test_every_partition_is_disjoint_complete_deterministic_and_full_or_says_so(
 @given(alpha=alphas, law=laws, labels=labelled, clients=st.integers(1, 40), seed=st.integers(0, 3))
 @settings(max_examples=100, deadline=None)
 def test_dirichlet_keeps_the_sizes_it_was_given(alpha, law, labels, clients, seed):
-    if len(labels) < clients:
+    each = law.samples if isinstance(law, D.Balanced) else None
+    if len(labels) < clients * (each or 1):
         return
     split = D.Dirichlet(alpha, sizes=law).split(labels, clients, seed)
     assert np.array_equal(split.sizes, law.numbers(len(labels), clients, seed, 1))
@@ -132,6 +144,75 @@ def test_dirichlet_draws_labels_by_the_clients_priors():
     assert found.var(0).mean() == pytest.approx(drawn, rel=0.05)
 
 
+def test_dirichlet_is_the_paper_s_procedure_turn_by_turn():
+    """Sequential draws, each among the classes that are not used up, have the same law."""
+
+    def sequentially(labels, clients, alpha, rng):
+        classes = labels.max() + 1
+        left = np.bincount(labels)
+        prior = rng.dirichlet(np.full(classes, alpha), clients)
+        found = np.zeros((clients, classes))
+        for k in rng.permutation(np.repeat(np.arange(clients), len(labels) // clients)):
+            mass = prior[k] * (left > 0)
+            mass = mass if mass.sum() > 0 else left * 1.0
+            c = rng.choice(classes, p=mass / mass.sum())
+            left[c] -= 1
+            found[k, c] += 1
+        return found
+
+    labels = np.repeat(np.arange(3), [4, 8, 12])  # scarce classes, so that they are used up
+    rng = np.random.default_rng(0)
+    wanted = np.array([sequentially(labels, 4, 0.5, rng) for _ in range(1500)])
+    rule = D.Dirichlet(0.5)
+    found = np.array([counts(labels, rule.split(labels, 4, seed)) for seed in range(1500)])
+    assert found.mean((0, 1)) == pytest.approx(wanted.mean((0, 1)))
+    assert found.var((0, 1)) == pytest.approx(wanted.var((0, 1)), rel=0.08)
+    products = [np.einsum("nkc,nkd->cd", each, each) / 6000 for each in (found, wanted)]
+    assert products[0] == pytest.approx(products[1], rel=0.08)
+    alone = [(each > 0).sum(2) == 1 for each in (found, wanted)]  # clients with one class
+    assert alone[0].mean() == pytest.approx(alone[1].mean(), abs=0.02)
+
+
+def test_nobody_is_served_first():
+    """With turns at random, the clients' shares of the scarce classes do not follow their order."""
+    labels = np.repeat(np.arange(2), [200, 1800])
+    rule = D.Dirichlet(100.0)  # everyone wants half of each class, but one is scarce
+    scarce = np.mean([counts(labels, rule.split(labels, 10, s))[:, 0] for s in range(40)], axis=0)
+    assert scarce.min() > 15
+    assert scarce.max() < 25
+
+
+def test_what_was_taken_from_the_rest_is_counted():
+    labels = np.repeat(np.arange(2), [10, 30])
+    rule = D.Dirichlet(1e-3)  # everyone wants one class only
+    for seed in range(20):
+        split = rule.split(labels, 4, seed)
+        found = counts(labels, split)
+        mixed = found[(found > 0).all(1)]
+        if not split.notes:
+            continue
+        outside = int(split.notes[0].split(" ")[0])
+        # Ten of the first class serve one client: whoever else wants it takes what is left.
+        assert 0 < outside <= 30
+        assert len(mixed) or outside % 10 == 0
+
+
+def test_redraws_are_new_draws_and_stop_when_everyone_has_enough():
+    labels = np.repeat(np.arange(4), 25)
+    once = D.DirichletPerClass(0.3, draws=1, min_size=5)
+    often = D.DirichletPerClass(0.3, draws=200, min_size=5)
+    moved = [bool(once.split(labels, 4, seed).notes) for seed in range(30)]
+    assert 5 < sum(moved) < 30
+    # With enough draws, one of them fills everyone, and nothing need be moved.
+    assert not any(often.split(labels, 4, seed).notes for seed in range(30))
+    first = D.DirichletPerClass(0.3, draws=1, min_size=0)
+    for seed in range(30):
+        if not moved[seed]:  # the first draw was good
+            assert np.array_equal(
+                often.split(labels, 4, seed).rows, first.split(labels, 4, seed).rows
+            )
+
+
 def test_dirichlet_per_class_shares_each_class_by_the_dirichlet_law():
     classes, alpha, clients = 400, 0.5, 8
     labels = np.repeat(np.arange(classes), 500)
@@ -159,7 +240,7 @@ def test_small_alpha_and_many_clients_take_a_second_and_say_what_was_done():
     assert time.perf_counter() - start < 10  # ten times what it takes, on a busy machine
     assert own.sizes.tolist() == [60] * 1000
     assert per_class.sizes.min() >= 1
-    assert "moved to them from the fullest clients" in " ".join(per_class.notes)
+    assert "moved to them from the fullest" in " ".join(per_class.notes)
     assert "taken from what was left" in " ".join(tiny.notes)
 
 
@@ -217,6 +298,35 @@ def test_sizes_follow_their_laws():
     assert (D.LogNormal(5.0).numbers(100, 10, 0, min_size=2) >= 2).all()
 
 
+def test_who_is_largest_is_drawn():
+    firsts = {int(D.PowerLaw(1.0).numbers(1000, 10, seed).argmax()) for seed in range(40)}
+    assert len(firsts) > 5
+
+
+def test_a_remainder_goes_to_the_first_classes():
+    labels = np.tile(np.arange(6), 50)
+    split = D.Classes(3, sizes=D.Balanced(10)).split(labels, 4)
+    assert split.sizes.tolist() == [10] * 4
+    for row in counts(labels, split):
+        assert sorted(row[row > 0].tolist()) == [3, 3, 4]
+
+
+def test_the_most_samples_of_a_client_are_drawn_from_all_of_its_own():
+    chosen = [
+        D.Natural(most=2).split(np.zeros(20), None, seed, ["a"] * 20).rows for seed in range(60)
+    ]
+    assert set(np.concatenate(chosen)) == set(range(20))
+
+
+def test_owners_keep_their_kind():
+    split = D.Natural().split(np.zeros(4), None, owners=[1, "1", np.int64(1), np.str_("b")])
+    assert split.ids == [1, "1", "b"]
+    assert split.sizes.tolist() == [2, 1, 1]
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    column = pandas.Series(["x", "y", "x"], dtype="string")
+    assert D.Natural().split(np.zeros(3), None, owners=column).ids == ["x", "y"]
+
+
 def test_natural_partitions_follow_the_owners():
     owners = ["b", "a", "b", "c", "a", "b", "b"]
     labels = np.zeros(7)
@@ -247,7 +357,7 @@ REFUSED = [
     (lambda: as_partition("dirichelt:0.3"), "did you mean 'dirichlet'?"),
     (lambda: as_partition("dirichlet:much"), "must give a number after the colon"),
     (lambda: as_partition("iid:3"), "takes no number"),
-    (lambda: as_partition("dirichlet-per-class:1", "balanced"), "follow from its draws"),
+    (lambda: as_partition("dirichlet-per-class:1", "balanced"), "decides the sizes itself"),
     (lambda: as_partition("classes:2.5").split(LABELS, 2), "k is 2.5, but must be a whole number"),
     (lambda: as_partition(3), "must be a partition such as"),
     (lambda: D.Dirichlet(0), "alpha is 0, but must be above 0"),
@@ -266,6 +376,21 @@ REFUSED = [
     (lambda: D.Dirichlet(1).split(LABELS / 2, 2), "use IID for other targets"),
     (lambda: D.Natural().split(LABELS, 2), "do not say whose samples are whose"),
     (lambda: D.Natural().split(LABELS, 9, owners=LABELS), "There are 4 owners"),
+    (lambda: D.Natural().split([0, 1], 2, owners=[1.5, 2]), "A client's id is 1.5"),
+    (lambda: D.Natural().split([0, 1], 2, owners=[None, 2]), "A client's id is None"),
+    (lambda: D.Natural().split([0, 1], 2, owners=3), "owners must be a list"),
+    (lambda: D.Natural(min_size=5, most=2), "most is 2, but must be a whole number of at least 5"),
+    (lambda: D.Classes(2, sizes=D.Balanced(1)).split(LABELS, 2), "cannot have 2 classes"),
+    (
+        lambda: D.Classes(2, sizes=D.Balanced(4), min_size=5).split(LABELS, 2),
+        "Clients of 4 samples cannot have 2 classes and at least 5 samples",
+    ),
+    (lambda: D.IID(sizes=[10.5, 2]), "The size of client 0 is 10.5"),
+    (lambda: D.IID().split(LABELS, 2, seed="x"), "seed is 'x'"),
+    (lambda: D.IID().split(LABELS, 2, seed=-1), "seed is -1"),
+    (lambda: D.IID().split(3, 2), "must be an array"),
+    (lambda: D.IID().split(LABELS, None), "clients=100"),
+    (lambda: D.DirichletPerClass(1e308), "at most 1e+06"),
     (lambda: D.Natural().split(LABELS, 2, owners=[1]), "1 owners are given for 20 samples"),
 ]
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from numbers import Integral
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from undrift.errors import UndriftError, require, require_type
-from undrift.keys import hashes
+from undrift.errors import UndriftError, require
+from undrift.keys import hashes, plain_id
 from undrift.losses import objective_weights
 from undrift.methods.base import INITIAL, NUMBER, ZERO
 from undrift.problem import Client, Keep
@@ -62,18 +60,11 @@ class Roster:
         return weights
 
 
-def plain_id(id: Any) -> int | str:
-    """A client's id as Python's own int or str, so that equal ids draw equal numbers."""
-    if isinstance(id, Integral) and not isinstance(id, bool):
-        return int(id)
-    require_type("A client's id", id, str, "a whole number or a word")
-    return str(id)
-
-
 class ClientStates:
     """What the clients remember; it holds only those that have taken part.
 
     `kinds` says what is remembered, each with its first value: ZERO, INITIAL (x⁰) or NUMBER.
+    This one holds all in memory; a run with a folder keeps them in its store.
     """
 
     def __init__(self, kinds: Mapping[str, str], x0: Tensor):
@@ -84,7 +75,7 @@ class ClientStates:
     def get(self, client: Hashable) -> Keep:
         """What a client remembers, or its first values if it has not taken part yet."""
         kept = self._kept.get(client)
-        return self._first() if kept is None else kept
+        return self.first() if kept is None else kept
 
     def put(self, client: Hashable, keep: Keep) -> None:
         """Remember, for the client's next participation."""
@@ -98,7 +89,8 @@ class ClientStates:
         """The clients that have taken part."""
         return self._kept.keys()
 
-    def _first(self) -> Keep:
+    def first(self) -> Keep:
+        """What a client remembers before it takes part."""
         x0 = self._x0
         first = {ZERO: torch.zeros_like(x0), INITIAL: x0, NUMBER: x0.new_zeros(1)}
         return Keep(**{name: first[kind] for name, kind in self._kinds.items()})

@@ -7,9 +7,13 @@ of workers and what ran before in the process change nothing.
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
+from numbers import Integral
+from typing import Any
 
 import numpy as np
 import torch
+
+from undrift.errors import require_type
 
 
 def key(seed: int, purpose: str, round: int = 0, client: Hashable = "") -> int:
@@ -23,6 +27,14 @@ def generator(
 ) -> np.random.Generator:
     """A NumPy generator for one purpose, round and client."""
     return np.random.Generator(np.random.Philox(key=key(seed, purpose, round, client)))
+
+
+def plain_id(id: Any) -> int | str:
+    """A client's id as Python's own int or str, so that equal ids draw equal numbers."""
+    if isinstance(id, Integral) and not isinstance(id, bool):
+        return int(id)
+    require_type("A client's id", id, str, "a whole number or a word")
+    return str(id)
 
 
 def hashes(clients: Sequence[Hashable]) -> np.ndarray:

@@ -258,6 +258,10 @@ def fitting(name: str, inputs: Sequence[int], classes: int, **options: object) -
     for option in options:
         require_choice(f"A parameter of {name}", option, takes)
     require(
+        not images or "side" not in takes or inputs[1] == inputs[2],
+        f"{name} takes square images, but an input has shape {list(inputs)}.",
+    )
+    require(
         images or "channels" not in takes,
         f"{name} takes images of shape [channels, height, width], but an input has shape "
         f"{list(inputs)}.",

@@ -28,6 +28,7 @@ from undrift.losses import Batch, ClientLoss, Losses
 from undrift.tasks import Loss, Metric, Task, correct, task_for
 
 EVALUATION_BATCH = 4096
+GRADIENT_BATCH = 1024
 
 
 class FlatModule:
@@ -202,9 +203,15 @@ class ModuleLosses(Losses):
     def gradient(self, k: int, x: Tensor) -> Tensor:
         self.flat.module.eval()
         inputs, targets = self._train.client(k)
+        total = torch.zeros_like(self.flat.x)
         with torch_generator_set_to(0, self.device):
-            loss = ModuleLoss(self.flat, self.task, inputs, targets, self._moving)
-            return loss.gradient(x).clone()
+            # Piece by piece, so that memory does not grow with the client.
+            for some in range(0, len(targets), GRADIENT_BATCH):
+                piece = slice(some, some + GRADIENT_BATCH)
+                own = ModuleLoss(self.flat, self.task, inputs[piece], targets[piece], self._moving)
+                share = len(targets[piece]) / len(targets)
+                total += share * own.gradient(x)
+        return total
 
     def evaluate(
         self, x: Tensor, weights: Tensor, buffers: Mapping[str, Tensor]

@@ -30,6 +30,9 @@ def as_pair(value: Any, where: str) -> tuple[Tensor, Tensor]:
     except (TypeError, ValueError):
         raise UndriftError(f"{where} must be a pair (inputs, targets), or a Dataset.") from None
     x, y = as_tensor(x, where), as_tensor(y, where)
+    if not y.is_floating_point():
+        require(not y.is_complex(), f"The targets of {where} are complex numbers.")
+        y = y.long()
     require(
         x.ndim >= 1 and y.ndim >= 1 and len(x) == len(y),
         f"The inputs of {where} have {len(x) if x.ndim else 0} rows, but its targets have "
@@ -41,8 +44,15 @@ def as_pair(value: Any, where: str) -> tuple[Tensor, Tensor]:
 def as_tensor(values: Any, where: str) -> Tensor:
     """Numbers as a tensor."""
     try:
+        if isinstance(values, Tensor):
+            return values
+        if hasattr(values, "to_numpy"):  # a data frame or one of its columns
+            values = values.to_numpy()
+        if isinstance(values, np.ndarray):  # torch takes no reversed or foreign-endian arrays
+            values = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("="))
+            values = values if values.flags.writeable else values.copy()
         return torch.as_tensor(values)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, KeyError):
         raise UndriftError(
             f"The inputs and targets of {where} must be arrays of numbers."
         ) from None

@@ -36,8 +36,12 @@ BINS = 20
 """Bars of the histogram of sizes, at most."""
 SKEWED = 20
 """The ratio of the largest to the smallest size above which the bars are logarithmic."""
+FEW = 8
+"""So many clients are named one by one, instead of in a histogram."""
 SHOWN = 40
 """Clients in a picture, at most."""
+ITERATIONS = 1000
+"""Steps of L-BFGS for each minimum that Γ needs, at most."""
 MOST_CLASSES = 100_000
 """Whole numbers above this are not the numbers of classes."""
 
@@ -137,6 +141,7 @@ class Picked:
     """The clients that a picture shows, and their samples of each class."""
 
     ids: tuple[str, ...]
+    sizes: tuple[int, ...]
     classes: tuple[str, ...]
     counts: tuple[tuple[int, ...], ...]
 
@@ -221,12 +226,12 @@ def describe(
         the user's own, (outputs, targets) → number
     tolerance
         the norm of the gradient at which a minimisation stops; for a convex model Γ is then
-        within tolerance²/(2 · weight_decay)
+        within tolerance²/(2 · weight_decay). After 1000 steps it stops all the same, and says so
     device
         where the model works
     """
     require_type("data", data, FederatedData, "a FederatedData")
-    require(model is not None or not gamma, "Γ belongs to a model: give describe a model too.")
+    require(model is not None or not gamma, "Γ belongs to a model, so it needs one: model=….")
     sizes = data.train.sizes.cpu().numpy().astype(np.int64)
     notes = tuple(data.notes)
     count = _classes(data)
@@ -353,14 +358,16 @@ def _picked(data: FederatedData, classes: int) -> Picked:
     if len(every) > SHOWN:
         every = np.linspace(0, len(data) - 1, SHOWN).round().astype(np.int64)
     ids = tuple(str(data.ids[k]) for k in every)
+    sizes = tuple(data.train.sizes[torch.from_numpy(every)].tolist())
     if not classes:
-        return Picked(ids, (), ())
+        return Picked(ids, sizes, (), ())
     rows = [data.train.of(int(k)) for k in every]
     bounds = torch.tensor([0, *(len(own) for own in rows)]).cumsum(0)
     part = Part(data.train.x, data.train.y, torch.cat(rows), bounds)
     counts = label_counts(part, classes)
     names = data.classes if data.classes is not None else range(classes)
-    return Picked(ids, tuple(map(str, names)), tuple(tuple(row) for row in counts.tolist()))
+    rows_of_counts = tuple(tuple(row) for row in counts.tolist())
+    return Picked(ids, sizes, tuple(map(str, names)), rows_of_counts)
 
 
 def _of_model(
@@ -385,7 +392,7 @@ def _of_model(
     )
     if not gamma:
         return gradients, None
-    gap = find_gamma(losses, q, start, weight_decay, tolerance, _watched)
+    gap = find_gamma(losses, q, start, weight_decay, tolerance, ITERATIONS, _watched)
     return gradients, MinimaGap(
         objective, gap.value, weight_decay, tolerance, gap.gradient_norm, gap.converged
     )
@@ -462,6 +469,9 @@ def _table(described: Description) -> RenderableType:
             f"Γ = {_number(gap.value)} (weight decay {gap.weight_decay:g}; {reached} gradient "
             f"norm {gap.tolerance:g}{left})."
         )
+    if described.clients <= FEW:
+        named = zip(described.picked.ids, described.picked.sizes, strict=True)
+        lines.insert(0, "Samples: " + ", ".join(f"{id} {size:,}" for id, size in named) + ".")
     lines.extend(described.notes)
     title = Text(described.name, style="bold")
     title.append(f": {_inventory(described)}", style="not bold")

@@ -15,8 +15,9 @@ import urllib.request
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from gzip import BadGzipFile
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from undrift.errors import UndriftError, first_line, require
+from undrift.errors import UndriftError, first_line, require, require_type
 
 _TIMEOUT = 30.0  # seconds without a byte
 _PAUSES = (1.0, 2.0, 4.0)  # seconds before each new try after a dropped connection
@@ -45,6 +46,14 @@ def data_folder() -> Path:
     if chosen:
         return Path(chosen).expanduser()
     return user_cache_path("undrift", appauthor=False) / "data"
+
+
+def chosen_folder(folder: str | Path | None) -> Path:
+    """The folder a user names, or the one of all data files."""
+    if folder is None:
+        return data_folder()
+    require_type("folder", folder, (str, Path), "a folder")
+    return Path(folder).expanduser()
 
 
 @dataclass(frozen=True)
@@ -79,9 +88,16 @@ def fetch(file: StandardFile, folder: Path | None = None, verify: bool = True) -
         if verify:
             _verify(file, target)
         return target
-    with _alone(target):
-        if not target.is_file():  # another process may have been faster
-            _download(file, target)
+    try:
+        with _alone(target):
+            if not target.is_file():  # another process may have been faster
+                _download(file, target)
+    except OSError as error:
+        raise UndriftError(
+            f"{file.path} is missing, and cannot be written to {target.parent} "
+            f"({first_line(error)}): get it from {file.urls[0]}, or let UNDRIFT_DATA name another "
+            f"folder for the data."
+        ) from error
     return target
 
 
@@ -99,27 +115,23 @@ def unpack(archive: Path, into: Path, members: Callable[[str], bool] = lambda na
     )
     require(archive.is_file(), f"There is no archive {archive} to unpack.")
     partial = into.with_name(f".{into.name}.part")
-    with _alone(into):
-        if into.is_dir():  # another process may have been faster
-            return into
-        shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
-        try:
+    try:
+        with _alone(into):
+            if into.is_dir():
+                return into
+            shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
             partial.mkdir()
             (_unzip if is_zip else _untar)(archive, partial, members)
             partial.rename(into)
-        except (
-            tarfile.TarError,
-            zipfile.BadZipFile,
-            gzip.BadGzipFile,
-            zlib.error,
-            EOFError,
-        ) as error:
-            raise UndriftError(
-                f"{archive} is damaged and cannot be unpacked ({first_line(error)}); "
-                "delete it so that it is downloaded again."
-            ) from error
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+    except (tarfile.TarError, zipfile.BadZipFile, BadGzipFile, zlib.error, EOFError) as error:
+        raise UndriftError(
+            f"{archive} is damaged and cannot be unpacked ({first_line(error)}); "
+            "delete it so that it is downloaded again."
+        ) from error
+    except OSError as error:
+        raise UndriftError(f"{archive} cannot be unpacked: {first_line(error)}.") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
     return into
 
 
@@ -142,16 +154,22 @@ def _unzip(archive: Path, folder: Path, members: Callable[[str], bool]) -> None:
 
 @contextmanager
 def _alone(target: Path) -> Iterator[None]:
-    """Make the target's folder, and let one process at a time write the target."""
+    """Make the target's folder, and let one process at a time write the target.
+
+    Where nothing came of it, no empty folder or lock is left behind.
+    """
+    made = [folder for folder in target.parents if not folder.exists()]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    lock = target.with_name(f".{target.name}.lock")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(target.with_name(f".{target.name}.lock")):
+        with FileLock(lock):
             yield
-    except OSError as error:
-        raise UndriftError(
-            f"{target} cannot be written ({first_line(error)}); UNDRIFT_DATA can name another "
-            "folder for the data."
-        ) from error
+    finally:
+        if not target.exists():
+            lock.unlink(missing_ok=True)
+            with suppress(OSError):  # a folder with a part of the file in it stays
+                for folder in made:
+                    folder.rmdir()
 
 
 def _checksum(path: Path, like: str) -> str:

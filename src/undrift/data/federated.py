@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from undrift.data.holding_out import hold_out
 from undrift.data.part import Part
 from undrift.data.partitions import IID, Natural, Partition, Split, as_partition
 from undrift.errors import UndriftError, require, require_choice, require_type
+from undrift.keys import plain_id
 from undrift.threads import one_thread
 
 if TYPE_CHECKING:
@@ -65,17 +66,15 @@ class FederatedData:
         self.train = train
         self.test = test
         self.validation = validation
-        self.ids: list[Hashable] = list(range(len(train.sizes)) if ids is None else ids)
+        given = range(len(train.sizes)) if ids is None else ids
+        self.ids: list[Hashable] = [plain_id(id) for id in given]
         self.name = name
         self.classes = None if classes is None else tuple(str(each) for each in classes)
         self.notes = tuple(notes)
         self.augmentations = tuple(augmentations)
-        require(
-            len(self.ids) == len(train.sizes),
-            f"There are {len(train.sizes)} clients but {len(self.ids)} ids.",
-        )
-        self._require_samples()
+        self._require_clients()
         for what, part in self.parts().items():
+            self._require_alike(what, part)
             self._require_finite(what, part)
             self._require_labels(what, part)
 
@@ -94,7 +93,11 @@ class FederatedData:
         """The same samples in the hands of one client, for a centralised baseline."""
         everything = torch.tensor([0, len(self.train)])
         train = Part(self.train.x, self.train.y, self.train.rows, everything)
-        return self._with(train=train, ids=["all"])
+        others = {
+            name: None if part is None else Part(part.x, part.y, part.rows, None)
+            for name, part in (("test", self.test), ("validation", self.validation))
+        }
+        return self._with(train=train, ids=["all"], **others)
 
     def with_test(self, share: float, seed: int = 0, by: str = "client") -> FederatedData:
         """The same with a share of the training samples set aside for test.
@@ -116,27 +119,32 @@ class FederatedData:
         train, validation = hold_out(self.train, self.ids, share, seed, "validation", by)
         return self._with(train=train, validation=validation)
 
-    def normalised(self, by: str = "channels") -> FederatedData:
+    def normalised(self, by: str | None = None) -> FederatedData:
         """The same with inputs of mean 0 and standard deviation 1 over the training samples.
 
-        `by` is "channels" (dimension 1 of images, or all inputs in one) or "features" (every
-        input on its own: a feature that never changes becomes 0).
+        `by` is "channels" (dimension 1 of images: the default for them) or "features" (every
+        input on its own, the default for the rest; one that never changes becomes 0).
         """
-        require_choice("by", by, ("channels", "features"))
         x = self.train.x
+        by = by or ("channels" if x.ndim >= 3 else "features")
+        require_choice("by", by, ("channels", "features"))
         require(
             x.is_floating_point(),
             f"Inputs of type {x.dtype} cannot be normalised: they are not floating-point numbers.",
         )
         mean, deviation = moments(x[self.train.rows], by)
-        done: dict[int, Tensor] = {}
+        return self.with_inputs(lambda x: (x - mean) / deviation)
+
+    def with_inputs(self, change: Callable[[Tensor], Tensor]) -> FederatedData:
+        """The same with all inputs of every part changed, `[n, …]` at once."""
+        done: dict[tuple[Any, ...], Tensor] = {}
         parts = {}
         for name in ("train", "validation", "test"):
             part: Part | None = getattr(self, name)
             if part is not None:
-                key = part.x.data_ptr()
-                if key not in done:
-                    done[key] = (part.x - mean) / deviation
+                key = part.x.data_ptr(), part.x.shape, part.x.stride()
+                if key not in done:  # parts may share their samples
+                    done[key] = change(part.x)
                 parts[name] = Part(done[key], part.y, part.rows, part.bounds)
         return self._with(**parts)
 
@@ -145,7 +153,7 @@ class FederatedData:
         for each in augmentations:
             require_type("An augmentation", each, Augmentation, "such as RandomCrop(padding=4)")
             each.apply(self.train.x[:1], each.draw(1, np.random.default_rng(0)))
-        return self._with(augmentations=augmentations)
+        return self._with(augmentations=(*self.augmentations, *augmentations))
 
     def describe(
         self,
@@ -177,12 +185,8 @@ class FederatedData:
         return len(self.ids)
 
     def __repr__(self) -> str:
-        test = 0 if self.test is None else len(self.test)
-        kept = "" if self.validation is None else f" + {len(self.validation)}"
-        return (
-            f"FederatedData({self.name}: {len(self)} clients, {len(self.train)}{kept} + {test} "
-            f"samples)"
-        )
+        parts = ", ".join(f"{len(part)} {name}" for name, part in self.parts().items())
+        return f"FederatedData({self.name}: {len(self)} clients; {parts} samples)"
 
     @staticmethod
     def from_clients(
@@ -258,9 +262,8 @@ class FederatedData:
                 require(value is None, f"Give either parts or a partition, not both: {word}.")
             train, ids = _held(*pair, parts)
             return FederatedData(train, part, ids, name, classes=classes)
-        rule = as_partition(partition or (IID() if owners is None else Natural()))
-        if clients is None and not isinstance(rule, Natural):
-            raise UndriftError("Say over how many clients the samples are shared out: clients=100.")
+        default = IID() if owners is None else Natural()
+        rule = as_partition(default if partition is None else partition)
         split = rule.split(pair[1], clients, seed, owners)  # type: ignore[arg-type]
         return federated(*pair, split, part, name, classes)
 
@@ -313,14 +316,15 @@ class FederatedData:
         Parameters
         ----------
         source
-            a `datasets.Dataset`, shared out by `partition`; a list or mapping with one per client;
-            or a `Partitioner` or `FederatedDataset` of flwr-datasets with its own partitions
+            a `datasets.Dataset` or `DatasetDict`, shared out by `partition`; a list or mapping with
+            a Dataset per client; or a `Partitioner` or `FederatedDataset` of flwr-datasets with its
+            own partitions
         inputs, target
             the columns; several input columns of numbers lie side by side
         test
-            a `datasets.Dataset` for a common test part
+            a `datasets.Dataset` for a common test part; of a `DatasetDict`, its split "test"
         split
-            which split of a `FederatedDataset`
+            which split of a `DatasetDict` or `FederatedDataset`
         by
             the column that says whose each sample is: the natural partition
         """
@@ -334,11 +338,15 @@ class FederatedData:
     def from_folder(
         folder: str | Path,
         target: str | None = None,
+        inputs: Sequence[str] | None = None,
         name: str | None = None,
         *,
         classes: Sequence[str] | None = None,
     ) -> FederatedData:
         """A folder with one file per client: npz, csv or parquet, or LEAF json of many clients.
+
+        Npz files hold arrays x and y. Csv files begin with the names of their columns, and columns
+        are found by name in every file. Features of different units want `.normalised()`.
 
         Parameters
         ----------
@@ -347,24 +355,56 @@ class FederatedData:
             samples by client, `test`
         target
             the column of csv and parquet files to predict: "label", "target" or "y" if left out
+        inputs
+            the columns to learn from: all others if left out
+        name
+            what the data are called: the folder's name if left out
         classes
-            the names of the classes
+            the names of the classes; a target column of words must have them
         """
         from undrift.data.folders import from_folder
 
-        return from_folder(Path(folder), target, name, classes)
+        return from_folder(Path(folder), target, inputs, name, classes)
 
     def _with(self, **changed: Any) -> FederatedData:
         """The same but for what is changed."""
         same = ("train", "test", "ids", "name", "validation", "classes", "notes", "augmentations")
         return FederatedData(**{each: getattr(self, each) for each in same} | changed)
 
-    def _require_samples(self) -> None:
+    def _require_clients(self) -> None:
+        clients = len(self.train.sizes)
+        require(clients > 0, f"There are no clients in {self.name}.")
+        require(len(self.ids) == clients, f"There are {clients} clients but {len(self.ids)} ids.")
+        if len(set(self.ids)) < clients:
+            seen: set[Hashable] = set()
+            twice = next(id for id in self.ids if id in seen or seen.add(id))  # type: ignore[func-returns-value]
+            raise UndriftError(f"Two clients have the same id {twice!r}.")
         empty = torch.nonzero(self.train.sizes == 0).flatten().tolist()
         if empty:
             raise UndriftError(
                 f"Client {self.ids[empty[0]]!r} has no data ({len(empty)} of {len(self)} clients "
                 f"are empty): leave empty clients out."
+            )
+
+    def _require_alike(self, name: str, part: Part) -> None:
+        """Every part has the clients of the training part, and samples of the same form."""
+        require(
+            not part.by_client or len(part.sizes) == len(self),
+            f"The {name} part is of {len(part.sizes) if part.by_client else 0} clients, but there "
+            f"are {len(self)}.",
+        )
+        for what, values, like in (
+            ("inputs", part.x, self.train.x),
+            ("targets", part.y, self.train.y),
+        ):
+            require(
+                values.shape[1:] == like.shape[1:],
+                f"The {name} {what} have shape {list(values.shape[1:])} per sample, but those for "
+                f"training have {list(like.shape[1:])}.",
+            )
+            require(
+                values.is_floating_point() == like.is_floating_point() or not len(part),
+                f"The {name} {what} are {values.dtype}, but those for training are {like.dtype}.",
             )
 
     def _require_finite(self, name: str, part: Part) -> None:
@@ -437,6 +477,10 @@ def moments(x: Tensor, by: str) -> tuple[Tensor, Tensor]:
 
 def _by_id(values: Sequence[Any] | Mapping[Hashable, Any]) -> dict[Hashable, Any]:
     """What each client has, under its id: a list is numbered from 0."""
+    require(
+        isinstance(values, Mapping | Sequence | np.ndarray) and not isinstance(values, str),
+        f"The clients are {type(values).__name__}, but must be a list or a mapping from ids.",
+    )
     return dict(values) if isinstance(values, Mapping) else dict(enumerate(values))
 
 
@@ -464,11 +508,18 @@ def _held(
     held = _by_id(parts)
     ids = list(held)
     require(len(ids) > 0, "There are no clients.")
-    rows = [np.asarray(held[id]) for id in ids]
+    try:
+        rows = [np.asarray(held[id]) for id in ids]
+    except ValueError:
+        raise UndriftError("parts must give a list of sample numbers for each client.") from None
     for id, own in zip(ids, rows, strict=True):
         require(
             own.dtype != bool,
             f"Client {id!r} is given by a mask, but must be by the numbers of its samples.",
+        )
+        require(
+            own.ndim == 1 and (own.dtype.kind in "iu" or own.size == 0),
+            f"Client {id!r} must be given by a list of whole numbers, those of its samples.",
         )
         require(
             own.size == 0 or (own.min() >= 0 and own.max() < len(y)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import zipfile
+import math
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,45 +12,158 @@ import numpy as np
 
 from undrift.data.federated import FederatedData
 from undrift.data.formats import read_leaf
-from undrift.errors import UndriftError, first_line, require
+from undrift.errors import UndriftError, first_line, require, require_choice
 
-Clients = dict[Hashable, tuple[np.ndarray, np.ndarray]]
+Pair = tuple[np.ndarray, np.ndarray]
 TARGETS = ("label", "target", "y")
 """What a target column may be called if the user does not say."""
 
 
 def from_folder(
-    folder: Path, target: str | None, name: str | None, classes: Sequence[str] | None
+    folder: Path,
+    target: str | None,
+    inputs: Sequence[str] | None,
+    name: str | None,
+    classes: Sequence[str] | None,
 ) -> FederatedData:
     """See `FederatedData.from_folder`."""
-    require(folder.is_dir(), f"There is no folder {folder}.")
+    require(folder.exists(), f"There is no folder {folder}.")
+    require(folder.is_dir(), f"{folder} is a file, but must be the folder with a file per client.")
     train, test = folder / "train", folder / "test"
-    if train.is_dir():
-        clients = _clients(train, target)
-        others = _clients(test, target) if test.is_dir() else None
+    both = [train, test] if train.is_dir() and test.is_dir() else []
+    places = both or [train if train.is_dir() else folder]
+    parts = [_files(place) for place in places]
+    for id in parts[-1]:
+        require(
+            id in parts[0],
+            f"Client {id!r} has test samples in {test}, but no training samples in {train}.",
+        )
+    kinds = {type(each) for part in parts for each in part.values()}
+    require(
+        len(kinds) == 1,
+        f"{folder} has both tables and arrays, but all its files must be of one kind.",
+    )
+    if kinds == {Table}:
+        columns = Columns(next(iter(parts[0].values())), target, inputs, classes)
+        pairs = [{id: columns.of(table) for id, table in part.items()} for part in parts]
+        classes = columns.classes
     else:
-        clients, others = _clients(folder, target), None
+        for word, value in (("target", target), ("inputs", inputs)):
+            require(value is None, f"The files of {folder} have no columns: {word} means nothing.")
+        pairs = parts
     held = None
-    if others is not None:
-        for id in others:
-            require(
-                id in clients,
-                f"Client {id!r} has test samples in {test}, but no training samples in {train}.",
-            )
-        like = next(iter(clients.values()))
+    if both:
+        like = next(iter(pairs[0].values()))
         nothing = like[0][:0], like[1][:0]
-        held = {id: others.get(id, nothing) for id in clients}
+        held = {id: pairs[1].get(id, nothing) for id in pairs[0]}
     title = folder.resolve().name if name is None else name
-    return FederatedData.from_clients(clients, held, title, classes=classes)
+    return FederatedData.from_clients(pairs[0], held, title, classes=classes)
 
 
-def _clients(folder: Path, target: str | None) -> Clients:
-    """The samples of each client in a folder, by the name of its file or LEAF's name of it."""
-    files = sorted(file for file in folder.iterdir() if file.suffix in READERS and file.is_file())
+class Table:
+    """The columns of a client's file, by name, with what the file calls its rows."""
+
+    def __init__(self, path: Path, columns: dict[str, list[Any]], row: str, first: int):
+        self.path = path
+        self.columns = columns
+        self.row = row
+        self.first = first
+
+    def numbers(self, column: str) -> np.ndarray:
+        """A column's values as numbers."""
+        found = np.empty(len(self.columns[column]))
+        for place, value in enumerate(self.columns[column]):
+            where = f"{self.row} {self.first + place} of {self.path}"
+            try:
+                found[place] = float(value)
+            except (TypeError, ValueError):
+                raise UndriftError(
+                    f"{where} has {value!r} in column {column!r}, which must be a number; name the "
+                    f"columns to learn from in inputs to leave others out."
+                ) from None
+            require(math.isfinite(found[place]), f"{where} has {value!r} in column {column!r}.")
+        return found
+
+
+class Columns:
+    """Which columns are inputs and target, the same in every file."""
+
+    def __init__(
+        self,
+        first: Table,
+        target: str | None,
+        inputs: Sequence[str] | None,
+        classes: Sequence[str] | None,
+    ):
+        known = [target] if target is not None else TARGETS
+        named = next((name for name in known if name in first.columns), None)
+        if named is None:
+            hint = " (is it separated by ';'?)" if any(";" in n for n in first.columns) else ""
+            raise UndriftError(
+                f"{first.path} has no column {' or '.join(map(repr, known))} to predict; name one "
+                f"of its columns {', '.join(map(repr, first.columns))} as the target{hint}."
+            )
+        self.target = named
+        self.first = first.path
+        if isinstance(inputs, str):
+            inputs = [inputs]
+        for name in inputs or ():
+            require_choice("A column of inputs", name, first.columns)
+        self.inputs = list(inputs) if inputs else [n for n in first.columns if n != named]
+        require(bool(self.inputs), f"{first.path} has no column besides the target {named!r}.")
+        self.classes = None if classes is None else [str(each) for each in classes]
+        self.fractions = False
+        values = first.columns[named]
+        self.words = any(not _is_number(value) for value in values)
+        if self.words and self.classes is None:
+            shown = next(value for value in values if not _is_number(value))
+            raise UndriftError(
+                f"The target {named!r} of {first.path} has words such as {shown!r}: give "
+                f"classes=[…] with all of them, in the order of their numbers 0, 1, …"
+            )
+
+    def of(self, table: Table) -> Pair:
+        """A client's inputs and targets; whole numbers as targets are classes."""
+        for name in [*self.inputs, self.target]:
+            require(
+                name in table.columns,
+                f"{table.path} has no column {name!r}, which {self.first.name} has.",
+            )
+        x = np.stack([table.numbers(name) for name in self.inputs], axis=1).astype(np.float32)
+        values = table.columns[self.target]
+        if self.words:
+            return x, np.array([self._place(value, table) for value in values], dtype=np.int64)
+        y = table.numbers(self.target)
+        whole = np.equal(np.mod(y, 1), 0).all() and not any(map(_is_fraction, values))
+        whole = whole and np.abs(y).max() < 2**53
+        return x, y.astype(np.int64 if whole else np.float32)
+
+    def _place(self, word: Any, table: Table) -> int:
+        assert self.classes is not None
+        require_choice(f"A target in {table.path}", str(word), self.classes)
+        return self.classes.index(str(word))
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _is_fraction(value: Any) -> bool:
+    """Whether a whole value is written 1.0 rather than 1: then it is a measurement."""
+    return isinstance(value, float) or "." in str(value)
+
+
+def _files(folder: Path) -> dict[Hashable, Any]:
+    """A table or a pair of arrays for each client, by the name of its file or LEAF's name of it."""
+    visible = [file for file in folder.iterdir() if not file.name.startswith(".")]
+    files = sorted(file for file in visible if file.suffix in READERS and file.is_file())
     leaf = sorted([*folder.glob("*.json"), *folder.glob("*.json.gz")])
     require(
-        bool(files or leaf),
-        f"There are no files *{', *'.join(READERS)} or *.json in {folder}.",
+        bool(files or leaf), f"There are no files *{', *'.join(READERS)} or *.json in {folder}."
     )
     require(
         not (files and leaf),
@@ -58,19 +171,17 @@ def _clients(folder: Path, target: str | None) -> Clients:
         f"but must have either a file per client or LEAF json.",
     )
     if leaf:
-        return {id: _numbers(id, pair, folder) for id, pair in read_leaf(leaf).items()}
-    clients: Clients = {}
+        return {id: _leaf(id, pair, folder) for id, pair in read_leaf(leaf).items()}
+    clients: dict[Hashable, Any] = {}
     for file in files:
         require(
             file.stem not in clients, f"{folder} has more than one file for client {file.stem!r}."
         )
-        x, y = READERS[file.suffix](file, target)
-        require(len(y) > 0, f"{file} has no samples.")
-        clients[file.stem] = x, y
+        clients[file.stem] = READERS[file.suffix](file)
     return clients
 
 
-def _numbers(id: str, pair: tuple[Any, Any], folder: Path) -> tuple[np.ndarray, np.ndarray]:
+def _leaf(id: str, pair: tuple[Any, Any], folder: Path) -> Pair:
     require(
         all(isinstance(values, np.ndarray) for values in pair),
         f"The samples of {id!r} in {folder} are texts: turn them into numbers first (for "
@@ -79,41 +190,46 @@ def _numbers(id: str, pair: tuple[Any, Any], folder: Path) -> tuple[np.ndarray, 
     return pair
 
 
-def _npz(path: Path, target: str | None) -> tuple[np.ndarray, np.ndarray]:
+def _npz(path: Path) -> Pair:
     """Arrays `x` and `y`."""
     try:
-        with np.load(path, allow_pickle=False) as found:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
             names = list(found)
-            wanted = [name for name in ("x", "y") if name in names]
             require(
-                wanted == ["x", "y"],
+                "x" in names and "y" in names,
                 f"{path} must have arrays 'x' and 'y', but has {', '.join(map(repr, names))}.",
             )
-            return found["x"], found["y"]
+            x, y = found["x"], found["y"]
     except UndriftError:
         raise
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except Exception as error:  # a damaged file may raise anything
         raise UndriftError(f"{path} is damaged or no npz file: {first_line(error)}.") from error
+    require(x.ndim > 0 and y.ndim > 0 and len(y) > 0, f"{path} has no samples.")
+    return x, y
 
 
-def _csv(path: Path, target: str | None) -> tuple[np.ndarray, np.ndarray]:
-    """A header line with the names of the columns, then numbers."""
+def _csv(path: Path) -> Table:
+    """A header line with the names of the columns, then a line per sample."""
     try:
-        with path.open(newline="") as file:
-            header, *lines = csv.reader(file)
-    except (OSError, ValueError) as error:
-        raise UndriftError(f"{path} cannot be read, or is empty: {first_line(error)}.") from error
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = list(csv.reader(file))
+    except (OSError, ValueError, csv.Error) as error:
+        raise UndriftError(f"{path} cannot be read as csv: {first_line(error)}.") from error
+    require(bool(rows), f"{path} is empty, but must begin with the names of its columns.")
+    header, *lines = [row for row in rows if row]  # without empty lines
+    twice = next((name for name in header if header.count(name) > 1), None)
+    require(twice is None, f"{path} has two columns named {twice!r}.")
+    require(bool(lines), f"{path} has no samples.")
     for number, line in enumerate(lines, 2):
         require(
             len(line) == len(header),
             f"Line {number} of {path} has {len(line)} values for {len(header)} columns.",
         )
-    columns = dict(zip(header, zip(*lines, strict=True), strict=True)) if lines else {}
-    require(bool(columns), f"{path} has no samples.")
-    return _columns({name: list(values) for name, values in columns.items()}, path, target)
+    columns = zip(header, zip(*lines, strict=True), strict=True)
+    return Table(path, {name: list(values) for name, values in columns}, "Line", 2)
 
 
-def _parquet(path: Path, target: str | None) -> tuple[np.ndarray, np.ndarray]:
+def _parquet(path: Path) -> Table:
     """Columns of numbers."""
     try:
         from pyarrow import ArrowException, parquet
@@ -122,52 +238,15 @@ def _parquet(path: Path, target: str | None) -> tuple[np.ndarray, np.ndarray]:
             f"{path.name} needs pyarrow to be read: pip install 'undrift[data]'."
         ) from None
     try:
-        table = parquet.read_table(path)
+        columns = parquet.read_table(path).to_pydict()
     except (ArrowException, OSError) as error:
         raise UndriftError(f"{path} is damaged or no parquet file: {first_line(error)}.") from error
-    return _columns(table.to_pydict(), path, target)
+    require(any(columns.values()), f"{path} has no samples.")
+    return Table(path, columns, "Row", 1)
 
 
-READERS: dict[str, Callable[[Path, str | None], tuple[np.ndarray, np.ndarray]]] = {
+READERS: dict[str, Callable[[Path], Table | Pair]] = {
     ".npz": _npz,
     ".csv": _csv,
     ".parquet": _parquet,
 }
-
-
-def _columns(
-    columns: dict[str, list[Any]], path: Path, target: str | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and target of named columns; whole numbers as targets are classes."""
-    known = [target] if target is not None else TARGETS
-    named = next((name for name in known if name in columns), None)
-    if named is None:
-        raise UndriftError(
-            f"{path} has no column {' or '.join(map(repr, known))} to predict; its columns are "
-            f"{', '.join(map(repr, columns))}."
-        )
-    inputs = [name for name in columns if name != named]
-    require(bool(inputs), f"{path} has no column besides the target {named!r}.")
-    x = np.stack([_values(columns[name], name, path) for name in inputs], axis=1)
-    y = _values(columns[named], named, path)
-    if np.equal(np.mod(y, 1), 0).all() and not _written_as_fractions(columns[named]):
-        return x.astype(np.float32), y.astype(np.int64)
-    return x.astype(np.float32), y.astype(np.float32)
-
-
-def _values(values: list[Any], column: str, path: Path) -> np.ndarray:
-    found = np.empty(len(values))
-    for number, value in enumerate(values):
-        try:
-            found[number] = float(value)
-        except (TypeError, ValueError):
-            raise UndriftError(
-                f"Row {number + 1} of column {column!r} in {path} is {value!r}, but must be a "
-                f"number."
-            ) from None
-    return found
-
-
-def _written_as_fractions(values: list[Any]) -> bool:
-    """Whether whole values are written 1.0 rather than 1: then they are measurements."""
-    return any(isinstance(value, float) or "." in str(value) for value in values)

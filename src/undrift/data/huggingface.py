@@ -30,6 +30,10 @@ def from_huggingface(
     columns = [inputs] if isinstance(inputs, str) else list(inputs)
     require(len(columns) > 0, "inputs must name a column.")
     library = _library()
+    if isinstance(source, library.DatasetDict):  # splits, not clients
+        require_choice("split", split, source)
+        test = source.get("test") if test is None and split != "test" else test
+        source = source[split]
     common = None if test is None else _pair(test, columns, target, "the test part", library)
     if isinstance(source, library.Dataset):
         x, y = _pair(source, columns, target, "the data", library)

@@ -24,10 +24,12 @@ from undrift.errors import (
     require_type,
     require_whole,
 )
-from undrift.keys import generator
+from undrift.keys import generator, plain_id
 
 DRAWS = 65536
 """How many labels are drawn at once: bounds the memory of a partition."""
+CELLS = 1 << 22
+"""How many shares of classes are looked at at once, for the same reason."""
 HOPE = 10
 """With more clients short of samples than this, another draw is very unlikely to fill them all."""
 
@@ -75,7 +77,11 @@ class Partition(ABC):
             to whom each sample belongs, where the data say so (`Natural`)
         """
         labels = np.asarray(labels)
+        require(labels.ndim > 0, "The labels must be an array with one for each sample.")
+        if clients is None:
+            raise UndriftError("Say over how many clients the samples are shared out: clients=100.")
         clients = require_whole("clients", clients, at_least=1)
+        require_whole("seed", seed, at_least=0)
         require(
             clients * self.min_size <= len(labels),
             f"{clients} clients with at least {self.min_size} samples each need "
@@ -145,7 +151,7 @@ class Dirichlet(Partition):
     min_size: int = field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
-        require_range("alpha", self.alpha, above=0)
+        require_range("alpha", self.alpha, above=0, at_most=1e6)
         object.__setattr__(self, "sizes", as_sizes(self.sizes))
         require_whole("min_size", self.min_size, at_least=0)
 
@@ -155,20 +161,15 @@ class Dirichlet(Partition):
         sizes = self.sizes.numbers(len(labels), clients, seed, self.min_size)
         prior = rng.dirichlet(np.full(len(names), self.alpha), clients)
         turns = rng.permutation(np.repeat(np.arange(clients), sizes))
-        uniform = rng.random(len(turns))
         drawn = np.empty(len(turns), dtype=np.int64)
-        outside = 0  # draws of clients whose classes were used up
-        start = 0
-        while start < len(turns):
-            chunk = slice(start, start + DRAWS)
-            some, who = np.unique(turns[chunk], return_inverse=True)
-            cumulative, own = _cumulative(prior[some], left)
-            found = _inverse(cumulative, who, uniform[chunk])
-            taken = _until_one_is_used_up(found, left)
-            drawn[start : start + taken] = found[:taken]
-            left = left - np.bincount(found[:taken], minlength=len(names))
-            outside += int((~own[who[:taken]]).sum())
-            start += taken
+        for start in range(0, len(turns), DRAWS):
+            who = turns[start : start + DRAWS]
+            drawn[start : start + DRAWS] = found = _in_turn(prior, who, left, rng)
+            left = left - np.bincount(found[found >= 0], minlength=len(names))
+        none = np.flatnonzero(drawn < 0)  # turns of clients whose classes were used up
+        outside = len(none)
+        remains = rng.permutation(np.repeat(np.arange(len(names)), left))
+        drawn[none] = remains[:outside]
         rows = _samples_of(drawn, place, rng)
         rows = rows[np.argsort(turns, kind="stable")]
         note = (
@@ -205,7 +206,7 @@ class DirichletPerClass(Partition):
     min_size: int = field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
-        require_range("alpha", self.alpha, above=0)
+        require_range("alpha", self.alpha, above=0, at_most=1e6)
         require_whole("draws", self.draws, at_least=1)
         require_whole("min_size", self.min_size, at_least=0)
 
@@ -230,8 +231,8 @@ class DirichletPerClass(Partition):
         notes = []
         if moved:
             notes.append(
-                f"{fewest} of {clients} clients had fewer than {self.min_size} samples in the best "
-                f"of {draw + 1} draws: {moved} samples were moved to them from the fullest clients."
+                f"{fewest} of {clients} clients were left with fewer than min_size="
+                f"{self.min_size} samples: {moved} samples were moved to them from the fullest."
             )
         if sizes.min() == 0:
             notes.append(f"{int((sizes == 0).sum())} of {clients} clients have no samples.")
@@ -246,8 +247,8 @@ class DirichletPerClass(Partition):
                 room = counts.sum(0) < left.sum() / clients
                 shares = shares * room if (shares * room).sum() > 0 else room / room.sum()
             ends = np.floor(np.cumsum(shares) / shares.sum() * samples).astype(np.int64)
-            ends[-1] = samples
             counts[c] = np.diff(ends, prepend=0)
+            counts[c, shares.argmax()] += samples - ends[-1]  # what rounding may leave
         return counts
 
 
@@ -325,6 +326,11 @@ class Classes(Partition):
         scarcest = int(shards.argmin())
         size = int(shards[scarcest])
         wanted = self.sizes.samples if isinstance(self.sizes, Balanced) else None
+        require(
+            wanted is None or wanted >= max(self.k, self.min_size),
+            f"Clients of {wanted} samples cannot have {self.k} classes and at least "
+            f"{self.min_size} samples.",
+        )
         each = -(-max(1, self.min_size) // self.k) if wanted is None else -(-wanted // self.k)
         require(
             size >= each,
@@ -372,9 +378,9 @@ class Natural(Partition):
     min_size: int = field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
-        if self.most is not None:
-            require_whole("most", self.most, at_least=1)
         require_whole("min_size", self.min_size, at_least=0)
+        if self.most is not None:
+            require_whole("most", self.most, at_least=max(1, self.min_size))
 
     def split(
         self,
@@ -389,10 +395,11 @@ class Natural(Partition):
                 "These data do not say whose samples are whose, so there is no natural partition: "
                 "use IID, Dirichlet, DirichletPerClass or Classes."
             )
+        require_whole("seed", seed, at_least=0)
+        names, owner = _owners(owners)
         require(
-            len(owners) == len(labels), f"{len(owners)} owners are given for {len(labels)} samples."
+            len(owner) == len(labels), f"{len(owner)} owners are given for {len(labels)} samples."
         )
-        names, owner = np.unique(np.asarray(owners), return_inverse=True)
         sizes = np.bincount(owner, minlength=len(names))
         fit = np.flatnonzero(sizes >= max(1, self.min_size))
         notes = []
@@ -415,12 +422,12 @@ class Natural(Partition):
         for k in fit:
             own = order[starts[k] : starts[k + 1]]
             if self.most is not None and len(own) > self.most:
-                rng = generator(seed, "most", 0, names[k].item())
+                rng = generator(seed, "most", 0, names[k])
                 own = np.sort(rng.choice(own, self.most, replace=False))
             rows.append(own)
         chosen = np.concatenate(rows) if rows else np.empty(0, dtype=np.int64)
         bounds = _bounds(np.array([len(own) for own in rows], dtype=np.int64))
-        return Split(chosen, bounds, tuple(notes), [names[k].item() for k in fit])
+        return Split(chosen, bounds, tuple(notes), [names[k] for k in fit])
 
     def _split(self, labels: np.ndarray, clients: int, seed: int) -> Split:
         raise NotImplementedError  # `split` does it, with the owners
@@ -449,8 +456,7 @@ def as_partition(value: Partition | str, sizes: str | None = None) -> Partition:
     if sizes is not None:
         require(
             any(f.name == "sizes" for f in fields(kind)),  # type: ignore[arg-type]
-            f"The sizes of a partition {value!r} follow from its draws, so sizes={sizes!r} means "
-            f"nothing.",
+            f"A partition {value!r} decides the sizes itself, so sizes={sizes!r} means nothing.",
         )
         law, numbers = _words(sizes, "sizes", SIZES)
         options["sizes"] = law(*numbers)
@@ -477,6 +483,20 @@ def _bounds(sizes: np.ndarray) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
 
+def _owners(owners: Any) -> tuple[list[Hashable], np.ndarray]:
+    """The owners in order, and the place of each sample's owner among them."""
+    try:
+        given = owners.tolist() if hasattr(owners, "tolist") else list(owners)
+    except TypeError:
+        raise UndriftError("owners must be a list with the owner of each sample.") from None
+    place: dict[Hashable, int] = {}
+    first = np.array([place.setdefault(plain_id(each), len(place)) for each in given], np.int64)
+    names = sorted(place, key=lambda id: (type(id).__name__, id))
+    ordered = np.empty(len(names), dtype=np.int64)
+    ordered[[place[name] for name in names]] = np.arange(len(names))
+    return names, ordered[first]
+
+
 def _classes(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The classes, each sample's place among them, and how many samples each class has."""
     require(
@@ -499,32 +519,50 @@ def _samples_of(drawn: np.ndarray, place: np.ndarray, rng: np.random.Generator) 
     return rows
 
 
-def _cumulative(prior: np.ndarray, left: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Each client's distribution over the classes that are left, and whether it is its own."""
-    mass = prior * (left > 0)
-    own = mass.sum(1) > 0
-    mass[~own] = left
-    cumulative = np.cumsum(mass, axis=1)
-    return cumulative / cumulative[:, -1:], own
+def _in_turn(
+    prior: np.ndarray, who: np.ndarray, left: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
+    """The class each turn gets: drawn from its client's prior among those not used up by then.
+
+    All turns draw at once. A class with more takers than samples keeps the earliest turns, and the
+    others draw again among the classes that are open to them; that a turn's draw was not one of the
+    closed classes is what its prior over the open ones says. Gives −1 where that has no mass.
+    """
+    chosen = np.full(len(who), -1)
+    closes = np.where(left > 0, len(who), 0)  # the turn from which a class is used up
+    waiting = np.arange(len(who))
+    while len(waiting):
+        chosen[waiting] = _draws(prior, who, waiting, closes, rng)
+        taken = np.flatnonzero(chosen >= 0)
+        order = taken[np.argsort(chosen[taken], kind="stable")]  # by class, then by turn
+        counts = np.bincount(chosen[taken], minlength=len(left))
+        starts = np.cumsum(counts) - counts
+        rank = np.arange(len(order)) - np.repeat(starts, counts)
+        waiting = order[rank >= left[chosen[order]]]
+        full = np.flatnonzero(counts >= np.maximum(left, 1))
+        closes[full] = order[starts[full] + left[full] - 1] + 1
+    return chosen
 
 
-def _inverse(cumulative: np.ndarray, who: np.ndarray, uniform: np.ndarray) -> np.ndarray:
-    """The class whose part of the distribution a uniform number falls into."""
-    found = np.zeros(len(who), dtype=np.int64)
-    for column in cumulative.T[:-1]:
-        found += uniform >= column[who]
+def _draws(
+    prior: np.ndarray,
+    who: np.ndarray,
+    turns: np.ndarray,
+    closes: np.ndarray,
+    rng: np.random.Generator,
+) -> np.ndarray:
+    """A class for each of some turns, from its client's prior over the classes open to it."""
+    found = np.empty(len(turns), dtype=np.int64)
+    step = max(1, CELLS // prior.shape[1])
+    for first in range(0, len(turns), step):
+        some = turns[first : first + step]
+        cumulative = np.cumsum(prior[who[some]] * (some[:, None] < closes), axis=1)
+        uniform = rng.random(len(some)) * cumulative[:, -1]
+        place = (cumulative <= uniform[:, None]).sum(1)
+        # A product may be rounded up to the whole mass: then it is the last class that has any.
+        place = np.minimum(place, (cumulative < cumulative[:, -1:]).sum(1))
+        found[first : first + step] = np.where(cumulative[:, -1] > 0, place, -1)
     return found
-
-
-def _until_one_is_used_up(found: np.ndarray, left: np.ndarray) -> int:
-    """How many of the drawn classes can be had before the first class has none left."""
-    order = np.argsort(found, kind="stable")
-    counts = np.bincount(found, minlength=len(left))
-    used_up = np.flatnonzero((counts >= left) & (left > 0))
-    if not len(used_up):
-        return len(found)
-    starts = np.cumsum(counts) - counts
-    return int(order[starts[used_up] + left[used_up] - 1].min()) + 1
 
 
 def _fill(owner: np.ndarray, clients: int, min_size: int, rng: np.random.Generator) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING
 
-from undrift.data.description import Description, Histogram, Labels, Picked, describe
+from undrift.data.description import FEW, Description, Histogram, Labels, Picked, describe
 from undrift.data.federated import FederatedData
 from undrift.errors import require_choice
 from undrift.files import written_whole
@@ -46,7 +46,7 @@ def draw(found: Description) -> Figure:
     title += _amount(found.samples["train"], "training sample")
     if found.labels is None:
         figure = Figure(figsize=(6.4, 3.6), layout="constrained")
-        _draw_sizes(figure.subplots(), found.histogram)
+        _draw_sizes(figure.subplots(), found)
     else:
         # Room for a row per client and a column per class, within what fits on a page.
         width = min(7.6, max(3.4, 0.13 * len(found.picked.classes)))
@@ -54,7 +54,7 @@ def draw(found: Description) -> Figure:
         figure = Figure(figsize=(width + 5.0, height + 1.2), layout="constrained")
         grid = figure.add_gridspec(2, 2, width_ratios=(width, 3.6))
         _draw_bubbles(figure, figure.add_subplot(grid[:, 0]), found, width, height)
-        _draw_sizes(figure.add_subplot(grid[0, 1]), found.histogram)
+        _draw_sizes(figure.add_subplot(grid[0, 1]), found)
         _draw_needed(figure.add_subplot(grid[1, 1]), found.labels)
     figure.suptitle(_literal(title), fontsize=12)
     return figure
@@ -129,7 +129,23 @@ def _label_ticks(axis: Axes, picked: Picked, width: float, height: float) -> Non
     axis.tick_params(length=2)
 
 
-def _draw_sizes(axis: Axes, histogram: Histogram) -> None:
+def _draw_sizes(axis: Axes, found: Description) -> None:
+    """How many samples the clients have: each of a few, or how many clients have how many."""
+    axis.set_title("sizes", fontsize=10, loc="left")
+    if found.clients > FEW:
+        _draw_histogram(axis, found.histogram)
+        return
+    names = [shorten(id, 14, placeholder="…") for id in found.picked.ids]
+    axis.barh(range(len(names)), found.picked.sizes, color=COLOURS[0])
+    axis.set_yticks(range(len(names)), [_literal(name) for name in names], fontsize=SMALL)
+    axis.invert_yaxis()
+    axis.tick_params(axis="x", labelsize=8)
+    axis.grid(axis="x", alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.set_xlabel("training samples of a client", fontsize=9)
+
+
+def _draw_histogram(axis: Axes, histogram: Histogram) -> None:
     """How many clients have how many samples."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
@@ -161,7 +177,6 @@ def _draw_sizes(axis: Axes, histogram: Histogram) -> None:
         axis.set_xlim(edges[0] - 2, edges[-1] + 2)
         axis.set_xticks([(edges[0] + edges[-1]) / 2])
     axis.set_xlabel("training samples of a client", fontsize=9)
-    axis.set_title("sizes", fontsize=10, loc="left")
     _count_clients(axis)
 
 

@@ -105,24 +105,33 @@ def find_gamma(
     start: Tensor | None = None,
     weight_decay: float = 0.0,
     tolerance: float = 1e-8,
+    iterations: int = 10_000,
     watched: Callable[[list[int]], Iterable[int]] = iter,
 ) -> Gamma:
     """Γ = F* − Σ q_k F_k* (FedAvg-nonIID, section 3.1), every loss with (weight_decay/2)|x|².
 
     F is minimised from the start, every f_k from where that ended: downhill from there, so that
     Γ ≥ 0 also for losses that are not convex. For those it is the Γ of the minima found.
-    `watched` is given the clients before they are gone through, to show how far it is.
+    `iterations` bounds each minimisation. `watched` is given the list of minimisations before they
+    are gone through, to show how far it is.
     """
     q = _checks.weights(weights, "find_gamma", len(losses))
-    whole = minimum(losses, q, start, weight_decay, tolerance)
+    taking_part = q.nonzero()[:, 0].tolist()
     minima = torch.full_like(q, math.nan)
-    norms = [whole.gradient_norm]
-    for k in watched(q.nonzero()[:, 0].tolist()):
+    whole = None
+    norms = []
+    for number in watched(list(range(1 + len(taking_part)))):
+        if whole is None:
+            whole = minimum(losses, q, start, weight_decay, tolerance, iterations)
+            norms.append(whole.gradient_norm)
+            continue
+        k = taking_part[number - 1]
         alone = torch.zeros_like(q)
         alone[k] = 1.0
-        own = minimum(losses, alone, whole.x, weight_decay, tolerance)
+        own = minimum(losses, alone, whole.x, weight_decay, tolerance, iterations)
         minima[k] = own.value
         norms.append(own.gradient_norm)
+    assert whole is not None
     value = gamma(losses, q, whole.value, minima.masked_fill(q == 0, 0.0))
     worst = max(norms, key=lambda norm: math.inf if math.isnan(norm) else norm)
     return Gamma(value, whole.value, minima, worst, worst <= tolerance)

@@ -126,8 +126,10 @@ def _latin1(text: str, encoding: Any) -> bytes:
     return text.encode("latin1")
 
 
-class _Unpickler(pickle.Unpickler):
+class _Unpickler(pickle._Unpickler):  # type: ignore[name-defined, misc]
     """Reads a batch by whatever version of NumPy, and calls nothing but the functions above.
+
+    Python's own unpickler, not the one in C: there a few bytes can ask for any amount of memory.
 
     NumPy's own would do as well for honest files, but a crafted dtype can crash it.
     """

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from undrift.data.downloads import data_folder
+from undrift.data.downloads import chosen_folder
 from undrift.data.federated import FederatedData
 from undrift.data.formats import LeafUsers, read_leaf
 from undrift.data.part import Part
@@ -47,8 +47,8 @@ def femnist(
     folder
         the folder that has `femnist`; without it, `UNDRIFT_DATA` or the user's cache
     """
-    rule = as_partition(partition or Natural())
-    root = (data_folder() if folder is None else Path(folder).expanduser()) / "femnist"
+    rule = as_partition(Natural() if partition is None else partition)
+    root = chosen_folder(folder) / "femnist"
     train, test = leaf_files(root, HOW)
     tensors, words = prepared("femnist", [*train, *test], lambda: _read(train, test))
     x, y, writer = tensors["x"], tensors["y"], tensors["writer"].numpy()

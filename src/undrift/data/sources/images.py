@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from undrift.data.downloads import StandardFile, data_folder, fetch, unpack
+from undrift.data.downloads import StandardFile, chosen_folder, fetch, unpack
 from undrift.data.federated import FederatedData, federated
 from undrift.data.formats import read_cifar_binary, read_cifar_python, read_idx
 from undrift.data.part import Part
@@ -72,6 +72,8 @@ CIFAR = {
     "cifar-100-binary.tar.gz": "md5:03b5dce01913d631647c71ecec9e9cb8",
     "cifar-100-python.tar.gz": "md5:eb9058c3a382ffc7106e4002c42a8d85",
 }
+
+BATCHES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
 
 CLOTHES = [
     "T-shirt",
@@ -234,9 +236,9 @@ def cifar10(
     and flips: `data.augmented(RandomCrop(4), HorizontalFlip())`.
     """
     root = _cifar_folder(
-        "cifar-10", ("cifar-10-batches-py", "cifar-10-batches-bin"), folder, verify
+        "cifar-10", ("cifar-10-batches-py", "cifar-10-batches-bin"), BATCHES, folder, verify
     )
-    names = [f"data_batch_{number}" for number in range(1, 6)], ["test_batch"]
+    names = BATCHES[:-1], BATCHES[-1:]
     parts = []
     for files in names:
         if root.name.endswith("-py"):
@@ -264,7 +266,9 @@ def cifar100(
 
     Reads `cifar-100-python` or `cifar-100-binary`. The parameters are those of `cifar10`.
     """
-    root = _cifar_folder("cifar-100", ("cifar-100-python", "cifar-100-binary"), folder, verify)
+    root = _cifar_folder(
+        "cifar-100", ("cifar-100-python", "cifar-100-binary"), ("train", "test"), folder, verify
+    )
     parts = []
     for name in ("train", "test"):
         if (root / name).is_file():
@@ -328,30 +332,21 @@ def _shared_out(
     joined: bool,
 ) -> FederatedData:
     """The images over the clients."""
-    rule = as_partition(partition or IID())
+    rule = as_partition(IID() if partition is None else partition)
     if joined:
         train = Images(np.concatenate([train.x, test.x]), np.concatenate([train.y, test.y]))
-    x, other = _scaled([train.x] if joined else [train.x, test.x], normalise)
-    y = torch.from_numpy(train.y)
+    x, y = torch.from_numpy(train.x), torch.from_numpy(train.y)
     split = rule.split(train.y, clients, seed)
-    name = f"{name}, {rule}"
-    if joined:
-        return federated(x, y, split, None, name, classes).with_test(0.1, seed)
-    common = Part.common(other, torch.from_numpy(test.y))
-    return federated(x, y, split, common, name, classes)
-
-
-def _scaled(pixels: list[np.ndarray], normalise: str | None) -> tuple[Tensor, Tensor]:
-    """Bytes as numbers between 0 and 1, or of mean 0 and standard deviation 1 over the first."""
-    parts = [torch.from_numpy(part) for part in pixels]
+    common = Part.common(torch.from_numpy(test.x), torch.from_numpy(test.y))
+    data = federated(x, y, split, None if joined else common, f"{name}, {rule}", classes)
+    data = data.with_test(0.1, seed) if joined else data
     mean, deviation = torch.zeros(()), torch.ones(())
     if normalise is not None:
         require_choice("normalise", normalise, ("channels", "features"))
-        mean, deviation = byte_moments(parts[0], normalise)
+        mean, deviation = byte_moments(x[data.train.rows] if joined else x, normalise)
     # (p/255 − mean)/deviation in one multiplication and one addition
     factor, offset = (1 / (255 * deviation)).float(), (-mean / deviation).float()
-    scaled = [part.float().mul_(factor).add_(offset) for part in parts]
-    return scaled[0], scaled[-1]
+    return data.with_inputs(lambda pixels: pixels.float().mul_(factor).add_(offset))
 
 
 def byte_moments(pixels: Tensor, by: str) -> tuple[Tensor, Tensor]:
@@ -410,7 +405,7 @@ def _mnist_like(
     folder: str | Path | None,
     verify: bool,
 ) -> tuple[Images, Images]:
-    root = _root(folder)
+    root = chosen_folder(folder)
     found = {}
     for file, (digest, size) in sums.items():
         addresses = tuple(url + file for url in urls)
@@ -422,14 +417,14 @@ def _mnist_like(
 
 def _emnist(kind: str, folder: str | Path | None, verify: bool) -> tuple[Images, Images]:
     require_choice("kind", kind, EMNIST_CLASSES)
-    root = _root(folder)
+    root = chosen_folder(folder)
     names = [
         f"emnist-{kind}-{part}-{what}-ubyte.gz"
         for part in ("train", "test")
         for what in ("images-idx3", "labels-idx1")
     ]
     places = [root / "emnist", root / "emnist" / "gzip", root / "emnist" / "unpacked" / "gzip"]
-    place = next((p for p in places if (p / names[0]).is_file()), None)
+    place = next((p for p in places if all((p / name).is_file() for name in names)), None)
     if place is None:
         place = unpack(fetch(EMNIST, root, verify), root / "emnist" / "unpacked") / "gzip"
     first = 1 if kind == "letters" else 0
@@ -444,21 +439,18 @@ def _emnist(kind: str, folder: str | Path | None, verify: bool) -> tuple[Images,
 
 
 def _cifar_folder(
-    name: str, inner: tuple[str, str], folder: str | Path | None, verify: bool
+    name: str, inner: tuple[str, str], files: Sequence[str], folder: str | Path | None, verify: bool
 ) -> Path:
-    """The folder of the python or binary batches, unpacked or downloaded if need be."""
-    root = _root(folder)
+    """The folder with all python or binary batches, unpacked or downloaded if need be."""
+    root = chosen_folder(folder)
     archives = {f"{name}-python": inner[0], f"{name}-binary": inner[1]}
     for archive, batches in archives.items():
+        ending = ".bin" if archive.endswith("binary") else ""
         for place in (root / batches, root / f"{archive}-unpacked" / batches):
-            if place.is_dir():
+            if all((place / f"{file}{ending}").is_file() for file in files):
                 return place
     there = [a for a in archives if (root / f"{a}.tar.gz").is_file()]
     archive = there[0] if there else f"{name}-binary"
     file = f"{archive}.tar.gz"
     packed = fetch(StandardFile(file, (CIFAR_URL + file,), CIFAR[file]), root, verify)
     return unpack(packed, root / f"{archive}-unpacked") / archives[archive]
-
-
-def _root(folder: str | Path | None) -> Path:
-    return data_folder() if folder is None else Path(folder).expanduser()

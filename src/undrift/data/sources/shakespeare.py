@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from undrift.data.downloads import StandardFile, data_folder, fetch
+from undrift.data.downloads import StandardFile, chosen_folder, fetch
 from undrift.data.federated import FederatedData, federated
 from undrift.data.formats import contents, read_leaf, read_speeches
 from undrift.data.part import Part
@@ -71,10 +71,15 @@ def shakespeare(
     verify
         whether a text that was downloaded must have its published checksum
     """
-    rule = as_partition(partition or Natural())
+    rule = as_partition(Natural() if partition is None else partition)
+    require(
+        not isinstance(rule, Natural) or rule == Natural(),
+        f"shakespeare takes {rule} without options of its own: `most` is one of shakespeare's.",
+    )
+    require_whole("seed", seed, at_least=0)
     if most is not None:
         require_whole("most", most, at_least=PER_TEST)
-    root = (data_folder() if folder is None else Path(folder).expanduser()) / "shakespeare"
+    root = chosen_folder(folder) / "shakespeare"
     if (root / "train").is_dir():
         return _of_leaf(root, rule, clients, seed, most)
     texts = _texts(root, verify)
@@ -82,8 +87,6 @@ def shakespeare(
     require(bool((train > 0).any()), f"No role in {root} says more than {LENGTH} characters.")
     if isinstance(rule, Natural):
         return _by_role(list(texts), x, y, first, train, test, clients, seed, most)
-    if clients is None:
-        raise UndriftError("Say over how many clients the points are shared out: clients=100.")
     gap = LENGTH - 1
     pool = _ranges(first, train)
     tests = _ranges(first + train + gap, test)
@@ -153,16 +156,16 @@ def _pooled(
     pool: np.ndarray,
     tests: np.ndarray,
     rule: Partition,
-    clients: int,
+    clients: int | None,
     seed: int,
     most: int | None,
 ) -> FederatedData:
     """Points of all roles together, shared out by a partition."""
-    if most is not None:
+    if most is not None and clients is not None:
         rng = generator(seed, "pool")
         pool = rng.permutation(pool)[: clients * most]
         tests = np.sort(rng.permutation(tests)[: clients * most // PER_TEST])
-    split = rule.split(y[torch.from_numpy(pool)], clients, seed)
+    split = rule.split(y[torch.from_numpy(pool)], clients, seed)  # type: ignore[arg-type]
     split = Split(pool[split.rows], split.bounds, split.notes)
     common = Part(x, y, torch.from_numpy(tests), None)
     return federated(x, y, split, common, f"shakespeare, {rule}", list(ALPHABET))
@@ -182,8 +185,6 @@ def _of_leaf(
     x, y = tensors["x"].int(), tensors["y"].long()
     test_x, test_y = tensors["test_x"].int(), tensors["test_y"].long()
     if not isinstance(rule, Natural):
-        if clients is None:
-            raise UndriftError("Say over how many clients the points are shared out: clients=100.")
         both = torch.cat([x, test_x]), torch.cat([y, test_y])
         rows = np.arange(len(both[1]))
         return _pooled(*both, rows[: len(y)], rows[len(y) :], rule, clients, seed, most)
@@ -258,7 +259,7 @@ def _codes(text: str) -> np.ndarray:
     """The places of characters in the alphabet."""
     table = np.full(128, len(ALPHABET) - 1, dtype=np.int32)
     table[np.frombuffer(ALPHABET.encode(), np.uint8)] = np.arange(len(ALPHABET))
-    points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
     return table[np.minimum(points, 127)]
 
 

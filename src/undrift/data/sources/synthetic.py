@@ -22,7 +22,9 @@ def synthetic(
 
     u_k ~ N(0, α), B_k ~ N(0, β);  W_k, b_k ~ N(u_k, 1);  m_k ~ N(B_k, 1);
     x ~ N(m_k, diag(j^−1.2));  y = argmax(W_k x + b_k);  n_k = ⌊lognormal(4, 2)⌋ + 50.
-    Nine tenths of each client's samples are for training, the rest for test.
+    Nine tenths of each client's samples are for training, the rest for test. As W_k and b_k lie
+    about the same u_k, it moves a client's scores for all classes alike and changes no label: what
+    differs with α is only the models' distance from zero.
 
     Parameters
     ----------
@@ -42,6 +44,9 @@ def synthetic(
     require_range("alpha", alpha, at_least=0)
     require_range("beta", beta, at_least=0)
     require_whole("clients", clients, at_least=1)
+    require_whole("seed", seed, at_least=0)
+    if most is not None:
+        require_whole("most", most, at_least=2)
     deviation = np.arange(1, FEATURES + 1) ** -0.6  # the square root of j^−1.2
     shared = generator(seed, "synthetic")
     shared_W = shared.normal(0, 1, (CLASSES, FEATURES))
@@ -99,8 +104,9 @@ def feddyn_synthetic(
     require_whole("kind", kind, at_least=0)
     require_choice("kind", str(kind), ("0", "1", "2", "3"))
     require_whole("clients", clients, at_least=1)
+    require_whole("seed", seed, at_least=0)
     require_range("samples", samples, at_least=1)
-    require_range("spread", spread, at_least=0)
+    require_range("spread", spread, at_least=0, at_most=3)
     features, count = 30, 5
     deviation = np.arange(1, features + 1) ** -0.6
     shared = generator(seed, "feddyn-synthetic")
