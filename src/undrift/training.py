@@ -150,7 +150,7 @@ def _run(methods: Mapping[str, Method], options: Options, catch: bool) -> list[R
     objective = options.get("objective", "samples")
     rounds = options.get("rounds", 100)
     _same_regularizer(methods)
-    sampler = _sampler(options.get("cohort"), methods.values(), losses, objective)
+    sampler = shared_sampler(options.get("cohort"), methods.values(), losses, objective)
     runs = {
         label: Synchronous(
             method,
@@ -274,7 +274,7 @@ def _losses(options: Options) -> Losses:
     )
 
 
-def _sampler(
+def shared_sampler(
     cohort: int | Sampler | None, methods: Iterable[Method], losses: Losses, objective: str
 ) -> Sampler:
     """One sampler for all methods, as the schemes of all of them allow."""

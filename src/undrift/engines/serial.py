@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from undrift.clients import ClientStates
+from undrift.diagnostics import MOVED, PROGRESS, SQUARE
 from undrift.engines.base import (
     LAST,
     Engine,
@@ -71,7 +72,9 @@ class SerialEngine(Engine):
                 out.rejected[client.id] = wrong
                 continue
             mean_buffers.add(own_buffers, float(client.samples))
-            upload, keep = self._watch(upload, keep, mine, result.x)
+            # Where a round sends no model, as FedPD's may, a client's own start takes its place.
+            center = download.x if "x" in download else problem.start
+            upload, keep = self._watch(upload, keep, mine, result, center)
             out.replies.add(client, upload)
             out.kept[client.id] = keep
         out.up, out.down = +out.up, +out.down  # without what is zero
@@ -104,12 +107,23 @@ class SerialEngine(Engine):
 
     def _watched_sums(self) -> dict[str, tuple[Weight, ...]]:
         watch = self.job.watch
-        cohort: dict[str, tuple[Weight, ...]] = {"@cohort": (q_draws,)} if watch.cohort else {}
-        return cohort | ({"@change": (q,)} if watch.last else {})
+        sums: dict[str, tuple[Weight, ...]] = {MOVED: (q_draws,)}
+        if watch.cohort:
+            sums["@cohort"] = (q_draws,)
+        if watch.last:
+            sums["@change"] = (q,)
+        return sums
 
-    def _watch(self, upload: Upload, keep: Keep, mine: Keep, x: Tensor) -> tuple[Upload, Keep]:
-        """Add the models that are followed; they are storage, not traffic."""
+    def _watch(
+        self, upload: Upload, keep: Keep, mine: Keep, result: LocalResult, center: Tensor
+    ) -> tuple[Upload, Keep]:
+        """Add what is followed besides the method's own; it is no traffic."""
         watch = self.job.watch
+        x = result.x
+        moved = x - center
+        square = float(moved.double().square().sum())
+        followed: dict[str, Tensor | float | None] = {MOVED: moved, SQUARE: square}
+        upload = upload.replace(**followed, **{PROGRESS: float(result.progress)})
         if watch.cohort:
             upload = upload.replace(**{"@cohort": x})
         if watch.last:

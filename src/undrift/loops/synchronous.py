@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from torch import Tensor
 
 from undrift.clients import ClientStates, Roster
+from undrift.diagnostics import diagnose
 from undrift.engines.base import LAST, Engine, Job, Limit, RoundResult, Watch
 from undrift.engines.serial import SerialEngine
 from undrift.errors import Diverged, require, require_whole
@@ -46,6 +47,7 @@ class Synchronous:
         target: Mapping[str, Target] | None = None,
         callbacks: Sequence[Callback] = (),
         engine: Callable[[Losses, Job], Engine] = SerialEngine,
+        states: Callable[[Mapping[str, str], Tensor], ClientStates] = ClientStates,
     ):
         require_whole("rounds", rounds, at_least=0)
         self.method = method
@@ -76,7 +78,7 @@ class Synchronous:
         self.x0 = losses.initial()
         self.server = method.init(self.x0.clone())
         self.buffers = losses.initial_buffers()
-        self.states = ClientStates(method.kept() | ({LAST: INITIAL} if watch.last else {}), self.x0)
+        self.states = states(method.kept() | ({LAST: INITIAL} if watch.last else {}), self.x0)
         self.cohort_mean: Tensor = self.x0
         self.last_mean: Tensor = self.x0
         self.records: list[Record] = []
@@ -115,11 +117,13 @@ class Synchronous:
                 f"In round {t + 1} no client of the cohort sent a usable update "
                 f"(client {first!r}: {reason}); a smaller learning rate may help."
             )
+        before = self.server
         if result.replies.count:
             server = self.method.fold(server, result.replies)
         self._accept(server, result)
         return Record(
             round=self.round,
+            diagnostics=diagnose(self.method, before, self.server, result.replies),
             cohort=list(cohort),
             rejected=result.rejected,
             absent=result.absent,

@@ -119,6 +119,18 @@ class Method(ABC):
         """The server's buffers from their means over the cohort, weighted by samples."""
         return means
 
+    def weights_used(self, wanted: Tensor, progress: Tensor) -> Tensor | None:
+        """The weights a round really gives to the clients' gradients, up to a factor.
+
+        `wanted` are the cohort's weights and `progress` the ‖a_k‖₁. None where gradients are
+        corrected, so that the question makes no sense.
+        """
+        return None
+
+    def dual_residual(self, server: Server) -> float | None:
+        """The norm of the server's estimate of ∇F, zero at the optimum; None without one."""
+        return None
+
     def check(self, setting: Setting) -> None:
         """Refuse, with a sentence, a setting the mathematics does not define."""
         require(
@@ -198,6 +210,9 @@ class Averaging(Method):
         self, down: Download, mine: Keep, result: LocalResult, client: Client
     ) -> tuple[Upload, Keep]:
         return Upload(moved=result.x - down.x), mine
+
+    def weights_used(self, wanted: Tensor, progress: Tensor) -> Tensor | None:
+        return wanted * progress  # who took more steps counts for more
 
     def move(self, server: Server, update: Tensor, replies: Replies) -> dict[str, Tensor]:
         """The server's next model, and what its optimiser remembers."""

@@ -29,6 +29,9 @@ class FedDyn(Method):
         require_range("FedDyn's alpha", alpha, above=0)
         self.alpha = alpha
 
+    def dual_residual(self, server: Server) -> float | None:
+        return float(server.h.norm())
+
     def init(self, x: Tensor) -> Server:
         return Server(x=x, h=torch.zeros_like(x))
 

@@ -64,6 +64,9 @@ class FedLGA(Averaging):
     def uploads(self) -> Mapping[str, Weight | tuple[Weight, ...]]:  # type: ignore[override]
         return {"moved": ()} | ({"gradient": ()} if self.gradient == "last" else {})
 
+    def weights_used(self, wanted: Tensor, progress: Tensor) -> Tensor | None:
+        return {"none": wanted * progress, "extrapolate": wanted}.get(self.form)
+
     def check(self, setting: Setting) -> None:
         super().check(setting)
         check_sampling(self.name, SCHEMES["I"], setting.participation, setting.equal)

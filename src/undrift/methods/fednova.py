@@ -78,6 +78,12 @@ class FedNova(Averaging):
         wanted = (self._by, q) if self.variance_reduction else (self._by,)
         return {"direction": tuple(dict.fromkeys(wanted))}
 
+    def weights_used(self, wanted: Tensor, progress: Tensor) -> Tensor | None:
+        return None if self.variance_reduction else wanted
+
+    def dual_residual(self, server: Server) -> float | None:
+        return float(server.d.norm()) if self.variance_reduction else None
+
     def check(self, setting: Setting) -> None:
         super().check(setting)
         scheme = SCHEMES["I" if self.weights == "I" else "II-delta"]

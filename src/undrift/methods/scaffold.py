@@ -36,6 +36,12 @@ class SCAFFOLD(Averaging):
         self.server = require_optimizer(server)
         self.needs_steps = option == "II"
 
+    def weights_used(self, wanted: Tensor, progress: Tensor) -> Tensor | None:
+        return None
+
+    def dual_residual(self, server: Server) -> float | None:
+        return float(server.c.norm())
+
     def init(self, x: Tensor) -> Server:
         return super().init(x).replace(c=torch.zeros_like(x))
 
