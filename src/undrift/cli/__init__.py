@@ -1,0 +1,22 @@
+"""The command line."""
+
+import sys
+
+from rich.console import Console
+from rich.markup import escape
+
+from undrift.cli import demo, inspect, verify  # noqa: F401  (each adds its command)
+from undrift.cli.app import app
+from undrift.errors import UndriftError
+
+
+def main() -> None:
+    """Run the command line; an error of the user's is one sentence."""
+    try:
+        app()
+    except UndriftError as error:
+        Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("interrupted")
+        sys.exit(130)

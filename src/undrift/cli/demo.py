@@ -1,0 +1,41 @@
+"""`undrift demo`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from undrift.cli.app import app, require_picture
+
+
+@app.command()
+def demo(
+    rounds: Annotated[int, typer.Option(min=1, help="Communication rounds.")] = 30,
+    cohort: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=30, help="Clients per round; left out, all 30.", show_default=False
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Every draw is a function of it.")] = 0,
+    picture: Annotated[
+        Path, typer.Option(help="Where the picture goes (.png, .svg, .pdf).")
+    ] = Path("undrift-demo.png"),
+) -> None:
+    """Train every method on synthetic(1,1) with 30 clients: a live table, then a picture.
+
+    All methods see the same cohorts and the same batches, and the same clients run out of time
+    before they have done their steps.
+    """
+    from undrift.demo import run_demo
+
+    console = Console()
+    require_picture(picture)
+    results = run_demo(console, rounds, cohort, seed, picture)
+    for result in results:
+        if result.stopped:
+            console.print(f"{result.label} stopped: {result.stopped}", highlight=False)
+    console.print(f"The picture is in {picture}", highlight=False)

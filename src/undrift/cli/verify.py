@@ -1,0 +1,86 @@
+"""`undrift verify`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from undrift.cli.app import app, hanging, parsed
+from undrift.errors import UndriftError
+
+
+@app.command()
+def verify(
+    method: Annotated[
+        str | None,
+        typer.Argument(
+            help="Your own method, as file.py:Class or module:Class (a class or an instance), or "
+            "the name of one of ours. Left out: every method of undrift.",
+            show_default=False,
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="A parameter of your class; may be repeated."
+        ),
+    ] = None,
+    json: Annotated[
+        bool,
+        typer.Option(
+            "--json", help="Print a list of {method, fact, expected, measured, error, holds}."
+        ),
+    ] = False,
+) -> None:
+    """Check methods against facts: closed forms, equivalences and invariances.
+
+    Each cell of the table is the measured error; the allowed one stands under the name of the fact.
+    A dot means that the fact says nothing about the method. The exit status is 1 if any fact fails.
+
+    The verification problems are small quadratics with curvature between 0.5 and 1.5: give
+    your method parameters that suit them, e.g. --set alpha=1.
+    """
+    from undrift.verify import FACTS, as_json, explanations, load, named, ours, tables
+    from undrift.verify import verify as check
+
+    if method is None and settings:
+        raise UndriftError("--set gives parameters to your own method: name it first.")
+    subjects = ours() if method is None else named(method)
+    subjects = subjects or [load(str(method), parsed(settings or []))]
+    outcomes = []
+    hints = Console(stderr=True)
+    bar = Progress(
+        TextColumn("verifying {task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        console=hints,
+        transient=True,
+        disable=not hints.is_terminal,
+    )
+    with bar:
+        task = bar.add_task("", total=len(subjects) * len(FACTS))
+        for outcome in check(subjects):
+            outcomes.append(outcome)
+            bar.update(task, advance=1, description=f"{outcome.method}: {outcome.fact.name}")
+    failed = explanations(outcomes)
+    if json:
+        typer.echo(as_json(outcomes))
+    else:
+        console = Console(highlight=False)
+        measured = [outcome for outcome in outcomes if outcome.finding is not None]
+        held = sum(outcome.holds for outcome in measured)
+        if held:
+            for table in tables(outcomes):
+                console.print(table)
+                console.print()
+            console.print(hanging({f"[bold]{f.name}[/]": f.meaning for f in FACTS}.items()))
+            console.print()
+        if failed:
+            console.print(hanging(("[bold red]✗[/]", line) for line in failed))
+        if held:
+            console.print(f"{held} of {len(measured)} facts hold.")
+    if failed:
+        raise typer.Exit(1)

@@ -1,0 +1,1 @@
+"""Runs people can trust: experiment files, run folders, stores, resume, loggers, sweeps."""

@@ -1,0 +1,284 @@
+"""Doing the runs of an experiment, one after another, each round committed to its store."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import nn
+
+from undrift.data.federated import FederatedData
+from undrift.errors import Diverged, require_range
+from undrift.evaluation import Evaluation
+from undrift.files import written_whole
+from undrift.loops.synchronous import Synchronous
+from undrift.losses import Losses
+from undrift.methods.base import Method
+from undrift.modules import ModuleLosses, save_weights
+from undrift.records import Record
+from undrift.runs.folder import (
+    DATA,
+    DONE,
+    MODEL,
+    PICTURE,
+    RECORDS,
+    RUN,
+    STORE,
+    alone_in,
+    read_json,
+    run_folder,
+    write_json,
+)
+from undrift.runs.keeping import commit, restore
+from undrift.runs.states import StoredStates
+from undrift.runs.store import Store
+from undrift.sampling import Sampler
+from undrift.solvers import Local
+from undrift.targets import Target
+from undrift.training import shared_sampler
+
+if TYPE_CHECKING:
+    from undrift.runs.loggers import Logger
+
+MEGABYTE = 1_000_000
+
+
+@dataclass
+class Plan:
+    """What is to be run: every method with every seed, on the same data."""
+
+    data: FederatedData
+    model: Callable[[int], nn.Module]
+    """the initial model of a seed"""
+    methods: Mapping[str, Method]
+    local: Mapping[str, Local]
+    """the local work of each method"""
+    rounds: int
+    seeds: Sequence[int] = (0,)
+    cohort: int | Sampler | None = None
+    objective: str = "samples"
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    target: Mapping[str, Target] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """what loggers are told of the experiment"""
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """How runs are kept.
+
+    Parameters
+    ----------
+    durability
+        what a committed round survives: "power" (synced to the disk) or "process"
+    memory
+        megabytes of client states to hold in memory besides the round in flight
+    loggers
+        makes the loggers of a run
+    """
+
+    durability: str = "power"
+    memory: float = 128
+    loggers: Callable[[], Sequence[Logger]] = tuple
+
+    def __post_init__(self) -> None:
+        require_range("memory", self.memory, at_least=0)
+
+
+class Watcher(Protocol):
+    """Someone who looks on."""
+
+    def begin(self, label: str, seed: int, round: int) -> None:
+        """A run starts, or goes on after a round."""
+
+    def show(self, label: str, seed: int, record: Record) -> None:
+        """A round is done and committed."""
+
+    def end(self, label: str, seed: int, status: str, reason: str | None) -> None:
+        """A run is over."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    label: str
+    seed: int
+    status: str
+    reason: str | None
+    folder: Path
+
+
+def execute(
+    plan: Plan, folder: Path, keeping: Keeping = Keeping(), watcher: Watcher | None = None
+) -> list[Outcome]:
+    """Do every run of a plan in a folder, or what is left of them.
+
+    A run that was interrupted, or killed at any moment, goes on from its last committed round and
+    ends as if it had never been. Ctrl-C lets the round in flight finish.
+    """
+    outcomes = []
+    with alone_in(folder), _asked_to_stop() as stop:
+        _describe(plan.data, folder)
+        for seed in plan.seeds:
+            losses = None
+            for label, method in plan.methods.items():
+                own = run_folder(folder, label, seed)
+                done = _ended(own)
+                if done is None:
+                    if losses is None:
+                        losses = ModuleLosses(plan.model(seed), plan.data)
+                    work = Work(plan, label, method, seed, losses, own, keeping, watcher)
+                    status, reason = work.do(stop)
+                else:
+                    status, reason = done
+                    if watcher:
+                        watcher.begin(label, seed, plan.rounds)
+                        watcher.end(label, seed, status, reason)
+                outcomes.append(Outcome(label, seed, status, reason, own))
+                if stop():
+                    return outcomes
+    return outcomes
+
+
+@dataclass
+class Work:
+    """One method with one seed."""
+
+    plan: Plan
+    label: str
+    method: Method
+    seed: int
+    losses: Losses
+    folder: Path
+    keeping: Keeping
+    watcher: Watcher | None
+
+    def do(self, stop: Callable[[], bool]) -> tuple[str, str | None]:
+        """Run to the end, or until asked to stop; gives the status and its reason."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        meta = {"label": self.label, "seed": self.seed, "parameters": self.losses.dimension}
+        store = Store(self.folder / STORE, meta, self.keeping.durability)
+        try:
+            run = self._run(store)
+            resumed = restore(run, store)
+            self._say("running", None)
+            with written_whole(self.folder / RECORDS) as whole:  # a killed process may leave half
+                whole.write_text("".join(f"{line}\n" for line in store.records()))
+            if self.watcher:
+                self.watcher.begin(self.label, self.seed, run.round)
+            loggers = self._loggers(run.round if resumed else None)
+            status, reason = self._rounds(run, store, loggers, stop)
+            if status in DONE and isinstance(self.losses, ModuleLosses):
+                model = self.losses.flat.filled(run.server.x, run.buffers)
+                save_weights(model, self.folder / MODEL)
+            for logger in loggers:
+                logger.finish(status)
+            self._say(status, reason)
+        finally:
+            store.close()
+        if self.watcher:
+            self.watcher.end(self.label, self.seed, status, reason)
+        return status, reason
+
+    def _run(self, store: Store) -> Synchronous:
+        plan = self.plan
+        sampler = shared_sampler(plan.cohort, plan.methods.values(), self.losses, plan.objective)
+        return Synchronous(
+            self.method,
+            self.losses,
+            plan.local[self.label],
+            sampler,
+            plan.rounds,
+            objective=plan.objective,
+            seed=self.seed,
+            evaluation=plan.evaluation,
+            target=plan.target,
+            states=partial(StoredStates, store=store, memory=int(self.keeping.memory * MEGABYTE)),
+        )
+
+    def _rounds(
+        self, run: Synchronous, store: Store, loggers: Sequence[Logger], stop: Callable[[], bool]
+    ) -> tuple[str, str | None]:
+        try:
+            with (self.folder / RECORDS).open("a") as lines:
+                for record in run.rounds():
+                    commit(run, store, record)
+                    lines.write(record.to_json() + "\n")
+                    lines.flush()
+                    for logger in loggers:
+                        logger.log(record)
+                    if self.watcher:
+                        self.watcher.show(self.label, self.seed, record)
+                    if stop() and run.round < run.total and run.stopped is None:
+                        return "interrupted", f"interrupted after round {run.round}"
+        except Diverged as error:
+            return "diverged", str(error)
+        return ("finished", None) if run.stopped is None else ("stopped", run.stopped)
+
+    def _loggers(self, resumed_from: int | None) -> Sequence[Logger]:
+        loggers = self.keeping.loggers()
+        for logger in loggers:
+            logger.start(self.label, self.seed, self.plan.settings, self.folder, resumed_from)
+        return loggers
+
+    def _say(self, status: str, reason: str | None) -> None:
+        write_json(
+            self.folder / RUN,
+            {
+                "label": self.label,
+                "method": repr(self.method),
+                "name": self.method.name,
+                "paper": self.method.paper,
+                "seed": self.seed,
+                "rounds": self.plan.rounds,
+                "parameters": self.losses.dimension,
+                "status": status,
+                "reason": reason,
+            },
+        )
+
+
+def _ended(folder: Path) -> tuple[str, str | None] | None:
+    """How a run ended, if it did."""
+    if not (folder / RUN).is_file():
+        return None
+    found = read_json(folder / RUN)
+    return (found["status"], found.get("reason")) if found.get("status") in DONE else None
+
+
+def _describe(data: FederatedData, folder: Path) -> None:
+    """What the data are like, for the report."""
+    if not (folder / DATA).is_file():
+        described = data.describe()
+        described.plot(folder / PICTURE)
+        write_json(folder / DATA, described.as_dict())
+
+
+@contextmanager
+def _asked_to_stop() -> Iterator[Callable[[], bool]]:
+    """Whether the user has pressed Ctrl-C, or the process was told to end; twice means at once."""
+    asked: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    before = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        try:
+            before[number] = signal.signal(number, note)
+        except ValueError:  # not in the main thread
+            break
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,153 @@
+"""The store of a run: server, client states and records, a round in one transaction.
+
+LMDB is memory-mapped and transactional: a transaction is there whole or not at all, whatever
+happens to the process, and the store may be larger than memory. A commit is synced to the disk, so
+that it survives a power loss too, unless the run says `durability = "process"`: then a killed
+process loses nothing, but a power loss may damage the store.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import torch
+
+from undrift.errors import UndriftError, first_line, require, require_choice
+from undrift.runs.packing import pack, unpack
+
+FORMAT = 1
+FIRST_SIZE = 1 << 28
+DURABILITIES = ("power", "process")
+ROUND, META, CLIENT, RECORD = b"round", b"meta", b"client:", b"record:"
+
+
+class Store:
+    """The embedded database of one method and seed.
+
+    Parameters
+    ----------
+    folder
+        where its files are
+    meta
+        what the store belongs to; another one's is refused
+    durability
+        what a commit survives: "power" (a power loss) or "process" (a killed process)
+    """
+
+    def __init__(self, folder: Path, meta: Mapping[str, Any], durability: str = "power"):
+        require_choice("durability", durability, DURABILITIES)
+        self.folder = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._env = lmdb.open(
+                str(folder), map_size=self._size(), sync=durability == "power", max_readers=8
+            )
+        except (lmdb.Error, OSError) as error:
+            raise UndriftError(f"The store {folder} cannot be opened: {_said(error)}.") from error
+        self._check({"format": FORMAT, **meta})
+
+    def _size(self) -> int:
+        """Room for what is there and more; it grows when it is full."""
+        file = self.folder / "data.mdb"
+        return max(FIRST_SIZE, 2 * file.stat().st_size if file.exists() else 0)
+
+    def _check(self, meta: dict[str, Any]) -> None:
+        text = json.dumps(meta, sort_keys=True).encode()
+        found = self._get(META)
+        if found is None:
+            self._write({META: text})
+        else:
+            require(
+                found == text,
+                f"The store {self.folder} belongs to another run ({found.decode()} instead of "
+                f"{text.decode()}).",
+            )
+
+    @property
+    def round(self) -> int | None:
+        """The last round that was committed, or None."""
+        found = self._get(ROUND)
+        return None if found is None else int(found)
+
+    def commit(
+        self,
+        round: int,
+        parts: Mapping[str, Mapping[str, Any]],
+        clients: Mapping[Hashable, Mapping[str, Any]],
+        record: str,
+    ) -> None:
+        """Write a round: the parts of the server's state, the cohort's states and the record."""
+        values = {name.encode(): pack(part) for name, part in parts.items()}
+        values |= {_client_key(id): pack(state) for id, state in clients.items()}
+        values[RECORD + b"%010d" % round] = record.encode()
+        values[ROUND] = b"%d" % round
+        self._write(values)
+
+    def part(self, name: str, device: torch.device) -> dict[str, Any]:
+        """A part of the server's state."""
+        found = self._get(name.encode())
+        if found is None:
+            raise UndriftError(f"The store {self.folder} has no {name}.")
+        return unpack(found, f"{name} in {self.folder}", device)
+
+    def client(self, id: Hashable, device: torch.device) -> dict[str, Any] | None:
+        """A client's state, or None if it has not taken part."""
+        found = self._get(_client_key(id))
+        if found is None:
+            return None
+        return unpack(found, f"The state of client {id!r} in {self.folder}", device)
+
+    def clients(self) -> Iterator[Hashable]:
+        """The clients that have taken part."""
+        with self._env.begin() as txn, txn.cursor() as cursor:
+            going = cursor.set_range(CLIENT)
+            while going and cursor.key().startswith(CLIENT):
+                yield json.loads(cursor.key()[len(CLIENT) :])
+                going = cursor.next()
+
+    def records(self) -> Iterator[str]:
+        """The lines of all rounds."""
+        with self._env.begin() as txn, txn.cursor() as cursor:
+            going = cursor.set_range(RECORD)
+            while going and cursor.key().startswith(RECORD):
+                yield bytes(cursor.value()).decode()
+                going = cursor.next()
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._env.close()
+
+    def _get(self, key: bytes) -> bytes | None:
+        with self._env.begin() as txn:
+            return txn.get(key)
+
+    def _write(self, values: Mapping[bytes, bytes]) -> None:
+        """Put all values in one transaction, making room if need be."""
+        while True:
+            try:
+                with self._env.begin(write=True) as txn:
+                    for key, value in values.items():
+                        txn.put(key, value)
+                return
+            except lmdb.MapFullError:
+                self._env.set_mapsize(2 * self._env.info()["map_size"])
+            except (lmdb.Error, OSError) as error:
+                raise UndriftError(
+                    f"The round could not be written to {self.folder} ({_said(error)}); nothing "
+                    f"is lost but this round."
+                ) from error
+
+
+def _client_key(id: Hashable) -> bytes:
+    """A number and a word that looks like one are different clients."""
+    key = CLIENT + json.dumps(id, ensure_ascii=False).encode()
+    require(len(key) <= 511, f"The id of client {str(id)[:40]!r}… is too long for the store.")
+    return key
+
+
+def _said(error: Exception) -> str:
+    return first_line(error).partition(": ")[2] or first_line(error)

@@ -1,0 +1,57 @@
+"""A small plan for the tests of runs that are kept, killed and resumed."""
+
+import os
+import signal
+from pathlib import Path
+
+import undrift as ud
+from undrift.runs.execution import Keeping, Plan, execute
+from undrift.runs.store import Store
+
+
+def plan(rounds=8, seeds=(0,), methods=None, **changed):
+    """Methods with and without client state, with partial participation and watched models."""
+    methods = methods or {
+        "FedAvg": ud.FedAvg(),
+        "SCAFFOLD": ud.SCAFFOLD(),
+        "FedDyn": ud.FedDyn(alpha=0.5),
+        "FedDR": ud.FedDR(eta=0.5, g=ud.L1(1e-4)),
+    }
+    setting = dict(
+        data=ud.data.synthetic(1, 1, clients=12, seed=0, most=60),
+        model=lambda seed: ud.models.mlp(60, 20, classes=10, seed=seed),
+        methods=methods,
+        local=dict.fromkeys(methods, ud.SGD(lr=0.05, batch_size=10, epochs=1, momentum=0.5)),
+        rounds=rounds,
+        seeds=seeds,
+        cohort=4,
+        evaluation=ud.Evaluation(every=2, models=("server", "all")),
+    )
+    return Plan(**{**setting, **changed})
+
+
+def run(folder, rounds=8, kill=None, **changed):
+    """Do the plan in this process; `kill` = (n, moment) ends it by SIGKILL at the n-th write."""
+    if kill is not None:
+        _kill_in_write(*kill)
+    return execute(plan(rounds, **changed), Path(folder), Keeping(memory=0.05))
+
+
+def _kill_in_write(number, moment):
+    """SIGKILL this process in the middle of a transaction, or right after it."""
+    count = 0
+    write = Store._write
+
+    def deadly(self, values):
+        nonlocal count
+        count += 1
+        if count == number and moment == "during":
+            with self._env.begin(write=True) as txn:
+                for key, value in list(values.items())[: len(values) // 2 + 1]:
+                    txn.put(key, value)
+                os.kill(os.getpid(), signal.SIGKILL)
+        write(self, values)
+        if count == number and moment == "after":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    Store._write = deadly

@@ -1,0 +1,272 @@
+"""Runs that are kept: killed at any moment, they go on as if nothing had happened."""
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import undrift as ud
+from kept_runs import plan, run
+from undrift.records import Record
+from undrift.runs.execution import Keeping, execute
+from undrift.runs.folder import alone_in
+from undrift.runs.store import Store
+
+LABELS = ("FedAvg", "SCAFFOLD", "FedDyn", "FedDR")
+
+
+@pytest.fixture(scope="module")
+def processes():
+    """Processes that start at once: a server has imported everything already."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["kept_runs"])
+    return context
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The same runs, from beginning to end."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    assert {outcome.status for outcome in run(folder)} == {"finished"}
+    return folder
+
+
+def contents(folder, label, seed=0):
+    """All that a run leaves, bit for bit, but for wall times."""
+    own = folder / label / f"seed-{seed}"
+    meta = json.loads((own / "run.json").read_text())
+    store = Store(own / "store", {k: meta[k] for k in ("label", "seed", "parameters")}, "process")
+    cpu = torch.device("cpu")
+    parts = {name: store.part(name, cpu) for name in ("server", "buffers", "means", "ended")}
+    states = {id: store.client(id, cpu) for id in store.clients()}
+    records = [Record.from_json(line) for line in store.records()]
+    store.close()
+    lines = [Record.from_json(line) for line in (own / "records.jsonl").read_text().splitlines()]
+    assert lines == records
+    for record in records:
+        record.seconds = 0.0
+    return parts, states, records, load_file(own / "model.safetensors")
+
+
+def same(a, b):
+    """Equal to the bit."""
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    return a == b
+
+
+def assert_same(folder, other):
+    for label in LABELS:
+        for ours, theirs in zip(contents(folder, label), contents(other, label), strict=True):
+            assert same(ours, theirs), label
+
+
+def test_what_was_kept_is_what_was_computed(undisturbed):
+    for label, method in plan().methods.items():
+        p = plan()
+        result = ud.train(
+            method,
+            model=p.model(0),
+            data=p.data,
+            local=p.local[label],
+            rounds=8,
+            cohort=4,
+            evaluate=p.evaluation,
+        )
+        parts, states, records, model = contents(undisturbed, label)
+        assert torch.equal(parts["server"]["x"], result.x)
+        assert [r.metrics for r in records] == [r.metrics for r in result.records]
+        assert [r.diagnostics for r in records] == [r.diagnostics for r in result.records]
+        assert set(states) == set(result.run.states.seen())
+        for id, state in states.items():
+            assert same(state, dict(result.run.states.get(id).items()))
+        for name, value in result.model().state_dict().items():
+            assert torch.equal(model[name], value)
+
+
+def test_the_same_experiment_twice_is_the_same_but_for_wall_times(undisturbed, tmp_path):
+    run(tmp_path)
+    assert_same(tmp_path, undisturbed)
+
+
+def test_killed_at_twenty_random_moments_it_ends_as_if_undisturbed(
+    processes, undisturbed, tmp_path
+):
+    rng = random.Random(0)
+    kills = 0
+    while kills < 20:
+        process = processes.Process(target=run, args=(tmp_path,))
+        process.start()
+        process.join(timeout=rng.uniform(0.02, 0.9))
+        if process.exitcode is None:
+            os.kill(process.pid, signal.SIGKILL)
+            kills += 1
+        process.join()
+        if process.exitcode == 0:  # it was faster: begin again, so that all kills count
+            assert_same(tmp_path, undisturbed)
+            for label in LABELS:
+                os.replace(tmp_path / label, tmp_path / f"done-{label}-{kills}-{time.time()}")
+    run(tmp_path)
+    assert_same(tmp_path, undisturbed)
+
+
+@pytest.mark.parametrize("moment", ["during", "after"])
+def test_killed_in_the_middle_of_a_commit(processes, undisturbed, tmp_path, moment):
+    for number in (2, 5, 3, 7):
+        process = processes.Process(target=run, args=(tmp_path, 8, (number, moment)))
+        process.start()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+    run(tmp_path)
+    assert_same(tmp_path, undisturbed)
+
+
+def test_a_half_written_line_of_records_is_mended(processes, undisturbed, tmp_path):
+    process = processes.Process(target=run, args=(tmp_path, 8, (6, "after")))
+    process.start()
+    process.join()
+    records = tmp_path / "FedAvg" / "seed-0" / "records.jsonl"
+    whole = records.read_bytes()
+    records.write_bytes(whole[: len(whole) - 30])
+    run(tmp_path)
+    assert_same(tmp_path, undisturbed)
+
+
+def test_ctrl_c_finishes_the_round_and_can_be_resumed(processes, undisturbed, tmp_path):
+    process = processes.Process(target=run, args=(tmp_path,))
+    process.start()
+    records = tmp_path / "FedAvg" / "seed-0" / "records.jsonl"
+    while not (records.exists() and records.read_text().count("\n") > 2):
+        time.sleep(0.002)
+    os.kill(process.pid, signal.SIGINT)
+    process.join()
+    assert process.exitcode == 0
+    found = json.loads((records.parent / "run.json").read_text())
+    statuses = [json.loads(f.read_text())["status"] for f in tmp_path.rglob("run.json")]
+    assert found["status"] in ("interrupted", "finished")
+    assert len(statuses) < 4 or "interrupted" in statuses
+    run(tmp_path)
+    assert_same(tmp_path, undisturbed)
+
+
+def test_a_second_process_in_the_folder_is_refused(tmp_path):
+    with alone_in(tmp_path), pytest.raises(ud.UndriftError, match="Another process is running in"):
+        run(tmp_path)
+    assert not (tmp_path / "FedAvg").exists()
+
+
+def test_several_seeds_start_from_several_models(tmp_path):
+    methods = {"FedDyn": ud.FedDyn(alpha=0.5)}
+    outcomes = run(tmp_path, rounds=2, seeds=(0, 3), methods=methods)
+    assert [(o.label, o.seed, o.status) for o in outcomes] == [
+        ("FedDyn", 0, "finished"),
+        ("FedDyn", 3, "finished"),
+    ]
+    first, second = (contents(tmp_path, "FedDyn", seed) for seed in (0, 3))
+    assert first[2][0].metrics != second[2][0].metrics
+    assert first[2][1].cohort != second[2][1].cohort
+
+
+def test_a_run_that_reached_its_target_is_over(tmp_path):
+    methods = {"FedAvg": ud.FedAvg()}
+    (outcome,) = run(tmp_path, methods=methods, target={"train_loss": 100.0})
+    assert (outcome.status, outcome.reason) == ("stopped", "train_loss reached 100")
+    (again,) = run(tmp_path, methods=methods, target={"train_loss": 100.0})
+    assert again == outcome
+
+
+def test_a_run_that_diverges_says_so_and_the_others_go_on(tmp_path):
+    methods = {"wild": ud.FedAvg(), "tame": ud.FedAvg("full")}
+    local = {"wild": ud.SGD(lr=1e30, epochs=1), "tame": ud.SGD(lr=0.01, epochs=1)}
+    outcomes = execute(plan(3, methods=methods, local=local, cohort=None), tmp_path)
+    assert [o.status for o in outcomes] == ["diverged", "finished"]
+    assert "smaller learning rate" in outcomes[0].reason
+    again = execute(plan(3, methods=methods, local=local, cohort=None), tmp_path)
+    assert again == outcomes
+
+
+def test_a_store_of_another_run_is_refused(tmp_path):
+    Store(tmp_path, {"label": "a", "seed": 0}).close()
+    with pytest.raises(ud.UndriftError, match="belongs to another run"):
+        Store(tmp_path, {"label": "b", "seed": 0})
+
+
+def test_the_store_grows_as_it_needs(tmp_path, monkeypatch):
+    monkeypatch.setattr("undrift.runs.store.FIRST_SIZE", 1 << 16)
+    store = Store(tmp_path, {})
+    big = {"x": torch.arange(50_000.0)}
+    for round in range(6):
+        store.commit(round, {"server": big}, {round: big, f"{round}": big}, "{}")
+    store.close()
+    store = Store(tmp_path, {})
+    assert set(store.clients()) == {*range(6), *map(str, range(6))}
+    assert torch.equal(store.client("3", torch.device("cpu"))["x"], big["x"])
+    assert store.client(99, torch.device("cpu")) is None
+    store.close()
+
+
+def test_a_full_disk_loses_nothing_but_the_round(tmp_path):
+    store = Store(tmp_path / "store", {})
+    small = {"x": torch.zeros(10)}
+    store.commit(0, {"server": small}, {}, "{}")
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    size = (tmp_path / "store" / "data.mdb").stat().st_size
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 8192, hard))
+    try:
+        with pytest.raises(ud.UndriftError, match="nothing is lost but this round"):
+            store.commit(1, {"server": {"x": torch.zeros(1_000_000)}}, {}, "{}")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+    assert store.round == 0
+    assert torch.equal(store.part("server", torch.device("cpu"))["x"], small["x"])
+    store.commit(1, {"server": small}, {}, "{}")
+    assert store.round == 1
+    store.close()
+
+
+def test_states_in_memory_are_bounded(tmp_path):
+    from undrift.runs.states import StoredStates
+
+    store = Store(tmp_path, {})
+    states = StoredStates({"h": ud.ZERO}, torch.zeros(100), store, memory=1000)
+    for round in range(20):
+        for client in range(5 * round, 5 * round + 5):
+            states.put(client, ud.Keep(h=torch.full((100,), float(client))))
+        store.commit(round, {}, states.changed(), "{}")
+        states.committed()
+        assert len(states._latest) <= 2  # 400 bytes each
+    assert sorted(states.seen()) == list(range(100))
+    for client in (0, 50, 99):
+        assert torch.equal(states.get(client).h, torch.full((100,), float(client)))
+    assert torch.equal(states.get(100).h, torch.zeros(100))
+    store.close()
+
+
+def test_damaged_states_are_refused():
+    from undrift.runs.packing import pack, unpack
+
+    whole = pack({"x": torch.arange(5.0), "n": 2, "none": None})
+    cpu = torch.device("cpu")
+    found = unpack(whole, "it", cpu)
+    assert list(found) == ["x", "n", "none"]
+    assert torch.equal(found["x"], torch.arange(5.0))
+    for damaged in (whole[:-1], whole[:10], b"", b"x" * 40):
+        with pytest.raises(ud.UndriftError, match="it is damaged"):
+            unpack(damaged, "it", cpu)
+
+
+def test_keeping_refuses_nonsense():
+    with pytest.raises(ud.UndriftError, match="memory is -1"):
+        Keeping(memory=-1)
