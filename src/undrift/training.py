@@ -149,7 +149,7 @@ def _run(methods: Mapping[str, Method], options: Options, catch: bool) -> list[R
     losses = _losses(options)
     objective = options.get("objective", "samples")
     rounds = options.get("rounds", 100)
-    _same_regularizer(methods)
+    same_regularizer(methods)
     sampler = shared_sampler(options.get("cohort"), methods.values(), losses, objective)
     runs = {
         label: Synchronous(
@@ -289,7 +289,7 @@ def shared_sampler(
     return as_sampler(cohort, by_weight == {True})
 
 
-def _same_regularizer(methods: Mapping[str, Method]) -> None:
+def same_regularizer(methods: Mapping[str, Method]) -> None:
     """All methods of a comparison minimise the same F."""
     found = {label: method.g for label, method in methods.items()}
     (first, g), *others = found.items()

@@ -1,0 +1,141 @@
+"""What an experiment describes, built: data, model, methods, local work, cohorts, evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from undrift.data.federated import FederatedData
+from undrift.errors import UndriftError, first_line, require
+from undrift.evaluation import Evaluation
+from undrift.keys import key, torch_generator_set_to
+from undrift.methods.base import Method
+from undrift.models import MODELS, fitting
+from undrift.runs.catalogue import parameters, source_of, takes_anything
+from undrift.runs.parts import Wrong, arguments, guilty
+from undrift.runs.tables import source_function, user_model
+from undrift.sampling import Sampler
+from undrift.solvers import Local
+from undrift.targets import Target
+
+if TYPE_CHECKING:
+    from undrift.runs.experiment import Experiment
+
+
+def build_data(experiment: Experiment) -> FederatedData:
+    """The clients' data, with what is set aside and the random changes of inputs."""
+    table = experiment.data
+    build, what = source_function(table.source)
+    values = arguments(build, table.parameters, what)
+    if source_of(table.source) is None:
+        values["folder"] = table.source
+    elif "seed" in parameters(build):
+        values["seed"] = table.seed
+    try:
+        data = build(**values)
+    except UndriftError as error:
+        raise _at("data", *guilty(str(error), values), said=error) from None
+    except Exception as error:
+        raise UndriftError(f"data: {what} cannot be made: {first_line(error)}.") from error
+    try:
+        if table.test is not None:
+            data = data.with_test(table.test.share, table.test.seed, table.test.by)
+    except UndriftError as error:
+        raise _at("data", "test", said=error) from None
+    try:
+        if table.validation is not None:
+            held = table.validation
+            data = data.with_validation(held.share, held.seed, held.by)
+    except UndriftError as error:
+        raise _at("data", "validation", said=error) from None
+    try:
+        return data.augmented(*table.augmentations()) if table.augment else data
+    except UndriftError as error:
+        raise _at("data", "augment", said=error) from None
+
+
+def build_model(experiment: Experiment, data: FederatedData, seed: int) -> nn.Module:
+    """The model with its initial weights, which are a function of its own seed or the run's."""
+    table = experiment.model
+    own = seed if table.seed is None else table.seed
+    try:
+        if table.name in MODELS:
+            return _ours(table.name, table.parameters, data, own)
+        return _users(table.name, table.parameters, own)
+    except Wrong as error:
+        raise _at("model", *error.keys, said=error) from None
+    except UndriftError as error:
+        raise _at("model", said=error) from None
+    except Exception as error:
+        what = table.name.rpartition(":")[2]
+        raise UndriftError(f"model: {what} cannot be made: {first_line(error)}.") from error
+
+
+def build_methods(experiment: Experiment) -> dict[str, Method]:
+    """The methods by label."""
+    return {str(table.label): table.build() for table in experiment.method}
+
+
+def build_local(experiment: Experiment, label: str) -> Local:
+    """The local work of a method: [local] with the method's own changes."""
+    return experiment.local.build(experiment.of(label).local)
+
+
+def build_sampler(
+    experiment: Experiment, methods: Mapping[str, Method] | None = None
+) -> Sampler | int | None:
+    """Who takes part, as `train` takes it: a number is drawn as the methods are defined."""
+    return experiment.sampling.build()
+
+
+def build_evaluation(experiment: Experiment) -> Evaluation:
+    """What is measured."""
+    table = experiment.evaluation
+    return Evaluation(table.every, tuple(table.models), table.gradient_mapping)
+
+
+def build_target(experiment: Experiment) -> dict[str, Target]:
+    """What ends a run early."""
+    return {
+        metric: (str(value[0]), value[1]) if isinstance(value, list) else value
+        for metric, value in experiment.target.items()
+    }
+
+
+def _ours(name: str, options: dict[str, Any], data: FederatedData, seed: int) -> nn.Module:
+    y = data.train.y
+    require(
+        not y.is_floating_point(),
+        f"{name} classifies, but the targets of {data.name} are no classes: use a model of your "
+        f"own, file.py:function.",
+    )
+    classes = len(data.classes) if data.classes is not None else int(y.max()) + 1
+    if "seed" in parameters(MODELS[name]):
+        options = {**options, "seed": seed}
+    return fitting(name, data.train.x.shape[1:], classes, **options)
+
+
+def _users(where: str, options: dict[str, Any], seed: int) -> nn.Module:
+    found = user_model(where)
+    if isinstance(found, nn.Module):
+        return deepcopy(found)
+    what = where.rpartition(":")[2]
+    values = arguments(found, options, what)
+    if "seed" in parameters(found) and not takes_anything(found):
+        values["seed"] = seed
+    # What torch draws in the user's function is a function of the seed, too.
+    with torch_generator_set_to(key(seed, "model"), torch.device("cpu")):
+        model = found(**values)
+    require(
+        isinstance(model, nn.Module),
+        f"{what} gives a {type(model).__name__}, but must give a torch nn.Module.",
+    )
+    return model
+
+
+def _at(*keys: str, said: UndriftError) -> UndriftError:
+    return UndriftError(f"{'.'.join(keys)}: {said}")

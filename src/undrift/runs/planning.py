@@ -1,0 +1,101 @@
+"""From an experiment file to its runs in a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from undrift.data.federated import FederatedData
+from undrift.errors import UndriftError, require
+from undrift.runs.building import (
+    build_data,
+    build_evaluation,
+    build_local,
+    build_methods,
+    build_model,
+    build_sampler,
+    build_target,
+)
+from undrift.runs.execution import Keeping, Outcome, Plan, Watcher, execute
+from undrift.runs.experiment import Experiment
+from undrift.runs.folder import ABOUT, EXPERIMENT, about, alone_in, write_json
+from undrift.runs.loggers import Logger, make_logger
+
+
+def plan_of(experiment: Experiment, data: FederatedData) -> Plan:
+    """The runs of an experiment."""
+    methods = build_methods(experiment)
+    return Plan(
+        data=data,
+        model=lambda seed: build_model(experiment, data, seed),
+        methods=methods,
+        local={label: build_local(experiment, label) for label in methods},
+        rounds=experiment.rounds,
+        seeds=experiment.seeds,
+        cohort=build_sampler(experiment, methods),
+        objective=experiment.objective,
+        evaluation=build_evaluation(experiment),
+        target=build_target(experiment),
+        settings=experiment.resolved(),
+    )
+
+
+def run_experiment(
+    experiment: Experiment,
+    folder: Path,
+    data: FederatedData | None = None,
+    watcher: Watcher | None = None,
+) -> list[Outcome]:
+    """Do the runs of an experiment in a folder, or what is left of them.
+
+    The folder of another experiment is refused.
+    """
+    claim(experiment, folder)
+    plan = plan_of(experiment, build_data(experiment) if data is None else data)
+    output = experiment.output
+
+    def loggers() -> Sequence[Logger]:
+        return [make_logger(name) for name in output.loggers]
+
+    return execute(plan, folder, Keeping(output.durability, output.memory, loggers), watcher)
+
+
+def claim(experiment: Experiment, folder: Path) -> None:
+    """Write the resolved experiment into a new folder, or see that it is the one there."""
+    path = folder / EXPERIMENT
+    if path.is_file():
+        require(
+            _runs_of(Experiment.load(path)) == _runs_of(experiment),
+            f"{folder} has the runs of another experiment: choose another folder with --out, or go "
+            f"on with that one by undrift resume {folder}.",
+        )
+        return
+    if folder.is_dir() and any(folder.glob("*/seed-*")):
+        raise UndriftError(f"{folder} has runs but no {EXPERIMENT}: choose another folder.")
+    with alone_in(folder):
+        write_json(folder / ABOUT, about())
+        experiment.write(path)
+
+
+def only(experiment: Experiment, label: str) -> Experiment:
+    """The same experiment with one of its methods."""
+    kept = experiment.of(label)
+    tables = [table for table in experiment.resolved()["method"] if table["label"] == kept.label]
+    return Experiment.from_dict({**experiment.resolved(), "method": tables, "sweep": {}})
+
+
+def _runs_of(experiment: Experiment) -> dict[str, Any]:
+    """What decides how the runs go: not their names, nor where and how they are kept."""
+    kept = ("name", "output", "sweep")
+    return {key: value for key, value in experiment.resolved().items() if key not in kept}
+
+
+def resumed(folder: Path) -> Experiment:
+    """The experiment of a run folder."""
+    path = folder / EXPERIMENT
+    require(
+        path.is_file(),
+        f"{folder} is not the folder of a run: it has no {EXPERIMENT}.",
+    )
+    return Experiment.load(path)
