@@ -18,7 +18,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-demo: $(READY)  ## every method on synthetic(1,1): a live table, then a picture
+demo: $(READY)  ## every method on synthetic(1,1): a live table, then a report
 	$(BIN)/undrift demo
 
 check: $(READY)  ## lint, format and types

@@ -12,20 +12,9 @@ import numpy as np
 import pytest
 
 import undrift
+from commands import called, command
 
 ROOT = Path(__file__).parent.parent
-
-
-def command(*arguments, cwd=None):
-    environment = {**os.environ, "COLUMNS": "80", "NO_COLOR": "1"}
-    return subprocess.run(
-        [sys.executable, "-m", "undrift", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=cwd,
-        env=environment,
-    )
 
 
 def test_help_names_the_commands():
@@ -37,17 +26,18 @@ def test_help_names_the_commands():
     assert command("--version").stdout == f"undrift {undrift.__version__}\n"
 
 
-def test_demo_trains_every_method_and_draws_a_picture(tmp_path):
+def test_demo_trains_every_method_and_writes_the_report(tmp_path):
     done = command("demo", "--rounds", "2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for name in undrift.METHODS:
         assert name in done.stdout
-    assert (tmp_path / "undrift-demo.png").stat().st_size > 10_000
+    page = (tmp_path / "undrift-demo.html").read_text()
+    assert all(name in page for name in undrift.METHODS)
     assert max(len(line) for line in done.stdout.splitlines()) <= 80
 
 
 def test_demo_with_a_cohort_leaves_out_what_is_not_defined(tmp_path):
-    done = command("demo", "--rounds", "1", "--cohort", "5", "--picture", "a.svg", cwd=tmp_path)
+    done = called("demo", "--rounds", "1", "--cohort", "5", "--picture", "a.svg", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "left out: FedPD is defined only when every client takes part" in done.stdout.replace(
         "\n", " "
@@ -57,13 +47,13 @@ def test_demo_with_a_cohort_leaves_out_what_is_not_defined(tmp_path):
 
 
 def test_inspect_shows_a_table_numbers_and_a_picture(tmp_path):
-    done = command("inspect", "synthetic", "--clients", "12", "--picture", "a.png", cwd=tmp_path)
+    done = called("inspect", "synthetic", "--clients", "12", "--picture", "a.png", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "synthetic(1,1): 12 clients, 10 classes" in done.stdout
     assert "label distance (TV)" in done.stdout
     assert max(len(line) for line in done.stdout.splitlines()) <= 80
     assert (tmp_path / "a.png").stat().st_size > 10_000
-    options = (
+    options = [
         "--partition",
         "classes:2",
         "--sizes",
@@ -72,19 +62,22 @@ def test_inspect_shows_a_table_numbers_and_a_picture(tmp_path):
         "10",
         "--seed",
         "3",
-    )
-    found = json.loads(command("inspect", "digits", *options, "--json").stdout)
+        "--json",
+    ]
+    found = json.loads(called("inspect", "digits", *options, cwd=tmp_path).stdout)
     rule = undrift.data.Classes(2, sizes=undrift.data.PowerLaw(1.0))
     assert found == undrift.data.digits(rule, 10, 3).describe().as_dict()
     assert found["labels"]["per_client"]["max"] == 2
-    named = command("inspect").stdout
+    named = called("inspect", cwd=tmp_path).stdout
     assert all(source in named for source in undrift.data.SOURCES)
 
 
-def test_inspect_measures_gradients_and_gamma():
+def test_inspect_measures_gradients_and_gamma(tmp_path):
     options = ("--set", "alpha=0", "--set", "beta=0", "--set", "most=60", "--clients", "4")
     model = ("--model", "logistic", "--gamma")
-    found = json.loads(command("inspect", "synthetic", *options, *model, "--json").stdout)
+    found = json.loads(
+        called("inspect", "synthetic", *options, *model, "--json", cwd=tmp_path).stdout
+    )
     assert found["gamma"]["converged"]
     assert found["gamma"]["value"] > 0
     data = undrift.data.synthetic(0, 0, clients=4, most=60)
@@ -96,7 +89,7 @@ def test_inspect_measures_gradients_and_gamma():
 def test_inspect_reads_a_folder(tmp_path):
     for name in "ab":
         np.savez(tmp_path / f"{name}.npz", x=np.ones((4, 2), np.float32), y=[0, 1, 1, 1])
-    done = command("inspect", str(tmp_path))
+    done = called("inspect", str(tmp_path), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "2 clients, 2 classes, 8 training samples" in done.stdout.replace("\n", " ")
 
@@ -105,6 +98,7 @@ def test_inspect_reads_a_folder(tmp_path):
     ("arguments", "words"),
     [
         (("demo", "--picture", "nowhere/x.png"), "There is no folder nowhere"),
+        (("demo", "--report", "nowhere/x.html"), "There is no folder nowhere"),
         (("demo", "--picture", "x.xyz"), "must end in .png, .svg or .pdf"),
         (("verify", "--set", "a=1"), "name it first"),
         (("verify", "missing.py:Mine"), "There is no file missing.py"),
@@ -126,7 +120,7 @@ def test_inspect_reads_a_folder(tmp_path):
     ],
 )
 def test_mistakes_get_one_sentence_and_status_2(arguments, words, tmp_path):
-    done = command(*arguments, cwd=tmp_path)
+    done = called(*arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert words in done.stderr.replace("\n", " ")
     assert "Traceback" not in done.stderr

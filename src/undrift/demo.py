@@ -19,6 +19,7 @@ from undrift.loops.synchronous import Synchronous
 from undrift.methods.base import Method
 from undrift.modules import ModuleLosses
 from undrift.plots import plot_histories
+from undrift.report import of_results, write_page
 from undrift.result import Result
 from undrift.sampling import as_sampler
 from undrift.solvers import SGD
@@ -57,9 +58,10 @@ def run_demo(
     rounds: int = 30,
     cohort: int | None = None,
     seed: int = 0,
-    picture: Path = Path("undrift-demo.png"),
+    picture: Path | None = None,
+    report: Path = Path("undrift-demo.html"),
 ) -> list[Result]:
-    """Run the demonstration, with a live table, and draw the picture."""
+    """Run the demonstration, with a live table, and write the report (and a picture)."""
     data = synthetic(1, 1, clients=30, seed=seed)
     losses = ModuleLosses(models.logistic(60, 10), data)
     runs: dict[str, Synchronous] = {}
@@ -101,7 +103,9 @@ def run_demo(
             results = [Result(label, run) for label, run in runs.items()]
             live.update(Group(live_table(results), bar))
     console.print()
-    plot_histories(results, picture)
+    if picture is not None:
+        plot_histories(results, picture)
+    write_page(of_results(results), report)
     return results
 
 

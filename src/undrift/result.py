@@ -105,6 +105,10 @@ class Result:
         """Draw metrics against rounds."""
         return Comparison([self]).plot(path, metrics)
 
+    def report(self, path: str | Path) -> Path:
+        """Write one self-contained HTML page about the run."""
+        return Comparison([self]).report(path)
+
     def __repr__(self) -> str:
         shown = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
         return f"Result({self.label}: {len(self.records) - 1} rounds; {shown})"
@@ -148,6 +152,12 @@ class Comparison(Sequence[Result]):
         from undrift.plots import plot_histories
 
         return plot_histories(self.results, path, metrics)
+
+    def report(self, path: str | Path) -> Path:
+        """Write one self-contained HTML page about the runs."""
+        from undrift.report import of_results, write_page
+
+        return write_page(of_results(self.results), path)
 
     def __repr__(self) -> str:
         return f"Comparison({', '.join(result.label for result in self.results)})"

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from undrift.cli.app import app, require_picture
+from undrift.errors import UndriftError
 
 
 @app.command()
@@ -21,11 +22,15 @@ def demo(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Every draw is a function of it.")] = 0,
+    report: Annotated[Path, typer.Option(help="Where the report goes (.html).")] = Path(
+        "undrift-demo.html"
+    ),
     picture: Annotated[
-        Path, typer.Option(help="Where the picture goes (.png, .svg, .pdf).")
-    ] = Path("undrift-demo.png"),
+        Path | None,
+        typer.Option(help="Also draw a picture (.png, .svg, .pdf).", show_default=False),
+    ] = None,
 ) -> None:
-    """Train every method on synthetic(1,1) with 30 clients: a live table, then a picture.
+    """Train every method on synthetic(1,1) with 30 clients: a live table, then a report.
 
     All methods see the same cohorts and the same batches, and the same clients run out of time
     before they have done their steps.
@@ -33,9 +38,14 @@ def demo(
     from undrift.demo import run_demo
 
     console = Console()
-    require_picture(picture)
-    results = run_demo(console, rounds, cohort, seed, picture)
+    if not report.parent.is_dir():
+        raise UndriftError(f"There is no folder {report.parent} for the report.")
+    if picture is not None:
+        require_picture(picture)
+    results = run_demo(console, rounds, cohort, seed, picture, report)
     for result in results:
         if result.stopped:
             console.print(f"{result.label} stopped: {result.stopped}", highlight=False)
-    console.print(f"The picture is in {picture}", highlight=False)
+    console.print(f"The report is in {report}: open it in a browser", highlight=False)
+    if picture is not None:
+        console.print(f"The picture is in {picture}", highlight=False)

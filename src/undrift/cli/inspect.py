@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from undrift.cli.app import app, hanging, parsed, require_picture
+from undrift.errors import UndriftError
 
 
 @app.command()
@@ -16,8 +17,8 @@ def inspect(
     source: Annotated[
         str,
         typer.Argument(
-            help="The name of a data set (`undrift inspect --list`), or a folder with one file "
-            "per client: npz, csv, parquet, or LEAF json.",
+            help="The name of a data set (`undrift inspect --list`), an experiment file (.toml), "
+            "or a folder with one file per client: npz, csv, parquet, or LEAF json.",
             show_default=False,
         ),
     ] = "",
@@ -84,6 +85,8 @@ def inspect(
     --partition dirichlet:0.3 --clients 100 --picture mnist.png`; `undrift inspect my-folder`.
     """
     from undrift.data.inspection import chosen_data, chosen_model, sources
+    from undrift.runs.building import build_data
+    from undrift.runs.experiment import Experiment
 
     console = Console(highlight=False)
     if listed or not source:
@@ -91,7 +94,13 @@ def inspect(
         return
     if picture is not None:
         require_picture(picture)
-    data = chosen_data(source, seed, parsed(settings or []), partition, sizes, clients)
+    if source.endswith(".toml"):
+        given = {"--partition": partition, "--sizes": sizes, "--clients": clients}
+        for option in [name for name, value in given.items() if value is not None]:
+            raise UndriftError(f"{option} means nothing for an experiment file: use --set data.….")
+        data = build_data(Experiment.load(source, parsed(settings or [])))
+    else:
+        data = chosen_data(source, seed, parsed(settings or []), partition, sizes, clients)
     described = data.describe(None if model is None else chosen_model(model, data), gamma)
     if json:
         typer.echo(described.to_json())

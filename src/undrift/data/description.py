@@ -26,6 +26,7 @@ from undrift.data.federated import FederatedData
 from undrift.data.part import Part
 from undrift.errors import UndriftError, require, require_type
 from undrift.losses import objective_weights
+from undrift.threads import one_thread
 
 if TYPE_CHECKING:
     from undrift.modules import ModuleLosses
@@ -239,9 +240,10 @@ def describe(
         notes += ("The labels are not the numbers 0, 1, … of classes: they are not described.",)
     gradients = gap = None
     if model is not None:
-        gradients, gap = _of_model(
-            data, model, gamma, objective, loss, weight_decay, tolerance, device
-        )
+        with one_thread():
+            gradients, gap = _of_model(
+                data, model, gamma, objective, loss, weight_decay, tolerance, device
+            )
     parts = {"train": data.train, "validation": data.validation, "test": data.test}
     return Description(
         name=data.name,

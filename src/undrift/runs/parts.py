@@ -25,6 +25,7 @@ from undrift.runs.catalogue import (
     takes_anything,
 )
 from undrift.verify import subjects
+from undrift.verify.subjects import module_of
 
 LONG = 60
 
@@ -166,7 +167,7 @@ def method_of(name: str, given: Mapping[str, Any]) -> tuple[Method, dict[str, An
     if kind is None:
         source, _, attribute = name.rpartition(":")
         try:
-            found = getattr(_module(source), attribute, None) if source and attribute else None
+            found = getattr(module_of(source), attribute, None) if source and attribute else None
             own = inspect.isclass(found) and issubclass(found, Method)
             if not own or inspect.isabstract(found):
                 return subjects.load(name, dict(given)).method, {}
@@ -183,7 +184,7 @@ def user_object(where: str, what: str) -> Any:
     """What "file.py:name" or "module:name" stands for in the user's code."""
     source, colon, attribute = where.rpartition(":")
     require(bool(colon and source and attribute), f"{where!r} does not name {what}.")
-    module = _module(source)
+    module = module_of(source)
     found = getattr(module, attribute, None)
     require(found is not None, f"{source} has no {attribute!r}.")
     return found
@@ -200,10 +201,6 @@ def anchored(where: str, folder: Path) -> str:
 def absolute(path: str, folder: Path) -> str:
     """A path seen from a folder, written out."""
     return str((folder / Path(path).expanduser()).resolve())
-
-
-def _module(source: str) -> Any:
-    return subjects._module(source)
 
 
 def _value(parameter: Parameter, value: Any) -> Any:

@@ -70,7 +70,7 @@ def load(where: str, settings: Mapping[str, object] | None = None) -> Subject:
         f"{where!r} does not name a method: write file.py:Class, module:Class, or one of "
         f"{', '.join(m.METHODS)}.",
     )
-    module = _module(source)
+    module = module_of(source)
     found = getattr(module, name, None)
     if found is None:
         known = [n for n, v in vars(module).items() if _is_method(v, module.__name__)]
@@ -95,7 +95,8 @@ def load(where: str, settings: Mapping[str, object] | None = None) -> Subject:
     return Subject(name, method)
 
 
-def _module(source: str) -> ModuleType:
+def module_of(source: str) -> ModuleType:
+    """The module of a file or of a name, as a user writes it before the colon."""
     if not source.endswith(".py"):
         sys.path.insert(0, str(Path.cwd()))
         try:

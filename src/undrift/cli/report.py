@@ -1,0 +1,55 @@
+"""`undrift report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from undrift.cli.app import app
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="Run folders, one or several.")],
+    out: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("report.html"),
+    targets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--target",
+            metavar="METRIC=VALUE",
+            help="A level to reach, e.g. test_accuracy=0.9; may be repeated.",
+        ),
+    ] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(help="The method that savings are against, by its label.", show_default=False),
+    ] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option(help="Also write the figures here, as SVG and PNG.", show_default=False),
+    ] = None,
+    csv: Annotated[
+        Path | None,
+        typer.Option(help="Also write tables and records here, as CSV.", show_default=False),
+    ] = None,
+) -> None:
+    """Make one HTML page of runs: curves, tables, savings, the partition, diagnostics.
+
+    It needs no network and can be sent to anyone.
+    """
+    from undrift.report import write_csv, write_figures, write_report
+    from undrift.report.tables import as_target
+
+    wanted = [as_target(target) for target in targets or ()]
+    path = write_report(folders, out, wanted or None, baseline)
+    console = Console(highlight=False)
+    console.print(f"The report is in {path}", soft_wrap=True)
+    if figures is not None:
+        made = write_figures(folders, figures)
+        console.print(f"{len(made)} figures are in {figures}", soft_wrap=True)
+    if csv is not None:
+        written = write_csv(folders, csv)
+        console.print(f"{len(written)} tables are in {csv}", soft_wrap=True)

@@ -1,0 +1,140 @@
+"""`undrift run` and `undrift resume`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from undrift.cli.app import app, parsed
+
+if TYPE_CHECKING:
+    from undrift.runs.execution import Outcome
+    from undrift.runs.experiment import Experiment
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+Json = Annotated[bool, typer.Option("--json", help="Print every record as a line of JSON.")]
+
+
+@app.command()
+def run(
+    experiment: Annotated[
+        Path, typer.Argument(help="An experiment file (TOML); `undrift init` writes one.")
+    ],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change a key of the file, e.g. rounds=10, local.lr=0.01 or "
+            "method.FedDyn.alpha=0.1; may be repeated.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The run folder; otherwise the file's output.folder.", show_default=False
+        ),
+    ] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(help="Run one method of the file, by its label.", show_default=False),
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Print the resolved experiment and what it will cost, and stop."
+        ),
+    ] = False,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Run an experiment: every method with every seed, on the same cohorts and batches.
+
+    Every round is committed to the run folder. Ctrl-C finishes the round; after that, a crash or a
+    kill, `undrift resume DIR` goes on and ends as if nothing had happened.
+    """
+    from undrift.runs.experiment import Experiment
+    from undrift.runs.planning import only as only_method
+
+    found = Experiment.load(experiment, parsed(settings or []))
+    found = found if only is None else only_method(found, only)
+    folder = out or Path(str(found.output.folder))
+    if dry_run:
+        _dry_run(found, folder)
+    else:
+        _do(found, folder, quiet, json)
+
+
+app.command(
+    name="compare",
+    help="Compare the methods of an experiment on equal cohorts and batches: another name for run.",
+)(run)
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(help="A run folder.")],
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Go on with the runs of a folder, from the last round of each that was committed."""
+    from undrift.runs.planning import resumed
+
+    _do(resumed(folder), folder, quiet, json)
+
+
+def _do(experiment: Experiment, folder: Path, quiet: bool, as_json: bool) -> None:
+    from undrift.runs.building import build_data
+    from undrift.runs.planning import claim, run_experiment
+    from undrift.runs.watching import watching
+
+    claim(experiment, folder)
+    said = Console(stderr=True, highlight=False, quiet=quiet or as_json)
+    if said.is_terminal:
+        with said.status("reading the data"):
+            data = build_data(experiment)
+    else:
+        data = build_data(experiment)
+    with watching(
+        experiment.labels, experiment.rounds, len(experiment.seeds), quiet, as_json
+    ) as watcher:
+        outcomes = run_experiment(experiment, folder, data, watcher)
+    _conclude(outcomes, experiment, folder, said)
+
+
+def _conclude(
+    outcomes: Sequence[Outcome], experiment: Experiment, folder: Path, said: Console
+) -> None:
+    from undrift.report.reading import read_runs
+    from undrift.report.terminal import final
+
+    console = Console(highlight=False, quiet=said.quiet)
+    console.print(final(read_runs(folder)))
+    for outcome in outcomes:
+        if outcome.reason:
+            console.print(f"{outcome.label}, seed {outcome.seed}: {outcome.reason}", soft_wrap=True)
+    wanted = len(experiment.labels) * len(experiment.seeds)
+    if len(outcomes) < wanted or any(o.status == "interrupted" for o in outcomes):
+        said.print(f"Interrupted; go on with: undrift resume {folder}", soft_wrap=True)
+        raise typer.Exit(130)
+    said.print(
+        f"The runs are in {folder}; look at them with: undrift report {folder}", soft_wrap=True
+    )
+
+
+def _dry_run(experiment: Experiment, folder: Path) -> None:
+    from rich.syntax import Syntax
+
+    from undrift.runs.building import build_data, build_model
+    from undrift.runs.cost import estimate
+
+    console = Console(highlight=False)
+    console.print(Syntax(experiment.to_toml(), "toml", background_color="default"))
+    data = build_data(experiment)
+    model = build_model(experiment, data, experiment.seeds[0])
+    console.print(estimate(experiment, data, model).table())
+    console.print(f"Nothing was run; it would go to {folder}.")

@@ -1,0 +1,179 @@
+"""`undrift run`, `resume`, `report`, `init`, `list` and `show`, as a user meets them."""
+
+import json
+import signal
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+import undrift
+from commands import called, command
+from undrift.records import Record
+
+EXPERIMENT = """
+rounds = 6
+seeds = [0, 1]
+
+[data]
+source = "synthetic"
+clients = 8
+most = 60
+validation = 0.2
+
+[model]
+name = "logistic"
+
+[local]
+lr = 0.05
+batch_size = 10
+epochs = 1
+
+[sampling]
+cohort = 4
+
+[[method]]
+name = "FedAvg"
+
+[[method]]
+name = "FedDyn"
+alpha = 0.5
+local = { epochs = 2 }
+"""
+
+
+@pytest.fixture
+def place(tmp_path):
+    (tmp_path / "exp.toml").write_text(EXPERIMENT)
+    return tmp_path
+
+
+def records(folder, label, seed):
+    lines = (folder / label / f"seed-{seed}" / "records.jsonl").read_text().splitlines()
+    found = [Record.from_json(line) for line in lines]
+    for record in found:
+        record.seconds = 0.0
+    return found
+
+
+def test_an_experiment_runs_reports_and_is_done(place):
+    done = command("run", "exp.toml", "--out", "out", cwd=place)
+    assert done.returncode == 0, done.stderr
+    assert "FedDyn, seed 1: finished" in done.stderr
+    assert "undrift report out" in done.stderr
+    assert max(len(line) for line in done.stdout.splitlines()) <= 80
+    out = place / "out"
+    for label in ("FedAvg", "FedDyn"):
+        for seed in (0, 1):
+            found = records(out, label, seed)
+            assert [record.round for record in found] == list(range(7))
+            assert found[-1].metrics["validation_accuracy"] > 0.1
+            assert len(found[-1].cohort) == 4
+            assert (out / label / f"seed-{seed}" / "model.safetensors").exists()
+    # A method's own local work: twice as many epochs, twice as many gradients.
+    assert records(out, "FedDyn", 0)[1].gradients == 2 * records(out, "FedAvg", 0)[1].gradients
+    assert records(out, "FedDyn", 0)[1].cohort == records(out, "FedAvg", 0)[1].cohort
+    resolved = tomllib.loads((out / "experiment.toml").read_text())
+    assert resolved["data"]["beta"] == 1.0  # a default, written out
+    assert json.loads((out / "about.json").read_text())["undrift"] == undrift.__version__
+    again = called("run", "out/experiment.toml", "--out", "again", "--quiet", cwd=place)
+    assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
+    for label in ("FedAvg", "FedDyn"):
+        assert records(place / "again", label, 1) == records(out, label, 1)
+    page = called("report", "out", "again", "--out", "page.html", "--csv", "tables", cwd=place)
+    assert page.returncode == 0, page.stderr
+    assert "FedDyn" in (place / "page.html").read_text()
+    assert any((place / "tables").iterdir())
+
+
+def test_settings_only_one_method_and_json(place):
+    options = ("--set", "rounds=2", "--set", "method.FedDyn.alpha=0.25", "--set", "seeds=[3]")
+    done = called(
+        "run", "exp.toml", *options, "--only", "FedDyn", "--out", "one", "--json", cwd=place
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line.get("round") for line in lines] == [0, 1, 2, None]
+    assert {line["label"] for line in lines} == {"FedDyn"}
+    assert lines[-1] == {"label": "FedDyn", "seed": 3, "status": "finished", "reason": None}
+    assert "FedDyn(alpha=0.25)" in (place / "one" / "FedDyn" / "seed-3" / "run.json").read_text()
+    assert not (place / "one" / "FedAvg").exists()
+
+
+def test_a_dry_run_runs_nothing(place):
+    done = called("run", "exp.toml", "--dry-run", cwd=place)
+    assert done.returncode == 0, done.stderr
+    assert 'name = "FedDyn"' in done.stdout
+    assert "610 parameters" in done.stdout
+    assert not (place / "runs").exists()
+
+
+def test_killed_and_interrupted_runs_are_resumed(place):
+    whole = called("run", "exp.toml", "--out", "whole", "--quiet", cwd=place)
+    assert whole.returncode == 0
+    start = [sys.executable, "-m", "undrift", "run", "exp.toml", "--out", "out", "--json"]
+    for end in (signal.SIGKILL, signal.SIGINT):
+        process = subprocess.Popen(
+            start, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(3):
+            process.stdout.readline()
+        if end == signal.SIGKILL:
+            process.send_signal(signal.SIGSTOP)
+            second = called("resume", "out", cwd=place)
+            assert second.returncode == 2
+            assert "Another process is running in" in second.stderr.replace("\n", " ")
+        process.send_signal(end)
+        process.communicate()
+        assert process.returncode == (-signal.SIGKILL if end == signal.SIGKILL else 130)
+    done = called("resume", "out", cwd=place)
+    assert done.returncode == 0, done.stderr
+    for label in ("FedAvg", "FedDyn"):
+        for seed in (0, 1):
+            ours, theirs = (records(place / out, label, seed) for out in ("out", "whole"))
+            assert ours == theirs
+            model = f"{label}/seed-{seed}/model.safetensors"
+            assert (place / "out" / model).read_bytes() == (place / "whole" / model).read_bytes()
+
+
+def test_the_folder_of_another_experiment_is_refused(place):
+    short = ("--set", "rounds=1", "--set", "seeds=[0]")
+    assert called("run", "exp.toml", *short, "--out", "out", "-q", cwd=place).returncode == 0
+    done = called("run", "exp.toml", "--set", "rounds=2", "--out", "out", cwd=place)
+    assert done.returncode == 2
+    assert "has the runs of another experiment" in done.stderr.replace("\n", " ")
+
+
+def test_what_there_is_can_be_learnt(tmp_path):
+    assert called("init", cwd=tmp_path).returncode == 0
+    assert "exists already" in called("init", cwd=tmp_path).stderr
+    done = called("run", "experiment.toml", "--set", "rounds=3", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    named = called("list", "methods", cwd=tmp_path).stdout
+    assert all(method in named for method in undrift.METHODS)
+    shown = called("show", "method", "FedDyn", cwd=tmp_path).stdout
+    for words in ("Acar", "alpha", "0.01"):
+        assert words in shown
+    assert "method" in json.loads(called("schema", cwd=tmp_path).stdout)["properties"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("run", "missing.toml"), "There is no file missing.toml"),
+        (("run", "exp.toml", "--set", "round=3"), "did you mean"),
+        (("run", "exp.toml", "--set", "method.FedDyn.alpha=-1"), "method.FedDyn.alpha"),
+        (("run", "exp.toml", "--only", "FedProx"), "must be one of 'FedAvg', 'FedDyn'"),
+        (("resume", "nowhere"), "nowhere is not the folder of a run"),
+        (("report", "nowhere"), "There is no run folder nowhere"),
+        (("list", "metods"), "did you mean"),
+        (("show", "method", "FedDin"), "did you mean"),
+    ],
+)
+def test_mistakes_get_a_sentence(arguments, words, place):
+    done = called(*arguments, cwd=place)
+    assert done.returncode == 2, done.stdout
+    assert words in done.stderr.replace("\n", " ")
+    assert "Traceback" not in done.stderr
+    assert sorted(path.name for path in place.iterdir()) == ["exp.toml"]
