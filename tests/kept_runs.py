@@ -48,7 +48,7 @@ def _kill_in_write(number, moment):
         if count == number and moment == "during":
             with self._env.begin(write=True) as txn:
                 for key, value in list(values.items())[: len(values) // 2 + 1]:
-                    txn.put(key, value)
+                    txn.put(key, value())
                 os.kill(os.getpid(), signal.SIGKILL)
         write(self, values)
         if count == number and moment == "after":

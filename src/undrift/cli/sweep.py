@@ -44,15 +44,19 @@ def sweep(
     from undrift.runs.sweep import run_sweep
 
     console = Console(highlight=False, quiet=quiet)
-    found = run_sweep(
-        experiment,
-        out,
-        jobs=jobs,
-        metric=metric,
-        trials=trials,
-        settings=parsed(settings or []),
-        progress=not quiet,
-    )
+    try:
+        found = run_sweep(
+            experiment,
+            out,
+            jobs=jobs,
+            metric=metric,
+            trials=trials,
+            settings=parsed(settings or []),
+            progress=not quiet,
+        )
+    except KeyboardInterrupt:
+        Console(stderr=True).print("Interrupted; the same command goes on where it was.")
+        raise typer.Exit(130) from None
     console.print(found.table())
     for verdict in found.failed():
         console.print(f"{verdict.point.label}: {verdict.reason}", soft_wrap=True)

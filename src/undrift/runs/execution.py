@@ -84,7 +84,7 @@ class Keeping:
     """
 
     durability: str = "power"
-    memory: float = 128
+    memory: float = 64
     loggers: Callable[[], Sequence[Logger]] = tuple
 
     def __post_init__(self) -> None:

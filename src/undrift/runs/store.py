@@ -9,7 +9,8 @@ process loses nothing, but a power loss may damage the store.
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ class Store:
         text = json.dumps(meta, sort_keys=True).encode()
         found = self._get(META)
         if found is None:
-            self._write({META: text})
+            self._write({META: text.strip})
         else:
             require(
                 found == text,
@@ -81,10 +82,14 @@ class Store:
         record: str,
     ) -> None:
         """Write a round: the parts of the server's state, the cohort's states and the record."""
-        values = {name.encode(): pack(part) for name, part in parts.items()}
-        values |= {_client_key(id): pack(state) for id, state in clients.items()}
-        values[RECORD + b"%010d" % round] = record.encode()
-        values[ROUND] = b"%d" % round
+        # Packed only when it is their turn, so that a cohort's states are not held twice.
+        values: dict[bytes, Callable[[], bytes]] = {}
+        for name, part in parts.items():
+            values[name.encode()] = partial(pack, part)
+        for id, state in clients.items():
+            values[_client_key(id)] = partial(pack, state)
+        values[RECORD + b"%010d" % round] = record.encode
+        values[ROUND] = (b"%d" % round).strip
         self._write(values)
 
     def part(self, name: str, device: torch.device) -> dict[str, Any]:
@@ -125,13 +130,13 @@ class Store:
         with self._env.begin() as txn:
             return txn.get(key)
 
-    def _write(self, values: Mapping[bytes, bytes]) -> None:
+    def _write(self, values: Mapping[bytes, Callable[[], bytes]]) -> None:
         """Put all values in one transaction, making room if need be."""
         while True:
             try:
                 with self._env.begin(write=True) as txn:
                     for key, value in values.items():
-                        txn.put(key, value)
+                        txn.put(key, value())
                 return
             except lmdb.MapFullError:
                 self._env.set_mapsize(2 * self._env.info()["map_size"])

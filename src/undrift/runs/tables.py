@@ -539,6 +539,6 @@ class OutputTable(Table):
         description="What a committed round survives: a power loss, or a killed process.",
     )
     memory: NotNegative = Field(
-        default=128, description="Megabytes of client states held in memory."
+        default=64, description="Megabytes of client states held in memory."
     )
     loggers: Loggers = Field(default=[], description="Where records go besides the folder.")
