@@ -133,6 +133,8 @@ def test_the_wheel_builds_and_installs(tmp_path):
     (wheel,) = tmp_path.glob("undrift-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert "undrift/py.typed" in names
+    for resource in ("report/page.html", "report/page.js", "runs/starter.toml"):
+        assert f"undrift/{resource}" in names
     assert any(name.endswith("LICENSE") for name in names)
     assert not any("test" in name for name in names)
     target = tmp_path / "installed"

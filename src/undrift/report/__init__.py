@@ -1,0 +1,23 @@
+"""What came of runs: one HTML page, tables, figures for a paper, and CSV.
+
+`write_report` makes the page of one or several run folders, `write_figures` and `write_csv` its
+figures and tables as files; `read_runs` and `frame` give the numbers to those who want their own.
+"""
+
+from undrift.report.figures import write_figures
+from undrift.report.page import write_page, write_report
+from undrift.report.reading import RunFiles, Runs, frame, of_results, read_runs
+from undrift.report.tables import as_target, write_csv
+
+__all__ = [
+    "RunFiles",
+    "Runs",
+    "as_target",
+    "frame",
+    "of_results",
+    "read_runs",
+    "write_csv",
+    "write_figures",
+    "write_page",
+    "write_report",
+]

@@ -1,0 +1,187 @@
+"""The report's charts as files for a paper."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from undrift.errors import require_choice
+from undrift.files import written_whole
+from undrift.plots import COLOURS
+from undrift.report.page import DIAGNOSTICS, TINY, logarithmic, main_metrics, words
+from undrift.report.reading import Group, Runs, read_runs
+from undrift.report.tables import participation, ready
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+KINDS = ("svg", "png", "pdf")
+UNITS = {"bytes": (1e6, "MB sent"), "seconds": (1, "wall time, s")}
+UNITS |= {"virtual_seconds": (1, "virtual time, s")}
+
+
+def write_figures(
+    folders: Sequence[str | Path] | str | Path | Runs,
+    out_dir: str | Path,
+    metrics: Sequence[str] | None = None,
+    kinds: Sequence[str] = ("svg", "png"),
+) -> list[Path]:
+    """Write a figure per metric and axis, one of the diagnostics and one of participation.
+
+    Parameters
+    ----------
+    metrics
+        by default an accuracy and a loss
+    kinds
+        of "svg", "png" and "pdf"
+    """
+    from matplotlib import rc_context
+
+    runs = folders if isinstance(folders, Runs) else read_runs(folders)
+    for metric in metrics or ():
+        require_choice("A metric to draw", metric, runs.metrics)
+    for kind in kinds:
+        require_choice("The kind of a figure", kind, KINDS)
+    out_dir = ready(out_dir)
+    figures: dict[str, Figure] = {}
+    for metric in main_metrics(runs) if metrics is None else metrics:
+        for axis in runs.costs:
+            name = f"{metric.replace('/', '-')}-{axis.replace('_', '-')}"
+            figures[name] = _panels(runs, [metric], axis)
+    if runs.diagnostics:
+        known = [name for name in DIAGNOSTICS if name in runs.diagnostics]
+        own = [name for name in runs.diagnostics if name not in known]
+        figures["diagnostics"] = _panels(runs, [*known, *own], "rounds")
+    figures["participation"] = _participation(runs)
+    paths = []
+    # The same runs give the same files.
+    with rc_context({"svg.hashsalt": "undrift"}):
+        for name, figure in figures.items():
+            for kind in kinds:
+                path = out_dir / f"{name}.{kind}"
+                dated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+                with written_whole(path) as partial:
+                    figure.savefig(partial, dpi=200, metadata=dated.get(kind))
+                paths.append(path)
+    return paths
+
+
+def curves(
+    group: Group, name: str, axis: str
+) -> tuple[list[float], list[float], list[float], list[float]]:
+    """x, mean, minimum and maximum over seeds, where all of them were measured."""
+    places = []
+    for run in group.runs:
+        spent = group.totals(run)[axis] if run.records else []
+        found = {
+            record.round: (at, (record.metrics | record.diagnostics)[name])
+            for record, at in zip(run.records, spent, strict=True)
+            if name in record.metrics or name in record.diagnostics
+        }
+        if run.records:
+            places.append(found)
+    together = [t for t in (places[0] if places else ()) if all(t in own for own in places)]
+    x = [fmean(own[t][0] for own in places) for t in together]
+    values = [[own[t][1] for own in places] for t in together]
+    return x, [fmean(v) for v in values], [min(v) for v in values], [max(v) for v in values]
+
+
+def _panels(runs: Runs, names: Sequence[str], axis: str) -> Figure:
+    """One panel per name, with a common legend."""
+    from matplotlib.figure import Figure
+
+    columns = min(3, len(names))
+    lines = math.ceil(len(names) / columns)
+    wide, high = (4.6, 3.4) if len(names) == 1 else (3.6, 2.7)
+    figure = Figure(figsize=(wide * columns + 1.5, high * lines), layout="constrained")
+    panels = figure.subplots(lines, columns, squeeze=False).flatten()
+    handles: dict[str, Artist] = {}
+    for panel, name in zip(panels, names, strict=False):
+        _draw(panel, runs, name, axis)
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    for panel in panels[len(names) :]:
+        panel.set_visible(False)
+    if len(runs.groups) > 1:
+        figure.legend(
+            list(handles.values()),
+            list(handles),
+            loc="outside right center",
+            frameon=False,
+            fontsize=9,
+        )
+    return figure
+
+
+def _draw(panel: Axes, runs: Runs, name: str, axis: str) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    divisor, label = UNITS.get(axis, (1, runs.costs[axis]))
+    log = logarithmic(runs, name)
+    for number, group in enumerate(runs.groups):
+        x, mean, low, high = curves(group, name, axis)
+        if not x:
+            continue
+        x = [at / divisor for at in x]
+        if log:  # what is zero has no place on the scale
+            mean, low, high = (
+                [value if value > TINY else math.nan for value in values]
+                for values in (mean, low, high)
+            )
+        colour = COLOURS[number % len(COLOURS)]
+        style = "-" if number < len(COLOURS) else "--"
+        panel.plot(x, mean, style, color=colour, label=_literal(group.label), linewidth=1.5)
+        if len(group.runs) > 1:
+            panel.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
+    if log:
+        panel.set_yscale("log")
+        panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        panel.yaxis.set_minor_formatter(NullFormatter())
+    panel.set_xlabel(label, fontsize=9)
+    title = DIAGNOSTICS.get(name, words(name))
+    panel.set_title(_literal(title), fontsize=10)
+    panel.tick_params(labelsize=8)
+    panel.grid(alpha=0.25)
+    panel.spines[["top", "right"]].set_visible(False)
+
+
+def _participation(runs: Runs) -> Figure:
+    """How many clients took part in how many rounds."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(4.6, 3.0), layout="constrained")
+    axis = figure.subplots()
+    table = participation(runs)
+    for number, each in enumerate(table):
+        times = sorted(each.times)
+        if times:
+            places = [time + 0.8 * (number - (len(table) - 1) / 2) / len(table) for time in times]
+            axis.bar(
+                places,
+                [each.times[time] for time in times],
+                0.8 / len(table),
+                color=COLOURS[number % len(COLOURS)],
+                label=_literal(", ".join(each.methods)),
+            )
+    axis.set_xlabel("rounds taken part in", fontsize=9)
+    axis.set_ylabel("clients", fontsize=9)
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+    axis.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+    axis.tick_params(labelsize=8)
+    if len(table) > 1:
+        axis.legend(frameon=False, fontsize=8)
+    axis.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _literal(text: str) -> str:
+    """A text in which dollars are dollars, not mathematics; a label may begin with "_"."""
+    text = text.replace("$", r"\$")
+    return f"\u200b{text}" if text.startswith("_") else text

@@ -1,0 +1,355 @@
+"""Run folders as the report reads them: what was run, how it ended, and every round."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from undrift.errors import UndriftError, first_line, require
+from undrift.records import Record
+from undrift.targets import Target
+
+if TYPE_CHECKING:
+    from undrift.result import Result
+
+COSTS = {
+    "models": "models sent",
+    "rounds": "rounds",
+    "bytes": "bytes sent",
+    "gradients": "gradient evaluations",
+    "virtual_seconds": "virtual time",
+    "seconds": "wall time",
+}
+"""What progress is measured against; "models" are rounds of FedAvg that send as many bytes."""
+WAITING = ("running", "interrupted")
+"""The states of a run that is not over."""
+
+
+@dataclass
+class RunFiles:
+    """One method with one seed: the files of its folder."""
+
+    label: str
+    seed: int
+    records: list[Record]
+    status: str = "finished"
+    """"running", "finished", "stopped", "diverged" or "interrupted\""""
+    reason: str | None = None
+    """why it ended before its last round"""
+    folder: Path | None = None
+    method: str = ""
+    """as it was made: "FedDyn(alpha=0.01)\""""
+    name: str = ""
+    paper: str = ""
+    rounds: int = 0
+    """how many rounds were asked for"""
+    parameters: int = 0
+    """P, the length of the model"""
+
+    @property
+    def done(self) -> int:
+        """How many rounds were done."""
+        return self.records[-1].round if self.records else 0
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The last metrics that were measured; none of a run that diverged."""
+        if self.status == "diverged":
+            return {}
+        return next((r.metrics for r in reversed(self.records) if r.metrics), {})
+
+    def totals(self) -> dict[str, list[float]]:
+        """What had been spent after each record, under the names of `COSTS` but "models"."""
+        sent = (sum(r.bytes_down.values()) + sum(r.bytes_up.values()) for r in self.records)
+        return {
+            "rounds": [r.round for r in self.records],
+            "bytes": list(accumulate(sent)),
+            "gradients": list(accumulate(r.gradients for r in self.records)),
+            "virtual_seconds": [r.virtual_seconds for r in self.records],
+            "seconds": list(accumulate(r.seconds for r in self.records)),
+        }
+
+
+@dataclass
+class Folder:
+    """What a run folder says about all of its runs."""
+
+    path: Path | None = None
+    experiment: str = ""
+    """experiment.toml, as it is"""
+    about: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+    """the numbers of `undrift.data.Description`"""
+    picture: bytes = b""
+    """the partition as SVG"""
+    name: str = ""
+
+
+@dataclass
+class Group:
+    """One method of one folder, with all of its seeds."""
+
+    label: str
+    """unlike that of any other group"""
+    runs: list[RunFiles]
+    folder: Folder
+    unit: float
+    """bytes of one round of FedAvg with the same clients: "models sent" are counted in these"""
+
+    @property
+    def name(self) -> str:
+        """The method's, as "FedDyn"."""
+        return self.runs[0].name
+
+    def totals(self, run: RunFiles) -> dict[str, list[float]]:
+        """What a run had spent after each record, under all names of `COSTS`."""
+        found = run.totals()
+        unit = self.unit or float("nan")
+        return {"models": [sent / unit for sent in found["bytes"]], **found}
+
+
+class Runs(Sequence[RunFiles]):
+    """The runs of one or several folders."""
+
+    def __init__(self, parts: Iterable[tuple[Folder, Sequence[RunFiles]]]):
+        self.folders: list[Folder] = []
+        self.runs: list[RunFiles] = []
+        self.groups: list[Group] = []
+        for folder, runs in parts:
+            self.folders.append(folder)
+            self.runs += runs
+            unit = _one_round(runs)
+            for label in dict.fromkeys(run.label for run in runs):
+                own = sorted((r for r in runs if r.label == label), key=lambda r: r.seed)
+                self.groups.append(Group(label, own, folder, unit))
+        require(bool(self.runs), "There is no run to report.")
+        _tell_apart(self.groups)
+        self.metrics = _names(r.metrics for run in self.runs for r in run.records)
+        """the metrics that were measured, in the order of their first occurrence"""
+        self.diagnostics = _names(r.diagnostics for run in self.runs for r in run.records)
+        """the diagnostics that were defined"""
+        clock = any(r.virtual_seconds for run in self.runs for r in run.records)
+        counted = any(group.unit for group in self.groups)
+        there = {"models": counted, "bytes": counted, "virtual_seconds": clock}
+        self.costs = {name: label for name, label in COSTS.items() if there.get(name, True)}
+        """those of `COSTS` that were counted: virtual time only where there is a clock"""
+
+    def __getitem__(self, which):  # type: ignore[no-untyped-def]
+        return self.runs[which]
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    def targets(self) -> list[tuple[str, Target]]:
+        """The targets of the experiments."""
+        found: dict[tuple[str, Target], None] = {}
+        for folder in self.folders:
+            for metric, target in _table(folder, "target").items():
+                found[metric, tuple(target) if isinstance(target, list) else target] = None
+        return list(found)
+
+
+def read_runs(folders: Sequence[str | Path] | str | Path) -> Runs:
+    """Read one or several run folders, each with any number of methods and seeds."""
+    paths = [folders] if isinstance(folders, str | Path) else list(folders)
+    require(len(paths) > 0, "There is no folder to report: name one or several run folders.")
+    unique = {Path(path).resolve(): Path(path) for path in paths}
+    return Runs(_read_folder(path) for path in unique.values())
+
+
+def of_results(results: Sequence[Result]) -> Runs:
+    """Runs of `undrift.train` and `undrift.compare`, which have no folder."""
+    runs = [
+        RunFiles(
+            label=result.label,
+            seed=result.run.seed,
+            records=result.records,
+            status="diverged"
+            if result.run.diverged
+            else ("stopped" if result.stopped else "finished"),
+            reason=result.stopped,
+            method=repr(result.method),
+            name=result.method.name,
+            rounds=result.run.total,
+            parameters=result.x.numel(),
+        )
+        for result in results
+    ]
+    return Runs([(Folder(), runs)])
+
+
+def frame(folders: Sequence[str | Path] | str | Path) -> Any:
+    """A pandas data frame with a row per method, seed and round."""
+    try:
+        import pandas  # type: ignore[import-untyped, unused-ignore]
+    except ImportError:
+        raise UndriftError(
+            "A data frame needs pandas, which is not installed: pip install pandas."
+        ) from None
+    return pandas.DataFrame(list(rows(read_runs(folders))))
+
+
+def rows(runs: Runs) -> Iterable[dict[str, Any]]:
+    """Every record with the method and seed it belongs to."""
+    for group in runs.groups:
+        for run in group.runs:
+            for record in run.records:
+                yield {"method": group.label, "seed": run.seed, **record.flat()}
+
+
+def read_records(path: Path) -> list[Record]:
+    """The records of a file; a last line that was cut off is left out."""
+    lines = _text(path).split("\n")
+    whole, rest = lines[:-1], lines[-1]
+    found = [_record(line, path, number + 1) for number, line in enumerate(whole)]
+    if rest.strip():
+        with suppress(UndriftError):  # or only the end of the line is missing
+            found.append(_record(rest, path, len(lines)))
+    return found
+
+
+def _record(line: str, path: Path, number: int) -> Record:
+    try:
+        return Record.from_json(line)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise UndriftError(
+            f"Line {number} of {path} is not a record: {first_line(error)}."
+        ) from error
+
+
+def _read_folder(path: Path) -> tuple[Folder, list[RunFiles]]:
+    require(path.is_dir(), f"There is no run folder {path}.")
+    places = sorted(path.glob("*/seed-*/"))
+    experiment = path / "experiment.toml"
+    if not places or not experiment.is_file():
+        missing = "experiment.toml" if not experiment.is_file() else "<method>/seed-<number>/"
+        raise UndriftError(f"{path} is not the folder of a run: it has no {missing}{_hint(path)}")
+    picture = path / "data.svg"
+    folder = Folder(
+        path=path,
+        experiment=_text(experiment),
+        about=_json(path / "about.json", optional=True),
+        data=_json(path / "data.json", optional=True),
+        picture=picture.read_bytes() if picture.is_file() else b"",
+    )
+    folder.name = str(_toml(folder).get("name") or path.resolve().name)
+    order = {label: number for number, label in enumerate(_labels(folder))}
+    runs = [_read_run(place) for place in places]
+    runs.sort(key=lambda run: order.get(run.label, len(order)))
+    return folder, runs
+
+
+def _hint(path: Path) -> str:
+    """Where the run folder may be, if the path is its parent or one of its parts."""
+    near = [*path.glob("*/experiment.toml"), *(p / "experiment.toml" for p in path.parents[:2])]
+    found = next((p.parent for p in near if p.is_file()), None)
+    return f"; did you mean {found}?" if found else "."
+
+
+def _read_run(place: Path) -> RunFiles:
+    said = _json(place / "run.json")
+    try:
+        run = RunFiles(
+            label=str(said["label"]),
+            seed=int(said["seed"]),
+            records=[],
+            status=str(said["status"]),
+            reason=None if said.get("reason") is None else str(said["reason"]),
+            folder=place,
+            method=str(said.get("method") or ""),
+            name=str(said.get("name") or said["label"]),
+            paper=str(said.get("paper") or ""),
+            rounds=int(said.get("rounds") or 0),
+            parameters=int(said.get("parameters") or 0),
+        )
+    except KeyError as error:
+        raise UndriftError(f"{place / 'run.json'} has no {error.args[0]!r}.") from error
+    except (TypeError, ValueError) as error:
+        raise UndriftError(f"{place / 'run.json'} is damaged: {first_line(error)}.") from error
+    records = place / "records.jsonl"
+    if records.is_file() or run.status not in WAITING:  # a run that has not begun has none
+        run.records = read_records(records)
+    return run
+
+
+def _text(path: Path) -> str:
+    try:
+        # A line that was cut off may end within a letter.
+        return path.read_bytes().decode(errors="replace")
+    except OSError as error:
+        raise UndriftError(f"{path} cannot be read: {first_line(error)}.") from error
+
+
+def _json(path: Path, optional: bool = False) -> dict[str, Any]:
+    if optional and not path.is_file():
+        return {}
+    try:
+        found = json.loads(_text(path))
+    except ValueError as error:
+        raise UndriftError(f"{path} is damaged: {first_line(error)}.") from error
+    require(isinstance(found, dict), f"{path} must hold an object.")
+    return found
+
+
+def _toml(folder: Folder) -> dict[str, Any]:
+    try:
+        return tomllib.loads(folder.experiment)
+    except tomllib.TOMLDecodeError as error:
+        raise UndriftError(
+            f"{folder.path}/experiment.toml is damaged: {first_line(error)}."
+        ) from error
+
+
+def _table(folder: Folder, name: str) -> dict[str, Any]:
+    found = _toml(folder).get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _labels(folder: Folder) -> list[str]:
+    methods = _toml(folder).get("method")
+    methods = methods if isinstance(methods, list) else []
+    return [str(m.get("label", m.get("name"))) for m in methods if isinstance(m, dict)]
+
+
+def _names(found: Iterable[Mapping[str, float]]) -> list[str]:
+    names: dict[str, None] = {}
+    for each in found:
+        if not each.keys() <= names.keys():
+            names |= dict.fromkeys(each)
+    return list(names)
+
+
+def _one_round(runs: Sequence[RunFiles]) -> float:
+    """The bytes of one round of FedAvg: the model to the usual number of clients, and back.
+
+    All runs of a folder have the same model and the same cohorts; a method's first round with
+    every client, or a round without clients, is not usual.
+    """
+    sizes, clients = [], []
+    for run in runs:
+        for record in run.records:
+            working = len(set(map(str, record.cohort))) - len(set(map(str, record.absent)))
+            if working > 0:
+                clients.append(working)
+                if "x" in record.bytes_down:
+                    buffers = record.bytes_down.get("buffers", 0)
+                    sizes.append((record.bytes_down["x"] + buffers) / working)
+    if not sizes:
+        sizes = [4.0 * run.parameters for run in runs]  # parameters are single precision
+    return 2 * median(sizes) * median(clients) if clients and sizes else 0.0
+
+
+def _tell_apart(groups: Sequence[Group]) -> None:
+    """Methods of the same label in several folders get the folder's name, or its path."""
+    for ways in (lambda g: g.folder.name, lambda g: str(g.folder.path)):
+        labels = [group.label for group in groups]
+        for group in groups:
+            if labels.count(group.label) > 1:
+                group.label = f"{group.runs[0].label} ({ways(group)})"

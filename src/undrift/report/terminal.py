@@ -1,0 +1,43 @@
+"""The final metrics of runs as a table for the terminal."""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+from undrift.report.reading import Runs
+from undrift.report.tables import final_table, measured, scale
+
+COLUMNS = {
+    "objective": "objective",
+    "validation_accuracy": "val acc",
+    "test_loss": "test loss",
+    "test_accuracy": "test acc",
+    "test_absolute_error": "test error",
+    "train_loss": "train loss",
+    "train_accuracy": "train acc",
+}
+MOST = 4
+"""so many metrics fit beside the rest on 80 columns"""
+
+
+def final(runs: Runs) -> Table:
+    """A row per method: rounds done, the last metrics over its seeds, and what was sent."""
+    rows = final_table(runs)
+    found = {name for row in rows for name in row.metrics}
+    metrics = [name for name in COLUMNS if name in found][:MOST]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("method", no_wrap=True)
+    for head in ("seeds", "rounds", *(COLUMNS[name] for name in metrics), "sent"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for group, row in zip(runs.groups, rows, strict=True):
+        done = [run.done for run in group.runs]
+        sent = sum(run.totals()["bytes"][-1] for run in group.runs if run.records) / len(done)
+        divisor, unit = scale(sent, "bytes")
+        table.add_row(
+            group.label,
+            str(len(done)),
+            str(min(done)) if min(done) == max(done) else f"{min(done)}–{max(done)}",
+            *(measured(row.metrics[name]) if name in row.metrics else "–" for name in metrics),
+            f"{sent / divisor:.3g} {unit}",
+        )
+    return table

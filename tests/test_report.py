@@ -1,0 +1,641 @@
+"""The report: its numbers against the records, its page in a real browser."""
+
+import csv
+import io
+import json
+import math
+import re
+import statistics
+import time
+from collections import Counter
+from urllib.parse import unquote
+
+import numpy as np
+import pytest
+
+import undrift as ud
+from browser import chromium, wait_for, watched
+from undrift.errors import UndriftError
+from undrift.records import Record
+from undrift.report import (
+    as_target,
+    frame,
+    of_results,
+    read_runs,
+    write_csv,
+    write_figures,
+    write_page,
+    write_report,
+)
+from undrift.report.page import main_metrics
+from undrift.report.tables import Over, final_table, saving, shown, target_table
+
+SVG = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 40 20"><circle r="9" cx="20"/></svg>'
+P = 1000  # parameters of the model
+# How fast a method's loss falls, and how many vectors it sends down and up.
+METHODS = {"FedAvg": (30, 1, 1), "SCAFFOLD": (12, 2, 2), "FedDyn": (9, 1, 1)}
+
+
+def records(rng, rounds, speed, down=1, up=1, clients=100, cohort=10, every=1, clock=True):
+    """Records of a run that never was: losses fall, accuracies rise, with noise."""
+    found = []
+    for t in range(rounds + 1):
+        record = Record(round=t)
+        if t % every == 0 or t == rounds:
+            loss = 2.3 * math.exp(-t / speed) + 0.1 + 0.01 * rng.random()
+            accuracy = 0.95 - 0.85 * math.exp(-t / speed) + 0.01 * rng.random()
+            record.metrics = {
+                "train_loss": loss,
+                "objective": loss + 0.001,
+                "test_loss": loss * 1.1,
+                "test_accuracy": accuracy,
+                "test_client_accuracy_worst_tenth": accuracy - 0.1,
+            }
+        if t:
+            record.cohort = rng.choice(clients, cohort, replace=False).tolist()
+            record.diagnostics = {
+                "step": 3 / (t + 2) + 0.02 * rng.random(),
+                "moved": 4 / (t + 2) + 0.1,
+                "drift": 2 / (t + 2) + 0.1 * rng.random() + 0.05,
+                "tau_eff": 20 + rng.random(),
+                "chi_square": 0.2 * rng.random() + 1e-3,
+            }
+            record.bytes_down = {"x": 4 * P * cohort} | ({"c": 4 * P * cohort} if down > 1 else {})
+            record.bytes_up = {"moved": 4 * P * cohort * up}
+            record.steps = 50 * cohort
+            record.gradients = 500 * cohort + int(rng.integers(100))
+            record.virtual_seconds = 2.0 * t if clock else 0.0
+            record.seconds = 0.1 + 0.05 * rng.random()
+        found.append(record)
+    return found
+
+
+def write_run(folder, label, seed, lines, status="finished", reason=None, name=None, rounds=None):
+    place = folder / re.sub(r"[^A-Za-z0-9.-]+", "-", label) / f"seed-{seed}"
+    place.mkdir(parents=True)
+    said = {
+        "label": label,
+        "method": f"{name or label}()",
+        "name": name or label,
+        "paper": "a paper",
+        "seed": seed,
+        "rounds": rounds or lines[-1].round,
+        "status": status,
+        "reason": reason,
+        "parameters": P,
+    }
+    (place / "run.json").write_text(json.dumps(said))
+    (place / "records.jsonl").write_text("".join(r.to_json() + "\n" for r in lines))
+    return place
+
+
+def write_folder(folder, labels=METHODS, name="made-up", target=None, clients=100):
+    folder.mkdir(parents=True)
+    toml = [f"name = {json.dumps(name)}", "rounds = 60"]
+    toml += ["[target]", *(f"{k} = {v}" for k, v in target.items())] if target else []
+    for label in labels:
+        toml += ["[[method]]", f"label = {json.dumps(label)}"]
+    (folder / "experiment.toml").write_text("\n".join(toml) + "\n")
+    (folder / "about.json").write_text(json.dumps({"undrift": "0.1.0", "python": "3.11"}))
+    spread = {"mean": 5.0, "std": 1.0, "min": 2.0, "median": 5.0, "max": 9.0}
+    data = {"name": "made up", "clients": clients, "samples": {"train": 500}, "sizes": spread}
+    (folder / "data.json").write_text(json.dumps(data))
+    (folder / "data.svg").write_text(SVG)
+    return folder
+
+
+def csv_rows(text):
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def make(folder, methods=METHODS, seeds=(0, 1, 2), rounds=60, target=None, **options):
+    """A run folder of every method and seed; methods of one seed have the same cohorts."""
+    write_folder(folder, methods, target=target)
+    for label, (speed, down, up) in methods.items():
+        for seed in seeds:
+            rng = np.random.default_rng(seed)
+            lines = records(rng, rounds, speed, down, up, **options)
+            write_run(folder, label, seed, lines)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return make(tmp_path / "run")
+
+
+# Reading
+
+
+def test_runs_are_read_as_they_were_written(folder):
+    runs = read_runs([folder])
+    assert [group.label for group in runs.groups] == list(METHODS)  # the experiment's order
+    assert [run.seed for run in runs.groups[1].runs] == [0, 1, 2]
+    assert runs[0].records == records(np.random.default_rng(0), 60, *METHODS["FedAvg"])
+    assert runs[0].status == "finished" and runs[0].done == 60
+
+
+@pytest.mark.parametrize("cut", [1, 2, 40, 300])
+def test_a_truncated_last_record_is_left_out(folder, cut):
+    path = folder / "FedDyn" / "seed-1" / "records.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-cut])
+    run = next(r for r in read_runs(folder) if (r.label, r.seed) == ("FedDyn", 1))
+    assert run.done == (60 if cut == 1 else 59)  # only the end of the line is missing
+
+
+def test_a_damaged_record_in_the_middle_is_named(folder):
+    path = folder / "FedDyn" / "seed-1" / "records.jsonl"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:6], lines[6][:30], *lines[7:]]) + "\n")
+    with pytest.raises(UndriftError, match=r"Line 7 of .*records.jsonl is not a record"):
+        read_runs(folder)
+
+
+def test_wrong_folders_get_a_sentence(folder, tmp_path):
+    with pytest.raises(UndriftError, match="There is no run folder"):
+        read_runs(tmp_path / "nowhere")
+    with pytest.raises(UndriftError, match=r"has no experiment.toml; did you mean .*run\?"):
+        read_runs(tmp_path)
+    with pytest.raises(UndriftError, match=r"has no experiment.toml; did you mean .*run\?"):
+        read_runs(folder / "FedDyn" / "seed-0")
+    with pytest.raises(UndriftError, match="There is no folder to report"):
+        read_runs([])
+    (folder / "FedDyn" / "seed-0" / "records.jsonl").unlink()
+    with pytest.raises(UndriftError, match=r"records.jsonl cannot be read: FileNotFoundError"):
+        read_runs(folder)
+    (folder / "FedDyn" / "seed-0" / "run.json").write_text('{"label": "FedDyn"}')
+    with pytest.raises(UndriftError, match=r"run.json has no 'seed'"):
+        read_runs(folder)
+    (folder / "FedDyn" / "seed-0" / "run.json").write_text("{")
+    with pytest.raises(UndriftError, match=r"run.json is damaged"):
+        read_runs(folder)
+
+
+def test_a_run_that_has_not_begun_has_no_records(folder):
+    place = folder / "FedDyn" / "seed-0"
+    (place / "records.jsonl").unlink()
+    said = json.loads((place / "run.json").read_text())
+    (place / "run.json").write_text(json.dumps(said | {"status": "running"}))
+    runs = read_runs(folder)
+    assert runs.groups[2].runs[0].records == []
+    assert "still running" in write_page(runs, folder / "page.html").read_text()
+
+
+def test_equal_labels_of_several_folders_are_told_apart(tmp_path):
+    one, two = make(tmp_path / "a" / "run"), make(tmp_path / "b" / "run")
+    labels = [group.label for group in read_runs([one, two]).groups]
+    assert len(set(labels)) == 6
+    assert labels[0] == f"FedAvg ({one})"
+    assert len(read_runs([one, one]).groups) == 3  # the same folder twice is one
+
+
+def test_the_frame_has_a_row_per_method_seed_and_round(folder):
+    pytest.importorskip("pandas")
+    table = frame(folder)
+    assert len(table) == 3 * 3 * 61
+    row = table[(table.method == "FedDyn") & (table.seed == 2) & (table["round"] == 17)].iloc[0]
+    record = read_runs(folder).groups[2].runs[2].records[17]
+    assert row.test_accuracy == record.metrics["test_accuracy"]
+    assert row.bytes_up == 4 * P * 10
+
+
+# Tables
+
+
+def by_hand(folder, label, level):
+    """Rounds, bytes and whether the level was reached, of every seed, from the files alone."""
+    found = []
+    for path in sorted((folder / label).glob("seed-*/records.jsonl")):
+        sent = 0
+        for line in path.read_text().splitlines():
+            row = json.loads(line)
+            sent += sum(row["bytes_down"].values()) + sum(row["bytes_up"].values())
+            if row["metrics"].get("test_accuracy", 0) >= level:
+                found.append((row["round"], sent, True))
+                break
+        else:
+            found.append((row["round"], sent, False))
+    return found
+
+
+@pytest.mark.parametrize("level", [0.6, 0.85, 0.955, 2.0])
+def test_the_cost_of_a_target_equals_the_records(folder, level):
+    rows = target_table(read_runs(folder), {"test_accuracy": level})
+    assert [row.method for row in rows] == list(METHODS)
+    of_baseline = by_hand(folder, "FedAvg", level)
+    for row in rows:
+        expected = by_hand(folder, row.method, level)
+        rounds, sent = [r for r, _, _ in expected], [b for _, b, _ in expected]
+        assert row.costs["rounds"].values == tuple(rounds)
+        assert row.costs["bytes"].mean == pytest.approx(statistics.fmean(sent))
+        assert row.costs["bytes"].std == pytest.approx(statistics.stdev(sent))
+        # One round of FedAvg: the model to ten clients and back.
+        assert row.costs["models"].mean == pytest.approx(statistics.fmean(sent) / (80 * P))
+        missed = sum(not reached for _, _, reached in expected)
+        assert row.costs["rounds"].missed == missed
+        base_missed = any(not reached for _, _, reached in of_baseline)
+        ratio = statistics.fmean(b for _, b, _ in of_baseline) / statistics.fmean(sent)
+        sign = ">" if base_missed else "<" if missed else ""
+        both = base_missed and missed
+        assert row.savings["bytes"] == ("–" if both else f"{sign}{ratio:.1f}×")
+
+
+def test_scaffold_sends_two_models_a_round(folder):
+    row = target_table(read_runs(folder), {"test_accuracy": 0.8})[1]
+    assert row.costs["models"].mean == 2 * row.costs["rounds"].mean
+
+
+def test_a_first_round_with_everyone_costs_more_models(tmp_path):
+    folder = write_folder(tmp_path / "run", ["FedDR"])
+    lines = records(np.random.default_rng(0), 20, 5)
+    lines[1].cohort = list(range(100))
+    lines[1].bytes_down, lines[1].bytes_up = {"x": 400 * P}, {"change": 400 * P}
+    write_run(folder, "FedDR", 0, lines)
+    assert final_table(read_runs(folder))[0].costs["models"].mean == pytest.approx(29)
+
+
+def test_costs_and_savings_in_words():
+    assert shown(Over((38.0,)), "rounds") == "38"
+    assert shown(Over((36.0, 40.0)), "rounds") == "38.0 ± 2.8"
+    assert shown(Over((1000.0,), 1), "rounds") == "> 1,000"
+    assert shown(Over((10.0, 20.0), 1), "rounds") == "> 15 (1 of 2 seeds)"
+    assert shown(Over((2.5e9,)), "bytes") == "2.50 GB"
+    assert shown(Over((90.0,)), "seconds") == "90.0 s"
+    assert shown(Over((7200.0,)), "virtual_seconds") == "2.00 h"
+    assert saving(Over((400.0,)), Over((100.0,))) == "4.0×"
+    assert saving(Over((400.0,), 1), Over((100.0,))) == ">4.0×"
+    assert saving(Over((100.0,)), Over((400.0,), 1)) == "<0.2×"
+    assert saving(Over((100.0,), 1), Over((400.0,), 1)) == "–"
+
+
+def test_targets_are_found_where_none_are_given(tmp_path, folder):
+    best = max(r.metrics["test_accuracy"] for run in read_runs(folder) for r in run.records)
+    levels = sorted({row.target for row in target_table(read_runs(folder))})
+    assert levels == pytest.approx([0.9 * best, 0.95 * best, 0.99 * best], abs=1e-3)
+    asked = make(tmp_path / "asked", target={"test_loss": 0.3})
+    assert {(r.metric, r.target) for r in target_table(read_runs(asked))} == {("test_loss", 0.3)}
+
+
+def test_targets_and_baselines_that_do_not_exist(folder):
+    runs = read_runs(folder)
+    with pytest.raises(UndriftError, match="did you mean 'test_accuracy'"):
+        target_table(runs, {"test_acuracy": 0.9})
+    with pytest.raises(UndriftError, match=r"The baseline is 'fedavg'.*did you mean 'FedAvg'"):
+        target_table(runs, baseline="fedavg")
+    assert as_target("test_accuracy=0.9") == ("test_accuracy", 0.9)
+    assert as_target("mine <= 3") == ("mine", ("below", 3.0))
+    for wrong in ("test_accuracy", "=3", "a=b", "a=nan", "a=1=2"):
+        with pytest.raises(UndriftError, match="must be metric=value"):
+            as_target(wrong)
+
+
+def test_final_metrics_leave_out_what_diverged(tmp_path):
+    folder = write_folder(tmp_path / "run", ["FedAvg"])
+    for seed in range(3):
+        lines = records(np.random.default_rng(seed), 10, 5)
+        write_run(folder, "FedAvg", seed, lines, "diverged" if seed == 1 else "finished")
+    row = final_table(read_runs(folder))[0]
+    ends = [records(np.random.default_rng(s), 10, 5)[-1].metrics["test_loss"] for s in (0, 2)]
+    assert row.metrics["test_loss"].values == tuple(ends)
+    assert row.metrics["test_loss"].missed == 1
+
+
+def test_csv_files_have_every_record_and_table(folder, tmp_path):
+    paths = write_csv(folder, tmp_path / "tables")
+    names = ["records", "targets", "final", "runs", "participation"]
+    assert [path.stem for path in paths] == names
+    table = csv_rows(paths[0].read_text())
+    assert len(table) == 9 * 61
+    record = read_runs(folder).groups[0].runs[0].records[5]
+    assert float(table[5]["train_loss"]) == record.metrics["train_loss"]
+    part = csv_rows(paths[4].read_text())
+    times = Counter()
+    for seed in range(3):
+        one = Counter(c for r in read_runs(folder).groups[0].runs[seed].records for c in r.cohort)
+        times.update(one[client] for client in range(100))
+    assert {int(r["rounds_taken_part"]): int(r["clients"]) for r in part} == dict(times)
+    assert part[0]["methods"] == "FedAvg; SCAFFOLD; FedDyn"  # they had the same cohorts
+
+
+# The page as a text
+
+
+EVIL = "</script><b>\"'&amp;{{css}}"
+
+
+def evil(tmp_path):
+    folder = write_folder(tmp_path / "run", [EVIL], name=EVIL)
+    lines = records(np.random.default_rng(0), 5, 5)
+    for record in lines:
+        record.metrics[f"x{EVIL}"] = 1.0
+        record.diagnostics[f"y{EVIL}"] = 1.0
+        record.rejected = {EVIL: EVIL}
+    write_run(folder, EVIL, 0, lines, "stopped", EVIL)
+    (folder / "about.json").write_text(json.dumps({EVIL: EVIL}))
+    (folder / "data.json").write_text(json.dumps({"name": EVIL, "clients": 100, "notes": [EVIL]}))
+    (folder / "data.svg").write_text(SVG.replace("<circle", "<script>alert(1)</script><circle"))
+    return folder
+
+
+def test_everything_is_escaped(tmp_path):
+    text = write_report(evil(tmp_path), tmp_path / "page.html").read_text()
+    assert "<b>\"'" not in text and EVIL not in text
+    assert text.count("</script>") == 3
+    embedded = re.search(r'<script id="records"[^>]*>(.*?)</script>', text, re.DOTALL)[1]
+    assert json.loads(embedded)["methods"][0]["label"] == EVIL
+
+
+def test_the_same_runs_give_the_same_page(folder, tmp_path):
+    one = write_report(folder, tmp_path / "one.html").read_bytes()
+    assert write_report(folder, tmp_path / "two.html").read_bytes() == one
+
+
+def test_the_page_shows_how_runs_ended(folder):
+    lines = records(np.random.default_rng(9), 7, 5)
+    lines[-1].metrics["test_loss"] = math.nan
+    lines[-1].metrics["train_loss"] = math.inf
+    reason = "In round 8 no client of the cohort sent a usable update."
+    write_run(folder, "FedLGA", 0, lines, "diverged", reason, rounds=60)
+    write_run(folder, "FedPD", 0, lines[:3], "interrupted", rounds=60)
+    text = write_report(folder, folder / "page.html").read_text()
+    assert reason in text and "7 of 60" in text
+    assert "FedPD (seed 0): interrupted" in text
+    assert SVG not in text and "data:image/svg+xml;base64," in text
+
+
+def test_several_folders_have_one_page(tmp_path):
+    folders = [make(tmp_path / name / "run", seeds=(0,)) for name in "ab"]
+    text = write_report(folders, tmp_path / "page.html").read_text()
+    assert text.count("experiment.toml</summary>") == 2
+    assert text.count("data:image/svg+xml") == 1  # of equal data, one picture
+
+
+def test_a_page_without_metrics_or_rounds(tmp_path):
+    folder = write_folder(tmp_path / "run", ["FedAvg"])
+    write_run(folder, "FedAvg", 0, [Record(round=0)], "running")
+    text = write_report(folder, tmp_path / "page.html").read_text()
+    assert "No metric has been measured yet" in text
+    assert write_figures(folder, tmp_path / "figures")
+
+
+def test_results_without_a_folder(tmp_path):
+    problem = dict(
+        model=ud.models.logistic(60, 10),
+        data=ud.data.synthetic(1, 1, clients=5, seed=0),
+        local=ud.SGD(lr=0.03, batch_size=10, steps=2),
+        rounds=3,
+    )
+    results = ud.compare([ud.FedAvg(), ud.SCAFFOLD()], **problem)
+    runs = of_results(results)
+    assert final_table(runs)[0].costs["models"].mean == pytest.approx(3)
+    assert final_table(runs)[1].costs["models"].mean == pytest.approx(6)
+    assert "SCAFFOLD" in write_page(runs, tmp_path / "page.html").read_text()
+
+
+def test_long_runs_are_thinned_and_totals_stay(tmp_path):
+    folder = write_folder(tmp_path / "run", ["FedAvg"])
+    lines = records(np.random.default_rng(0), 4500, 500)
+    write_run(folder, "FedAvg", 0, lines)
+    text = write_report(folder, tmp_path / "page.html").read_text()
+    columns = json.loads(re.search(r'"records"[^>]*>(.*?)</script>', text, re.DOTALL)[1])
+    columns = columns["runs"][0]["columns"]
+    assert len(columns["test_accuracy"]) <= 2001
+    assert columns["round"][0] == 0 and columns["round"][-1] == 4500
+    assert sum(columns["gradients"]) == sum(record.gradients for record in lines)
+    assert "One of 3 evaluated rounds is shown" in text
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """Ten methods with a thousand rounds."""
+    methods = {f"Method {k}": (20 + 30 * k, 1 + k % 2, 1 + k % 2) for k in range(10)}
+    folder = tmp_path_factory.mktemp("large") / "run"
+    make(folder, methods, seeds=(0,), rounds=1000)
+    return write_report(folder, folder / "page.html")
+
+
+def test_ten_methods_with_a_thousand_rounds_are_small(large):
+    print(f"{large.stat().st_size / 1e6:.2f} MB")
+    assert large.stat().st_size < 6e6
+
+
+def test_many_seeds_are_small_too(tmp_path):
+    methods = {f"Method {k}": (20 + 30 * k, 1, 1) for k in range(4)}
+    folder = make(tmp_path / "run", methods, seeds=range(20), rounds=200, cohort=2)
+    assert write_report(folder, tmp_path / "page.html").stat().st_size < 6e6
+
+
+# Figures
+
+
+def test_figures_for_a_paper(folder, tmp_path):
+    assert main_metrics(read_runs(folder)) == ["test_accuracy", "objective"]
+    paths = write_figures(folder, tmp_path / "figures", ["test_loss"], kinds=("svg",))
+    names = {path.name for path in paths}
+    assert {"test_loss-rounds.svg", "test_loss-virtual-seconds.svg", "diagnostics.svg"} <= names
+    assert all(path.read_text().rstrip().endswith("</svg>") for path in paths)
+    again = write_figures(folder, tmp_path / "again", [], kinds=("svg",))
+    for path in again:
+        assert path.read_bytes() == (tmp_path / "figures" / path.name).read_bytes()
+    with pytest.raises(UndriftError, match="did you mean 'test_loss'"):
+        write_figures(folder, tmp_path / "figures", ["test_los"])
+
+
+# The page in Chromium
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """A folder that no test changes, with its page."""
+    folder = make(tmp_path_factory.mktemp("shared") / "run")
+    write_report(folder, folder / "page.html")
+    return folder
+
+
+@pytest.fixture
+def opened(browser, shared):
+    """The page of three methods and three seeds, at the size of a desktop."""
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    troubles = watched(page)
+    page.goto((shared / "page.html").as_uri())
+    wait_for(page, "report.charts[0].plot")
+    yield page
+    assert troubles == []
+    page.close()
+
+
+def test_the_axis_switch_changes_the_x_values(opened, shared):
+    last = "report.charts[0].plot.data[0].at(-1)"
+    assert opened.evaluate(last) == 60
+    opened.get_by_role("radio", name="bytes sent").first.check()
+    assert opened.evaluate(last) == 60 * 160 * P  # SCAFFOLD's
+    opened.get_by_role("radio", name="virtual time").first.check()
+    assert opened.evaluate(last) == 120
+    opened.get_by_role("radio", name="gradient evaluations").first.check()
+    runs = read_runs(shared)
+    gradients = [sum(r.gradients for r in run.records) for run in runs.groups[0].runs]
+    assert opened.evaluate(last) == pytest.approx(statistics.fmean(gradients))
+
+
+def test_the_switches_work_with_the_keyboard(opened):
+    opened.get_by_role("radio", name="rounds").first.focus()
+    opened.keyboard.press("ArrowRight")
+    assert opened.evaluate("report.state.axis") == "bytes"
+    button = opened.locator(".legend button").first
+    button.focus()
+    opened.keyboard.press("Enter")
+    assert opened.evaluate("[...report.state.hidden]") == [0]
+    assert opened.evaluate("document.activeElement.dataset.method") == "0"
+
+
+def test_curves_are_means_over_seeds_with_their_range(opened, shared):
+    runs = read_runs(shared)
+    values = [run.records[30].metrics["test_accuracy"] for run in runs.groups[2].runs]
+    data = opened.evaluate("report.charts[0].plot.data.map((column) => column[30])")
+    assert data[0] == 30
+    assert data[-3:] == pytest.approx(
+        [statistics.fmean(values), min(values), max(values)], rel=1e-6
+    )
+    opened.locator("#spread").select_option("std")
+    low = opened.evaluate("report.charts[0].plot.data.at(-2)[30]")
+    assert low == pytest.approx(statistics.fmean(values) - statistics.stdev(values), rel=1e-5)
+    opened.locator("#spread").select_option("seeds")
+    assert opened.evaluate("report.charts[0].plot.series.length") == 1 + 9
+
+
+def test_the_legend_hides_a_method(opened):
+    labels = (
+        "report.charts[0].plot.series.filter((s) => s.method !== undefined).map((s) => s.label)"
+    )
+    assert opened.evaluate(labels) == list(METHODS)
+    button = opened.locator(".legend button", has_text="SCAFFOLD").first
+    button.click()
+    assert opened.evaluate(labels) == ["FedAvg", "FedDyn"]
+    assert (
+        opened.locator(".legend button", has_text="SCAFFOLD").first.get_attribute("aria-pressed")
+        == "false"
+    )
+    opened.locator(".legend button", has_text="SCAFFOLD").first.click()
+    assert opened.evaluate(labels) == list(METHODS)
+
+
+def test_the_log_scale_and_the_metric(opened):
+    figure = opened.locator("figure[data-name]").first
+    assert opened.evaluate("report.charts[0].plot.scales.y.distr") == 1
+    figure.get_by_label("log scale").check()
+    assert opened.evaluate("report.charts[0].plot.scales.y.distr") == 3
+    figure.get_by_label("Metric of chart 1").select_option("test_loss")
+    assert opened.evaluate("report.charts[0].plot.data[1][0]") > 2  # a loss, not an accuracy
+    opened.locator("#log-x").check()
+    assert opened.evaluate("report.charts[0].plot.data[0][0]") == 1  # log 0 has no place
+
+
+@pytest.mark.parametrize("values", [(1e-300, 1e-34), (1e-34, 7.0), (1e-29, 1e29), (0.3, 0.3), (0,)])
+def test_any_range_has_a_log_scale(browser, tmp_path, values):
+    folder = write_folder(tmp_path / "run", ["FedAvg"])
+    lines = records(np.random.default_rng(0), 9, 5)
+    for record in lines:
+        record.metrics = {"mine": values[record.round % len(values)]}
+        record.diagnostics = {}
+    write_run(folder, "FedAvg", 0, lines)
+    page = browser.new_page()
+    troubles = watched(page)
+    page.goto(write_report(folder, tmp_path / "page.html").as_uri())
+    wait_for(page, "document.querySelector('.plot').children.length")
+    page.wait_for_timeout(50)
+    assert troubles == []
+    page.close()
+
+
+def test_hovering_shows_the_values(opened, shared):
+    box = opened.locator("figure[data-name] .u-over").first.bounding_box()
+    opened.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    tip = opened.locator(".tip").first
+    assert "rounds: 30" in tip.inner_text()
+    values = [r.records[30].metrics["test_accuracy"] for r in read_runs(shared).groups[2].runs]
+    assert f"{statistics.fmean(values):.4g} (" in tip.inner_text()
+
+
+def test_the_table_of_the_page_has_the_numbers_of_the_records(opened, shared):
+    levels = [row.target for row in target_table(read_runs(shared))][::3]
+    opened.get_by_role("radio", name="rounds").nth(1).check()
+    table = opened.locator('[data-cost="rounds"] table')
+    assert table.is_visible() and not opened.locator('[data-cost="models"]').is_visible()
+    for label in METHODS:
+        cells = table.locator("tr", has_text=label).locator("td").all_inner_texts()
+        for level, cell in zip(levels, cells, strict=True):
+            found = by_hand(shared, label, level)
+            mean = statistics.fmean(r for r, _, _ in found)
+            first = float(re.search(r"[\d.]+", cell)[0])
+            assert first == pytest.approx(mean, abs=0.051)
+            assert cell.startswith(">") == any(not reached for _, _, reached in found)
+
+
+def test_csv_links_have_the_tables(opened, shared):
+    links = opened.locator("a[download]").evaluate_all(
+        "all => all.map((a) => [a.download, a.href])"
+    )
+    assert {name for name, _ in links} == {
+        "targets.csv",
+        "final.csv",
+        "runs.csv",
+        "participation.csv",
+    }
+    for _, link in links:
+        kind, _, content = link.partition(",")
+        assert kind == "data:text/csv;charset=utf-8"
+        assert csv_rows(unquote(content))
+    with opened.expect_download() as download:
+        opened.get_by_role("button", name="records.csv").click()
+    rows = csv_rows(download.value.path().read_text())
+    assert len(rows) == 9 * 61
+    record = read_runs(shared).groups[2].runs[1].records[40]
+    row = next(r for r in rows if (r["method"], r["seed"], r["round"]) == ("FedDyn", "1", "40"))
+    assert float(row["test_loss"]) == pytest.approx(record.metrics["test_loss"], rel=1e-6)
+    assert int(row["bytes_down"]) == sum(record.bytes_down.values())
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_needs_no_horizontal_scroll(browser, folder, scheme):
+    page = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme=scheme)
+    troubles = watched(page)
+    long = "a_very_long_label_without_any_place_to_break_it_" * 3
+    write_run(folder, long, 0, records(np.random.default_rng(0), 9, 5), reason=long)
+    page.goto(write_report(folder, folder / "page.html").as_uri())
+    page.locator("figure[data-name]").last.scroll_into_view_if_needed()
+    wait_for(page, "report.charts.at(-1).plot")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert troubles == []
+    page.close()
+
+
+def test_evil_labels_are_shown_and_do_nothing(browser, tmp_path):
+    page = browser.new_page()
+    troubles = watched(page)
+    page.goto(write_report(evil(tmp_path), tmp_path / "page.html").as_uri())
+    wait_for(page, "report.charts[0].plot")
+    assert page.locator("h1").inner_text() == EVIL
+    assert page.locator(".legend button").first.inner_text() == EVIL
+    assert page.locator("b").count() == page.locator("td b").count()  # only the best costs
+    assert troubles == []
+    page.close()
+
+
+def test_a_large_page_opens_quickly(browser, large):
+    page = browser.new_page()
+    troubles = watched(page)
+    began = time.perf_counter()
+    page.goto(large.as_uri())
+    wait_for(page, "report.charts[0].plot")
+    took = time.perf_counter() - began
+    print(f"opened in {took:.2f} s")
+    assert took < 20  # a guard against quadratic work, not a measurement
+    assert troubles == []
+    page.close()
