@@ -28,6 +28,10 @@ class Tally:
         self._rounds = 0
         self._began = time.monotonic()
 
+    def begin(self) -> None:
+        """The speed is that of the run that begins."""
+        self._rounds, self._began = 0, time.monotonic()
+
     def take(self, record: Record) -> str:
         """A line about a round: loss, accuracy, traffic and speed."""
         self._rounds += record.round > 0
@@ -53,6 +57,7 @@ class Bars:
 
     def begin(self, label: str, seed: int, round: int) -> None:
         self._bars.start_task(self._tasks[label])
+        self._tallies[label].begin()
         self._move(label, round)
 
     def show(self, label: str, seed: int, record: Record) -> None:
