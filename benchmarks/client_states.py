@@ -81,7 +81,7 @@ def main() -> None:
     store = folder / "FedDyn" / "FedDyn" / "seed-0" / "store"
     from undrift.runs.store import Store
 
-    opened = Store(store, {"label": "FedDyn", "seed": 0, "parameters": 178_110})
+    opened = Store(store, {"label": "FedDyn", "seed": 0})
     clients = sum(1 for _ in opened.clients())
     opened.close()
     states = clients * 178_110 * 4

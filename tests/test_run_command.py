@@ -145,6 +145,20 @@ def test_the_folder_of_another_experiment_is_refused(place):
     assert "has the runs of another experiment" in done.stderr.replace("\n", " ")
 
 
+def test_labels_and_folders_with_brackets_are_no_markup(place):
+    text = EXPERIMENT.replace('name = "FedAvg"', 'name = "FedAvg"\nlabel = "a[/b] a longer label"')
+    (place / "odd.toml").write_text(text)
+    short = ("--set", "rounds=1", "--set", "seeds=[0]")
+    done = called("run", "odd.toml", *short, "--out", "o[/x]", cwd=place)
+    assert done.returncode == 0, done.stderr
+    assert "a[/b]" in done.stdout
+    assert "undrift report o[/x]" in done.stderr
+    assert max(len(line) for line in done.stdout.splitlines()) <= 80
+    (place / "o[/x]" / "FedDyn" / "seed-0" / "run.json").unlink()  # killed before it began
+    page = called("report", "o[/x]", "--out", "p.html", cwd=place)
+    assert page.returncode == 0, page.stderr
+
+
 def test_what_there_is_can_be_learnt(tmp_path):
     assert called("init", cwd=tmp_path).returncode == 0
     assert "exists already" in called("init", cwd=tmp_path).stderr

@@ -41,7 +41,9 @@ def contents(folder, label, seed=0):
     """All that a run leaves, bit for bit, but for wall times."""
     own = folder / label / f"seed-{seed}"
     meta = json.loads((own / "run.json").read_text())
-    store = Store(own / "store", {k: meta[k] for k in ("label", "seed", "parameters")}, "process")
+    store = Store(
+        own / "store", {k: meta[k] for k in ("label", "seed", "parameters", "data")}, "process"
+    )
     cpu = torch.device("cpu")
     parts = {name: store.part(name, cpu) for name in ("server", "buffers", "means", "ended")}
     states = {id: store.client(id, cpu) for id in store.clients()}
@@ -161,6 +163,89 @@ def test_a_second_process_in_the_folder_is_refused(tmp_path):
     with alone_in(tmp_path), pytest.raises(ud.UndriftError, match="Another process is running in"):
         run(tmp_path)
     assert not (tmp_path / "FedAvg").exists()
+
+
+@pytest.fixture
+def half(tmp_path):
+    """A run of one method that is not over."""
+    methods = {"FedDyn": ud.FedDyn(alpha=0.5)}
+    run(tmp_path, rounds=3, methods=methods)
+    own = tmp_path / "FedDyn" / "seed-0"
+    (own / "run.json").unlink()
+    return tmp_path, own, lambda **changed: run(tmp_path, rounds=5, methods=methods, **changed)
+
+
+@pytest.mark.parametrize("size", [5000, 9000, 40_000])
+def test_a_store_that_was_cut_off_is_refused_in_a_sentence(half, size):
+    _, own, go_on = half
+    os.truncate(own / "store" / "data.mdb", size)
+    with pytest.raises(ud.UndriftError, match=r"damaged|does not have|has no"):
+        go_on()
+
+
+def test_a_damaged_store_is_refused_in_a_sentence(half):
+    _, own, go_on = half
+    file = own / "store" / "data.mdb"
+    content = bytearray(file.read_bytes())
+    content[8192:] = random.Random(0).randbytes(len(content) - 8192)
+    file.write_bytes(content)
+    with pytest.raises(ud.UndriftError, match="is damaged"):
+        go_on()
+
+
+def test_a_store_that_was_emptied_does_not_begin_again(half):
+    _, own, go_on = half
+    before = (own / "records.jsonl").read_bytes()
+    (own / "store" / "data.mdb").unlink()
+    with pytest.raises(ud.UndriftError, match="has rounds, but the store beside it is empty"):
+        go_on()
+    assert (own / "records.jsonl").read_bytes() == before
+
+
+def test_other_data_are_not_gone_on_with(half):
+    _, _, go_on = half
+    with pytest.raises(ud.UndriftError, match="belongs to another run: its data was"):
+        go_on(data=ud.data.synthetic(1, 1, clients=12, seed=1, most=60))
+    assert go_on()[0].status == "finished"
+
+
+def test_what_a_power_loss_leaves_empty_is_written_again(tmp_path):
+    methods = {"FedDyn": ud.FedDyn(alpha=0.5)}
+    run(tmp_path, rounds=3, methods=methods)
+    own = tmp_path / "FedDyn" / "seed-0"
+    model = (own / "model.safetensors").read_bytes()
+    for name in ("run.json", "model.safetensors"):
+        (own / name).write_bytes(b"")
+        assert run(tmp_path, rounds=3, methods=methods)[0].status == "finished"
+        assert json.loads((own / "run.json").read_text())["status"] == "finished"
+        assert (own / "model.safetensors").read_bytes() == model
+
+
+def test_the_fingerprint_of_data_depends_on_every_sample_and_owner():
+    from undrift.data.fingerprint import fingerprint
+
+    def made(x=0.0, owner=0, name="a"):
+        values = torch.zeros(6, 2)
+        values[5, 1] = x
+        parts = {name: [0, 1, 2 + owner], "b": [3, 4, 5]}
+        return ud.data.FederatedData.from_arrays(values, [0, 1] * 3, parts)
+
+    same = fingerprint(made())
+    assert fingerprint(made()) == same
+    others = [made(x=1.0), made(owner=1), made(name="c"), made().with_test(0.4)]
+    assert len({same, *map(fingerprint, others)}) == 5
+    letters = torch.arange(50).int()
+    windows = ud.data.FederatedData.from_arrays(letters.unfold(0, 8, 1), [0] * 43, [[0], [1, 2]])
+    assert len(fingerprint(windows)) == 32
+
+
+def test_ids_that_cannot_be_stored_are_refused_before_anything_runs(tmp_path):
+    long = "x" * 600
+    own = ud.data.FederatedData.from_clients({long: (torch.ones(4, 60), [0, 1, 2, 3])})
+    with pytest.raises(ud.UndriftError, match="is too long for the store"):
+        run(tmp_path, data=own, cohort=None)
+    with pytest.raises(ud.UndriftError, match="has characters that are no text"):
+        ud.data.FederatedData.from_clients({"\ud800": (torch.ones(4, 60), [0, 1, 2, 3])})
 
 
 def test_several_seeds_start_from_several_models(tmp_path):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from undrift.errors import require_type
+from undrift.errors import UndriftError, require_type
 
 
 def key(seed: int, purpose: str, round: int = 0, client: Hashable = "") -> int:
@@ -34,6 +34,10 @@ def plain_id(id: Any) -> int | str:
     if isinstance(id, Integral) and not isinstance(id, bool):
         return int(id)
     require_type("A client's id", id, str, "a whole number or a word")
+    try:
+        id.encode()
+    except UnicodeEncodeError:
+        raise UndriftError(f"The client's id {id!r} has characters that are no text.") from None
     return str(id)
 
 

@@ -24,7 +24,9 @@ def init(
         raise UndriftError(f"{path} exists already: name another file.")
     with written_whole(path) as partial:
         partial.write_text(starter())
-    Console(highlight=False).print(f"Wrote {path}; run it with: undrift run {path}", soft_wrap=True)
+    Console(highlight=False, markup=False).print(
+        f"Wrote {path}; run it with: undrift run {path}", soft_wrap=True
+    )
 
 
 @app.command(name="list")

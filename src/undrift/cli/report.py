@@ -45,7 +45,7 @@ def report(
 
     wanted = [as_target(target) for target in targets or ()]
     path = write_report(folders, out, wanted or None, baseline)
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     console.print(f"The report is in {path}", soft_wrap=True)
     if figures is not None:
         made = write_figures(folders, figures)

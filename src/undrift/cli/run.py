@@ -93,7 +93,7 @@ def _do(experiment: Experiment, folder: Path, quiet: bool, as_json: bool) -> Non
     from undrift.runs.watching import watching
 
     claim(experiment, folder)
-    said = Console(stderr=True, highlight=False, quiet=quiet or as_json)
+    said = Console(stderr=True, highlight=False, markup=False, quiet=quiet or as_json)
     if said.is_terminal:
         with said.status("reading the data"):
             data = build_data(experiment)
@@ -112,7 +112,7 @@ def _conclude(
     from undrift.report.reading import read_runs
     from undrift.report.terminal import final
 
-    console = Console(highlight=False, quiet=said.quiet)
+    console = Console(highlight=False, markup=False, quiet=said.quiet)
     console.print(final(read_runs(folder)))
     for outcome in outcomes:
         if outcome.reason:
@@ -132,7 +132,7 @@ def _dry_run(experiment: Experiment, folder: Path) -> None:
     from undrift.runs.building import build_data, build_model
     from undrift.runs.cost import estimate
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     console.print(Syntax(experiment.to_toml(), "toml", background_color="default"))
     data = build_data(experiment)
     model = build_model(experiment, data, experiment.seeds[0])

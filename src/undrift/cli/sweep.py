@@ -59,12 +59,13 @@ def sweep(
         raise typer.Exit(130) from None
     console.print(found.table())
     for verdict in found.failed():
-        console.print(f"{verdict.point.label}: {verdict.reason}", soft_wrap=True)
+        said = f"{verdict.point.label}: {verdict.reason}"
+        console.print(said, soft_wrap=True, markup=False)
     folders = list(found.folders().values())
     if folders:
         page = write_report(folders, found.folder / "report.html")
-        console.print(f"The best of every method are in {page}", soft_wrap=True)
+        console.print(f"The best of every method are in {page}", soft_wrap=True, markup=False)
     for file in found.files:
-        console.print(f"Run them with: undrift run {file}", soft_wrap=True)
+        console.print(f"Run them with: undrift run {file}", soft_wrap=True, markup=False)
     if found.failed():
         raise typer.Exit(1)

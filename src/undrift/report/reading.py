@@ -226,7 +226,8 @@ def _record(line: str, path: Path, number: int) -> Record:
 
 def _read_folder(path: Path) -> tuple[Folder, list[RunFiles]]:
     require(path.is_dir(), f"There is no run folder {path}.")
-    places = sorted(path.glob("*/seed-*/"))
+    # A process that was killed early may have left a folder in which nothing has begun.
+    places = sorted(run.parent for run in path.glob("*/seed-*/run.json"))
     experiment = path / "experiment.toml"
     if not places or not experiment.is_file():
         missing = "experiment.toml" if not experiment.is_file() else "<method>/seed-<number>/"

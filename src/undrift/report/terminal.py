@@ -16,7 +16,7 @@ COLUMNS = {
     "train_loss": "train loss",
     "train_accuracy": "train acc",
 }
-MOST = 4
+MOST = 3
 """so many metrics fit beside the rest on 80 columns"""
 
 
@@ -24,9 +24,10 @@ def final(runs: Runs) -> Table:
     """A row per method: rounds done, the last metrics over its seeds, and what was sent."""
     rows = final_table(runs)
     found = {name for row in rows for name in row.metrics}
-    metrics = [name for name in COLUMNS if name in found][:MOST]
+    several = any(row.seeds > 1 for row in rows)  # then a metric has a spread beside it
+    metrics = [name for name in COLUMNS if name in found][: MOST - several]
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("method", no_wrap=True)
+    table.add_column("method", no_wrap=True, overflow="ellipsis", max_width=18)
     for head in ("seeds", "rounds", *(COLUMNS[name] for name in metrics), "sent"):
         table.add_column(head, justify="right", no_wrap=True)
     for group, row in zip(runs.groups, rows, strict=True):

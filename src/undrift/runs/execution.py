@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import nn
 
 from undrift.data.federated import FederatedData
-from undrift.errors import Diverged, require_range
+from undrift.data.fingerprint import fingerprint
+from undrift.errors import Diverged, UndriftError, first_line, require, require_range
 from undrift.evaluation import Evaluation
 from undrift.files import written_whole
 from undrift.loops.synchronous import Synchronous
@@ -37,7 +38,7 @@ from undrift.runs.folder import (
 )
 from undrift.runs.keeping import commit, restore
 from undrift.runs.states import StoredStates
-from undrift.runs.store import Store
+from undrift.runs.store import Store, require_storable
 from undrift.sampling import Sampler
 from undrift.solvers import Local
 from undrift.targets import Target
@@ -126,6 +127,7 @@ def execute(
     outcomes = []
     with alone_in(folder), _asked_to_stop() as stop:
         _describe(plan.data, folder)
+        data = fingerprint(plan.data)
         for seed in plan.seeds:
             losses = None
             for label, method in plan.methods.items():
@@ -134,7 +136,7 @@ def execute(
                 if done is None:
                     if losses is None:
                         losses = ModuleLosses(plan.model(seed), plan.data)
-                    work = Work(plan, label, method, seed, losses, own, keeping, watcher)
+                    work = Work(plan, label, method, seed, losses, own, keeping, watcher, data)
                     status, reason = work.do(stop)
                 else:
                     status, reason = done
@@ -159,18 +161,27 @@ class Work:
     folder: Path
     keeping: Keeping
     watcher: Watcher | None
+    data: str
+    """a fingerprint of the data"""
 
     def do(self, stop: Callable[[], bool]) -> tuple[str, str | None]:
         """Run to the end, or until asked to stop; gives the status and its reason."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        meta = {"label": self.label, "seed": self.seed, "parameters": self.losses.dimension}
-        store = Store(self.folder / STORE, meta, self.keeping.durability)
+        require_storable(self.losses.ids)
+        records = self.folder / RECORDS
+        begun = records.is_file() and records.stat().st_size > 0
+        store = Store(self.folder / STORE, self._meta(), self.keeping.durability)
         try:
+            require(
+                store.round is not None or not begun,
+                f"{records} has rounds, but the store beside it is empty: put the store back, or "
+                f"remove {self.folder} to begin again.",
+            )
+            self._say("running", None)
             run = self._run(store)
             resumed = restore(run, store)
-            self._say("running", None)
-            with written_whole(self.folder / RECORDS) as whole:  # a killed process may leave half
-                whole.write_text("".join(f"{line}\n" for line in store.records()))
+            with written_whole(records) as whole:  # a killed process may leave half a line
+                whole.write_text("".join(f"{line}\n" for line in store.records()), "utf-8")
             if self.watcher:
                 self.watcher.begin(self.label, self.seed, run.round)
             loggers = self._loggers(run.round if resumed else None)
@@ -207,7 +218,7 @@ class Work:
         self, run: Synchronous, store: Store, loggers: Sequence[Logger], stop: Callable[[], bool]
     ) -> tuple[str, str | None]:
         try:
-            with (self.folder / RECORDS).open("a") as lines:
+            with (self.folder / RECORDS).open("a", encoding="utf-8") as lines:
                 for record in run.rounds():
                     commit(run, store, record)
                     lines.write(record.to_json() + "\n")
@@ -220,6 +231,11 @@ class Work:
                         return "interrupted", f"interrupted after round {run.round}"
         except Diverged as error:
             return "diverged", str(error)
+        except OSError as error:
+            raise UndriftError(
+                f"{self.folder / RECORDS} cannot be written ({first_line(error)}); nothing is lost "
+                f"but the round in flight."
+            ) from error
         return ("finished", None) if run.stopped is None else ("stopped", run.stopped)
 
     def _loggers(self, resumed_from: int | None) -> Sequence[Logger]:
@@ -228,17 +244,24 @@ class Work:
             logger.start(self.label, self.seed, self.plan.settings, self.folder, resumed_from)
         return loggers
 
+    def _meta(self) -> dict[str, Any]:
+        """What the store belongs to: with other data it would go on with another run."""
+        return {
+            "label": self.label,
+            "seed": self.seed,
+            "parameters": self.losses.dimension,
+            "data": self.data,
+        }
+
     def _say(self, status: str, reason: str | None) -> None:
         write_json(
             self.folder / RUN,
             {
-                "label": self.label,
+                **self._meta(),
                 "method": repr(self.method),
                 "name": self.method.name,
                 "paper": self.method.paper,
-                "seed": self.seed,
                 "rounds": self.plan.rounds,
-                "parameters": self.losses.dimension,
                 "status": status,
                 "reason": reason,
             },
@@ -247,10 +270,13 @@ class Work:
 
 def _ended(folder: Path) -> tuple[str, str | None] | None:
     """How a run ended, if it did."""
-    if not (folder / RUN).is_file():
+    try:
+        found = read_json(folder / RUN)
+    except UndriftError:  # not there, or left empty by a power loss: the store knows
         return None
-    found = read_json(folder / RUN)
-    return (found["status"], found.get("reason")) if found.get("status") in DONE else None
+    model = folder / MODEL
+    ended = found.get("status") in DONE and model.is_file() and model.stat().st_size > 0
+    return (found["status"], found.get("reason")) if ended else None
 
 
 def _describe(data: FederatedData, folder: Path) -> None:

@@ -56,13 +56,14 @@ def alone_in(folder: Path) -> Iterator[None]:
 def write_json(path: Path, values: dict[str, Any]) -> None:
     """Write a JSON file whole."""
     with written_whole(path) as partial:
-        partial.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+        text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+        partial.write_text(text, encoding="utf-8")
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON file; what is wrong with it is said in a sentence."""
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UndriftError(f"{path} cannot be read: {first_line(error)}.") from error
     require(isinstance(found, dict), f"{path} must hold an object.")

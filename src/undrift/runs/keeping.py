@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from undrift.errors import UndriftError
+from undrift.errors import UndriftError, first_line
 from undrift.loops.synchronous import Synchronous
 from undrift.problem import Server
 from undrift.records import Record
@@ -30,7 +30,14 @@ def restore(run: Synchronous, store: Store) -> bool:
     if round is None:
         return False
     device = run.x0.device
-    run.records = [Record.from_json(line) for line in store.records()]
+    try:
+        run.records = [Record.from_json(line) for line in store.records()]
+    except (ValueError, TypeError, AttributeError) as error:
+        if isinstance(error, UndriftError):
+            raise
+        raise UndriftError(
+            f"A record in {store.folder} is damaged: {first_line(error)}."
+        ) from error
     if [record.round for record in run.records] != list(range(round + 1)):
         raise UndriftError(f"The store {store.folder} does not have a record of every round.")
     run.round = round

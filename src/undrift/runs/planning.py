@@ -64,16 +64,16 @@ def run_experiment(
 def claim(experiment: Experiment, folder: Path) -> None:
     """Write the resolved experiment into a new folder, or see that it is the one there."""
     path = folder / EXPERIMENT
-    if path.is_file():
-        require(
-            _runs_of(Experiment.load(path)) == _runs_of(experiment),
-            f"{folder} has the runs of another experiment: choose another folder with --out, or go "
-            f"on with that one by undrift resume {folder}.",
-        )
-        return
-    if folder.is_dir() and any(folder.glob("*/seed-*")):
-        raise UndriftError(f"{folder} has runs but no {EXPERIMENT}: choose another folder.")
     with alone_in(folder):
+        if path.is_file():
+            require(
+                _runs_of(Experiment.load(path)) == _runs_of(experiment),
+                f"{folder} has the runs of another experiment: choose another folder with --out, "
+                f"or go on with that one by undrift resume {folder}.",
+            )
+            return
+        if any(folder.glob("*/seed-*")):
+            raise UndriftError(f"{folder} has runs but no {EXPERIMENT}: choose another folder.")
         write_json(folder / ABOUT, about())
         experiment.write(path)
 

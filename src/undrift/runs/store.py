@@ -9,7 +9,10 @@ process loses nothing, but a power loss may damage the store.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Iterator, Mapping
+import os
+import shutil
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,9 +50,20 @@ class Store:
             self._env = lmdb.open(
                 str(folder), map_size=self._size(), sync=durability == "power", max_readers=8
             )
+            self._fill_up()
         except (lmdb.Error, OSError) as error:
             raise UndriftError(f"The store {folder} cannot be opened: {_said(error)}.") from error
         self._check({"format": FORMAT, **meta})
+
+    def _fill_up(self) -> None:
+        """A page beyond the end of a file that was cut off would kill the process: make it empty.
+
+        Then it is found to be damaged when it is read.
+        """
+        file = self.folder / "data.mdb"
+        size = (self._env.info()["last_pgno"] + 1) * self._env.stat()["psize"]
+        if file.stat().st_size < size:
+            os.truncate(file, size)
 
     def _size(self) -> int:
         """Room for what is there and more; it grows when it is full."""
@@ -57,22 +71,25 @@ class Store:
         return max(FIRST_SIZE, 2 * file.stat().st_size if file.exists() else 0)
 
     def _check(self, meta: dict[str, Any]) -> None:
-        text = json.dumps(meta, sort_keys=True).encode()
         found = self._get(META)
         if found is None:
-            self._write({META: text.strip})
-        else:
+            self._write({META: json.dumps(meta, sort_keys=True).encode})
+            return
+        with self._reading():
+            before = json.loads(found)
+        for name, value in meta.items():
             require(
-                found == text,
-                f"The store {self.folder} belongs to another run ({found.decode()} instead of "
-                f"{text.decode()}).",
+                before.get(name) == value,
+                f"The store {self.folder} belongs to another run: its {name} was "
+                f"{before.get(name)!r}, not {value!r}.",
             )
 
     @property
     def round(self) -> int | None:
         """The last round that was committed, or None."""
         found = self._get(ROUND)
-        return None if found is None else int(found)
+        with self._reading():
+            return None if found is None else int(found)
 
     def commit(
         self,
@@ -108,7 +125,7 @@ class Store:
 
     def clients(self) -> Iterator[Hashable]:
         """The clients that have taken part."""
-        with self._env.begin() as txn, txn.cursor() as cursor:
+        with self._reading(), self._env.begin() as txn, txn.cursor() as cursor:
             going = cursor.set_range(CLIENT)
             while going and cursor.key().startswith(CLIENT):
                 yield json.loads(cursor.key()[len(CLIENT) :])
@@ -116,7 +133,7 @@ class Store:
 
     def records(self) -> Iterator[str]:
         """The lines of all rounds."""
-        with self._env.begin() as txn, txn.cursor() as cursor:
+        with self._reading(), self._env.begin() as txn, txn.cursor() as cursor:
             going = cursor.set_range(RECORD)
             while going and cursor.key().startswith(RECORD):
                 yield bytes(cursor.value()).decode()
@@ -127,8 +144,18 @@ class Store:
         self._env.close()
 
     def _get(self, key: bytes) -> bytes | None:
-        with self._env.begin() as txn:
+        with self._reading(), self._env.begin() as txn:
             return txn.get(key)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """What is wrong with the store is said in a sentence."""
+        try:
+            yield
+        except (lmdb.Error, ValueError) as error:
+            if isinstance(error, UndriftError):
+                raise
+            raise UndriftError(f"The store {self.folder} is damaged: {_said(error)}.") from error
 
     def _write(self, values: Mapping[bytes, Callable[[], bytes]]) -> None:
         """Put all values in one transaction, making room if need be."""
@@ -141,10 +168,19 @@ class Store:
             except lmdb.MapFullError:
                 self._env.set_mapsize(2 * self._env.info()["map_size"])
             except (lmdb.Error, OSError) as error:
+                full = shutil.disk_usage(self.folder).free < (1 << 20)
+                cause = "the disk is full" if full else _said(error)
                 raise UndriftError(
-                    f"The round could not be written to {self.folder} ({_said(error)}); nothing "
-                    f"is lost but this round."
+                    f"The round could not be written to {self.folder} ({cause}); nothing is lost "
+                    f"but this round."
                 ) from error
+
+
+def require_storable(ids: Sequence[Hashable]) -> None:
+    """Refuse ids that are too long for the store before anything runs."""
+    for id in ids:
+        if isinstance(id, str) and len(id) > 100:
+            _client_key(id)
 
 
 def _client_key(id: Hashable) -> bytes:

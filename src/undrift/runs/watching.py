@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
+from rich.table import Column
 
 from undrift.records import Record
 from undrift.runs.execution import Watcher
@@ -36,9 +37,9 @@ class Tally:
         """A line about a round: loss, accuracy, traffic and speed."""
         self._rounds += record.round > 0
         self.bytes += sum(record.bytes_down.values()) + sum(record.bytes_up.values())
-        named = (("objective", "F"), ("validation_accuracy", "val"), ("test_accuracy", "test"))
+        named = (("objective", "F"), ("test_accuracy", "test"), ("validation_accuracy", "val"))
         found = [f"{w} {record.metrics[m]:.4f}" for m, w in named if m in record.metrics]
-        self.note = "  ".join(found) or self.note
+        self.note = "  ".join(found[:2]) or self.note  # more does not fit on 80 columns
         speed = self._rounds / max(time.monotonic() - self._began, 1e-9)
         return f"{self.note}  {amount(self.bytes)}  {speed:.3g}/s"
 
@@ -70,7 +71,7 @@ class Bars:
             self._done[label] += self._rounds
             self._move(label, 0)
         if status == "diverged":
-            self._bars.update(self._tasks[label], note="[red]diverged[/]")
+            self._bars.update(self._tasks[label], note="diverged")
 
     def _move(self, label: str, round: int) -> None:
         self._bars.update(self._tasks[label], completed=self._done[label] + round)
@@ -133,15 +134,21 @@ def watching(
     elif not console.is_terminal:
         yield Lines(rounds)
     else:
+        whole = Column(no_wrap=True)
         columns = (
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=12),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
-            TimeRemainingColumn(compact=True),
+            TextColumn("{task.description}", markup=False, table_column=_narrow(16)),
+            BarColumn(bar_width=8),
+            MofNCompleteColumn(table_column=whole),
+            TextColumn("{task.fields[note]}", markup=False, table_column=_narrow(40)),
+            TimeRemainingColumn(compact=True, table_column=whole),
         )
         with RichProgress(*columns, console=console) as bars:
             yield Bars(bars, labels, rounds, seeds)
+
+
+def _narrow(width: int) -> Column:
+    """A column that is cut rather than wrapped."""
+    return Column(no_wrap=True, overflow="ellipsis", max_width=width)
 
 
 def amount(size: float) -> str:
