@@ -91,7 +91,7 @@ def test_sums_do_not_depend_on_how_the_cohort_is_cut(cohort):
 
     assert single.count == together.count == merged.count == len(who)
     for weight in by["moved"]:
-        column = torch.tensor([float(weight(client)) for client in who]).double()
+        column = torch.tensor([float(weight(client)) for client in who], dtype=torch.float64)
         expected = (column[:, None] * vectors).sum(0)
         for replies in (single, together, merged):
             torch.testing.assert_close(replies.sum("moved", weight), expected)

@@ -21,7 +21,8 @@ class Record:
     """the number of rounds done, so that 0 is the initial model"""
     metrics: dict[str, float] = field(default_factory=dict)
     diagnostics: dict[str, float] = field(default_factory=dict)
-    """how far clients drifted apart, how unequal their work was: see `undrift.diagnostics`"""
+    """how far clients drifted apart, how unequal their work was (see `undrift.diagnostics`), in
+    the rounds that are evaluated"""
     cohort: list[Hashable] = field(default_factory=list)
     rejected: dict[Hashable, str] = field(default_factory=dict)
     """clients whose reply was unusable, with the reason"""

@@ -75,8 +75,12 @@ class Engine(ABC):
         states: ClientStates,
         buffers: Mapping[str, Tensor],
         round: int,
+        diagnose: bool = True,
     ) -> RoundResult:
-        """The work of one round. It changes no state: the caller stores what it accepts."""
+        """The work of one round. It changes no state: the caller stores what it accepts.
+
+        `diagnose` says whether what `undrift.diagnostics` needs is added up as well.
+        """
 
 
 @dataclass

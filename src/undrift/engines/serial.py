@@ -43,9 +43,10 @@ class SerialEngine(Engine):
         states: ClientStates,
         buffers: Mapping[str, Tensor],
         round: int,
+        diagnose: bool = True,
     ) -> RoundResult:
         job, roster = self.job, self.job.roster
-        sums = method.sums() | self._watched_sums()
+        sums = method.sums() | self._watched_sums(diagnose)
         out = RoundResult(Replies(sums, clients=len(roster), rate=job.local.rate(round)))
         mean_buffers = WeightedMean()
         statistics = sum(value.numel() * value.element_size() for value in buffers.values())
@@ -72,9 +73,11 @@ class SerialEngine(Engine):
                 out.rejected[client.id] = wrong
                 continue
             mean_buffers.add(own_buffers, float(client.samples))
-            # Where a round sends no model, as FedPD's may, a client's own start takes its place.
-            center = download.x if "x" in download else problem.start
-            upload, keep = self._watch(upload, keep, mine, result, center)
+            upload, keep = self._watch(upload, keep, mine, result.x)
+            if diagnose:
+                # Where a round sends no model, as FedPD's may, a client's own start stands in.
+                center = download.x if "x" in download else problem.start
+                upload = _diagnosed(upload, result, center)
             out.replies.add(client, upload)
             out.kept[client.id] = keep
         out.up, out.down = +out.up, +out.down  # without what is zero
@@ -105,31 +108,32 @@ class SerialEngine(Engine):
                 f"{first_line(error)}."
             ) from error
 
-    def _watched_sums(self) -> dict[str, tuple[Weight, ...]]:
+    def _watched_sums(self, diagnose: bool) -> dict[str, tuple[Weight, ...]]:
         watch = self.job.watch
-        sums: dict[str, tuple[Weight, ...]] = {MOVED: (q_draws,)}
+        sums: dict[str, tuple[Weight, ...]] = {MOVED: (q_draws,)} if diagnose else {}
         if watch.cohort:
             sums["@cohort"] = (q_draws,)
         if watch.last:
             sums["@change"] = (q,)
         return sums
 
-    def _watch(
-        self, upload: Upload, keep: Keep, mine: Keep, result: LocalResult, center: Tensor
-    ) -> tuple[Upload, Keep]:
-        """Add what is followed besides the method's own; it is no traffic."""
+    def _watch(self, upload: Upload, keep: Keep, mine: Keep, x: Tensor) -> tuple[Upload, Keep]:
+        """Add the models that are followed; they are storage, not traffic."""
         watch = self.job.watch
-        x = result.x
-        moved = x - center
-        square = float(moved.double().square().sum())
-        followed: dict[str, Tensor | float | None] = {MOVED: moved, SQUARE: square}
-        upload = upload.replace(**followed, **{PROGRESS: float(result.progress)})
         if watch.cohort:
             upload = upload.replace(**{"@cohort": x})
         if watch.last:
             upload = upload.replace(**{"@change": x - getattr(mine, LAST)})
             keep = keep.replace(**{LAST: x})
         return upload, keep
+
+
+def _diagnosed(upload: Upload, result: LocalResult, center: Tensor) -> Upload:
+    """Add what diagnostics need; it is no traffic."""
+    moved = result.x - center
+    square = float(moved.double().square().sum())
+    followed: dict[str, Tensor | float | None] = {MOVED: moved, SQUARE: square}
+    return upload.replace(**followed, **{PROGRESS: float(result.progress)})
 
 
 class WeightedMean:

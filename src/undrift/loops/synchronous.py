@@ -110,7 +110,8 @@ class Synchronous:
             self.server, lambda purpose: generator(self.seed, purpose, t).random()
         )
         down = self.method.download(server)
-        result = self.engine.run(self.method, down, cohort, self.states, self.buffers, t)
+        diagnosed = self._evaluated(t + 1)
+        result = self.engine.run(self.method, down, cohort, self.states, self.buffers, t, diagnosed)
         if not result.replies.count and result.rejected:
             first, reason = next(iter(result.rejected.items()))
             raise Diverged(
@@ -123,7 +124,9 @@ class Synchronous:
         self._accept(server, result)
         return Record(
             round=self.round,
-            diagnostics=diagnose(self.method, before, self.server, result.replies),
+            diagnostics=diagnose(self.method, before, self.server, result.replies)
+            if diagnosed
+            else {},
             cohort=list(cohort),
             rejected=result.rejected,
             absent=result.absent,
@@ -168,7 +171,7 @@ class Synchronous:
 
     def _keep(self, record: Record) -> Record:
         """Measure, write down, and see whether to go on."""
-        if record.round == self.total or record.round % self.evaluation.every == 0:
+        if self._evaluated(record.round):
             self._measure(record)
         self.records.append(record)
         for callback in self.callbacks:
@@ -177,6 +180,10 @@ class Synchronous:
         if self.stopped and not record.metrics:
             self._measure(record)
         return record
+
+    def _evaluated(self, round: int) -> bool:
+        """Whether a round is measured and diagnosed."""
+        return round == self.total or round % self.evaluation.every == 0
 
     def _measure(self, record: Record) -> None:
         with one_thread():
