@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+CORE := .venv/.core
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # Real data for the tests: a folder with mnist, fashion-mnist, shakespeare. Without one they skip.
 UNDRIFT_DATA ?= $(abspath $(firstword $(wildcard data ../data ../shared/data)))
 
@@ -12,13 +14,16 @@ help:  ## what can be made
 
 setup: $(READY)  ## install the project and its tools into .venv
 
-$(READY): pyproject.toml constraints.txt
+$(CORE): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) -e .
 	touch $@
 
-demo: $(READY)  ## every method on synthetic(1,1): a live table, then a report
+$(READY): $(CORE)
+	$(PIP) -e '.[dev]'
+	touch $@
+
+demo: $(CORE)  ## every method on synthetic(1,1): a live table, then a report
 	$(BIN)/undrift demo
 
 check: $(READY)  ## lint, format and types
