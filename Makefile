@@ -16,6 +16,7 @@ setup: $(READY)  ## install the project and its tools into .venv
 
 $(CORE): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
+	$(PIP) torch numpy
 	$(PIP) -e .
 	touch $@
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from rich.table import Table
 
 from undrift.report.reading import Runs
-from undrift.report.tables import final_table, measured, scale
+from undrift.report.tables import final_table, measured
+from undrift.units import size
 
 COLUMNS = {
     "objective": "objective",
@@ -33,12 +34,11 @@ def final(runs: Runs) -> Table:
     for group, row in zip(runs.groups, rows, strict=True):
         done = [run.done for run in group.runs]
         sent = sum(run.totals()["bytes"][-1] for run in group.runs if run.records) / len(done)
-        divisor, unit = scale(sent, "bytes")
         table.add_row(
             group.label,
             str(len(done)),
             str(min(done)) if min(done) == max(done) else f"{min(done)}–{max(done)}",
             *(measured(row.metrics[name]) if name in row.metrics else "–" for name in metrics),
-            f"{sent / divisor:.3g} {unit}",
+            size(sent),
         )
     return table

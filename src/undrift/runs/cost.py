@@ -25,6 +25,7 @@ from undrift.runs.building import build_local, build_methods, build_sampler
 from undrift.sampling import All, Sampler
 from undrift.solvers import SGD, Solver
 from undrift.training import shared_sampler
+from undrift.units import short, size
 
 if TYPE_CHECKING:
     from undrift.runs.experiment import Experiment
@@ -130,16 +131,16 @@ class Cost:
             table.add_row(
                 Text(each.label),
                 f"{each.cohort:.3g}",
-                amount(each.gradients),
+                short(each.gradients),
                 size(each.bytes_down),
                 size(each.bytes_up),
-                amount(self.seeds * self.rounds * each.gradients),
+                short(self.seeds * self.rounds * each.gradients),
                 size(self.seeds * self.rounds * travel),
                 size(self.seeds * each.state),
             )
         most = "At most" if self.at_most else "In all"
         foot = (
-            f"{most} {amount(self.gradients)} gradients of a sample, {size(self.bytes)} down and "
+            f"{most} {short(self.gradients)} gradients of a sample, {size(self.bytes)} down and "
             f"up, {size(self.state)} of client states on disk."
         )
         return Group(Text(head), Text(""), table, Text(""), Text(foot))
@@ -286,16 +287,3 @@ def evaluations(solver: Solver, samples: int, steps: int) -> int:
         return steps * size
     epochs, rest = divmod(steps, -(-samples // size))
     return epochs * samples + rest * size
-
-
-def amount(number: float) -> str:
-    """A large number, short: 12.3 k, 4.56 M."""
-    for factor, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= factor:
-            return f"{number / factor:.3g} {unit}"
-    return f"{number:.3g}"
-
-
-def size(number: float) -> str:
-    """Bytes, short: 12.3 kB, 4.56 MB."""
-    return f"{amount(number)}B" if number >= 1e3 else f"{number:.3g} B"

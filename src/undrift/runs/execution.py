@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import nn
@@ -38,6 +35,7 @@ from undrift.runs.folder import (
 )
 from undrift.runs.keeping import commit, restore
 from undrift.runs.states import StoredStates
+from undrift.runs.stopping import asked_to_stop, interrupt
 from undrift.runs.store import Store, require_storable
 from undrift.sampling import Sampler
 from undrift.solvers import Local
@@ -125,7 +123,7 @@ def execute(
     ends as if it had never been. Ctrl-C lets the round in flight finish.
     """
     outcomes = []
-    with alone_in(folder), _asked_to_stop() as stop:
+    with alone_in(folder), asked_to_stop(again=interrupt) as stop:
         _describe(plan.data, folder)
         data = fingerprint(plan.data)
         for seed in plan.seeds:
@@ -164,7 +162,7 @@ class Work:
     data: str
     """a fingerprint of the data"""
 
-    def do(self, stop: Callable[[], bool]) -> tuple[str, str | None]:
+    def do(self, stop: Callable[[], int]) -> tuple[str, str | None]:
         """Run to the end, or until asked to stop; gives the status and its reason."""
         self.folder.mkdir(parents=True, exist_ok=True)
         require_storable(self.losses.ids)
@@ -215,7 +213,7 @@ class Work:
         )
 
     def _rounds(
-        self, run: Synchronous, store: Store, loggers: Sequence[Logger], stop: Callable[[], bool]
+        self, run: Synchronous, store: Store, loggers: Sequence[Logger], stop: Callable[[], int]
     ) -> tuple[str, str | None]:
         try:
             with (self.folder / RECORDS).open("a", encoding="utf-8") as lines:
@@ -285,26 +283,3 @@ def _describe(data: FederatedData, folder: Path) -> None:
         described = data.describe()
         described.plot(folder / PICTURE)
         write_json(folder / DATA, described.as_dict())
-
-
-@contextmanager
-def _asked_to_stop() -> Iterator[Callable[[], bool]]:
-    """Whether the user has pressed Ctrl-C, or the process was told to end; twice means at once."""
-    asked: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(number)
-
-    before = {}
-    for number in (signal.SIGINT, signal.SIGTERM):
-        try:
-            before[number] = signal.signal(number, note)
-        except ValueError:  # not in the main thread
-            break
-    try:
-        yield lambda: bool(asked)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -15,6 +15,7 @@ from rich.table import Column
 
 from undrift.records import Record
 from undrift.runs.execution import Watcher
+from undrift.units import size
 
 PAUSE = 10.0
 """seconds between two plain lines of a run"""
@@ -41,7 +42,7 @@ class Tally:
         found = [f"{w} {record.metrics[m]:.4f}" for m, w in named if m in record.metrics]
         self.note = "  ".join(found[:2]) or self.note  # more does not fit on 80 columns
         speed = self._rounds / max(time.monotonic() - self._began, 1e-9)
-        return f"{self.note}  {amount(self.bytes)}  {speed:.3g}/s"
+        return f"{self.note}  {size(self.bytes)}  {speed:.3g}/s"
 
 
 class Bars:
@@ -149,12 +150,3 @@ def watching(
 def _narrow(width: int) -> Column:
     """A column that is cut rather than wrapped."""
     return Column(no_wrap=True, overflow="ellipsis", max_width=width)
-
-
-def amount(size: float) -> str:
-    """Bytes for people."""
-    units = ["B", "kB", "MB", "GB", "TB"]
-    while size >= 999.5 and len(units) > 1:
-        size /= 1000
-        units.pop(0)
-    return f"{size:.3g} {units[0]}"

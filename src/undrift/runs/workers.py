@@ -7,15 +7,14 @@ import signal
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
 
 from filelock import FileLock, Timeout
 
 from undrift.runs.folder import EXPERIMENT
 from undrift.runs.judging import UNFINISHED, Judge, Point, Verdict
+from undrift.runs.stopping import asked_to_stop
 
 
 class Workers:
@@ -60,7 +59,7 @@ class Workers:
 
         waiting = deque(points)
         running: dict[str, tuple[Point, subprocess.Popen[bytes]]] = {}
-        with _asked_to_stop() as stop:
+        with asked_to_stop() as stop:
             while (waiting or running) and not stop():
                 for _ in range(len(waiting)):
                     point = waiting.popleft()
@@ -139,24 +138,3 @@ def _busy(folder: Path) -> bool:
             return False
     except Timeout:
         return True
-
-
-@contextmanager
-def _asked_to_stop() -> Iterator[Callable[[], int]]:
-    """How often the user has pressed Ctrl-C, or the process was told to end."""
-    asked: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        asked.append(number)
-
-    before = {}
-    for number in (signal.SIGINT, signal.SIGTERM):
-        try:
-            before[number] = signal.signal(number, note)
-        except ValueError:  # not in the main thread
-            break
-    try:
-        yield lambda: len(asked)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
