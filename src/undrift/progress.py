@@ -1,46 +1,94 @@
-"""Progress bars for long work."""
+"""Progress bars over rounds: one per method, with its loss, accuracy, traffic and speed."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bars
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+from rich.table import Column
 
 from undrift.records import Record
+from undrift.units import size
 
 
-class Progress:
-    """One bar per method, with its last loss and accuracy."""
+class Tally:
+    """What a method has cost so far, and how fast it goes."""
 
-    def __init__(self, bars: Bars, labels: Sequence[str], rounds: int):
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.note = ""
+        self._rounds = 0
+        self._began = time.monotonic()
+
+    def begin(self) -> None:
+        """The speed is that of the run that begins."""
+        self._rounds, self._began = 0, time.monotonic()
+
+    def take(self, record: Record) -> str:
+        """A line about a round: loss, accuracy, traffic and speed."""
+        self._rounds += record.round > 0
+        self.bytes += sum(record.bytes_down.values()) + sum(record.bytes_up.values())
+        named = (("objective", "F"), ("test_accuracy", "test"), ("validation_accuracy", "val"))
+        found = [f"{w} {record.metrics[m]:.4f}" for m, w in named if m in record.metrics]
+        self.note = "  ".join(found[:2]) or self.note  # more does not fit on 80 columns
+        speed = self._rounds / max(time.monotonic() - self._began, 1e-9)
+        return f"{self.note}  {size(self.bytes)}  {speed:.3g}/s"
+
+
+class Bars:
+    """One bar per method, over all its seeds."""
+
+    def __init__(self, bars: RichProgress, labels: Sequence[str], rounds: int, seeds: int):
         self._bars = bars
-        self._tasks = {label: bars.add_task(label, total=rounds, note="") for label in labels}
+        self._rounds = rounds
+        self._tasks: dict[str, TaskID] = {}
+        for label in labels:
+            self._tasks[label] = bars.add_task(label, total=rounds * seeds, note="", start=False)
+        self._tallies = {label: Tally() for label in labels}
+        self._done = dict.fromkeys(labels, 0)
 
-    def show(self, label: str, record: Record) -> None:
-        """Move a bar to a round."""
-        note = "  ".join(
-            f"{word} {record.metrics[name]:.4f}"
-            for name, word in (("objective", "F"), ("test_accuracy", "test"))
-            if name in record.metrics
-        )
-        task = self._tasks[label]
-        self._bars.update(task, completed=record.round)
-        if note:
-            self._bars.update(task, note=note)
+    def begin(self, label: str, seed: int, round: int) -> None:
+        self._bars.start_task(self._tasks[label])
+        self._tallies[label].begin()
+        self._move(label, round)
+
+    def show(self, label: str, seed: int, record: Record) -> None:
+        note = self._tallies[label].take(record)
+        self._bars.update(self._tasks[label], note=note)
+        self._move(label, record.round)
+
+    def end(self, label: str, seed: int, status: str, reason: str | None) -> None:
+        if status != "interrupted":
+            self._done[label] += self._rounds
+            self._move(label, 0)
+        if status == "diverged":
+            self._bars.update(self._tasks[label], note="diverged")
+
+    def _move(self, label: str, round: int) -> None:
+        self._bars.update(self._tasks[label], completed=self._done[label] + round)
 
 
 @contextmanager
-def progress_bars(labels: Sequence[str], rounds: int, shown: bool = True) -> Iterator[Progress]:
-    """Bars on the terminal, if they are to be shown."""
+def progress_bars(
+    labels: Sequence[str], rounds: int, seeds: int = 1, shown: bool = True
+) -> Iterator[Bars]:
+    """Bars on the terminal, if they are to be shown, that fit on 80 columns."""
+    whole = Column(no_wrap=True)
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
-        TimeRemainingColumn(compact=True),
+        TextColumn("{task.description}", markup=False, table_column=_narrow(16)),
+        BarColumn(bar_width=8),
+        MofNCompleteColumn(table_column=whole),
+        TextColumn("{task.fields[note]}", markup=False, table_column=_narrow(40)),
+        TimeRemainingColumn(compact=True, table_column=whole),
     )
-    with Bars(*columns, console=Console(stderr=True), disable=not shown) as bars:
-        yield Progress(bars, labels, rounds)
+    with RichProgress(*columns, console=Console(stderr=True), disable=not shown) as bars:
+        yield Bars(bars, labels, rounds, seeds)
+
+
+def _narrow(width: int) -> Column:
+    """A column that is cut rather than wrapped."""
+    return Column(no_wrap=True, overflow="ellipsis", max_width=width)

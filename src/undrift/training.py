@@ -28,7 +28,7 @@ from undrift.loops.synchronous import Callback, Synchronous
 from undrift.losses import Losses
 from undrift.methods import FedAvg, Method
 from undrift.modules import ModuleLosses
-from undrift.progress import Progress, progress_bars
+from undrift.progress import Bars, progress_bars
 from undrift.result import Comparison, Result
 from undrift.sampling import Sampler, as_sampler
 from undrift.solvers import Local
@@ -168,7 +168,7 @@ def _run(methods: Mapping[str, Method], options: Options, catch: bool) -> list[R
         for label, method in methods.items()
     }
     shown = options.get("progress", sys.stderr.isatty())
-    with progress_bars(list(runs), rounds, shown) as bars:
+    with progress_bars(list(runs), rounds, shown=shown) as bars:
         return [_finish(label, run, catch, bars) for label, run in runs.items()]
 
 
@@ -220,15 +220,17 @@ def _require_method(method: object) -> None:
     require_type("A method", method, Method, "a method such as ud.FedAvg()")
 
 
-def _finish(label: str, run: Synchronous, catch: bool, bars: Progress) -> Result:
+def _finish(label: str, run: Synchronous, catch: bool, bars: Bars) -> Result:
     """Do all rounds of a run."""
+    bars.begin(label, run.seed, run.round)
     try:
         for record in run.rounds():
-            bars.show(label, record)
+            bars.show(label, run.seed, record)
     except Diverged as error:
         if not catch:
             raise
         run.stopped, run.diverged = str(error), True
+    bars.end(label, run.seed, "diverged" if run.diverged else "finished", run.stopped)
     return Result(label, run)
 
 

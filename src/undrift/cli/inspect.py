@@ -84,7 +84,7 @@ def inspect(
     Examples: `undrift inspect synthetic --set alpha=0 --set beta=0`; `undrift inspect mnist
     --partition dirichlet:0.3 --clients 100 --picture mnist.png`; `undrift inspect my-folder`.
     """
-    from undrift.data.inspection import chosen_data, chosen_model, sources
+    from undrift.cli.choosing import chosen_data, chosen_model, sources
     from undrift.runs.building import build_data
     from undrift.runs.experiment import Experiment
 

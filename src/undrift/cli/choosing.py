@@ -1,4 +1,4 @@
-"""Data and models by the words of the command line."""
+"""The data and the model that the words of `undrift inspect` stand for."""
 
 from __future__ import annotations
 
