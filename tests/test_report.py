@@ -27,7 +27,7 @@ from undrift.report import (
     write_page,
     write_report,
 )
-from undrift.report.page import main_metrics
+from undrift.report.naming import main_metrics
 from undrift.report.tables import Over, final_table, saving, shown, target_table
 
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 40 20"><circle r="9" cx="20"/></svg>'

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from undrift.errors import require_choice
 from undrift.files import written_whole
 from undrift.plots import COLOURS
-from undrift.report.page import DIAGNOSTICS, TINY, logarithmic, main_metrics, words
+from undrift.report.naming import DIAGNOSTICS, TINY, logarithmic, main_metrics, words
 from undrift.report.reading import Group, Runs, read_runs
 from undrift.report.tables import participation, ready
 

@@ -1,93 +1,37 @@
 """The report as one HTML file that works offline.
 
-Tables and texts are written here; `page.js` draws the charts from the records, which are embedded
-as columns. Everything that comes from a run is escaped, and the page's own policy forbids it to
-load anything or to run any script but the two it was made with.
+`page.js` draws the charts from the records, which are embedded as columns; the sections come with
+their tables and texts. The page's own policy forbids it to load anything or to run any script but
+the two it was made with.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import json
-import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
-from itertools import groupby
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
 
 from undrift.files import written_whole
-from undrift.plots import COLOURS
-from undrift.records import Record
-from undrift.report.reading import COSTS, Folder, Group, RunFiles, Runs, read_runs
-from undrift.report.tables import (
-    RISING,
-    Participation,
-    Row,
-    Targets,
-    bars,
-    csv_text,
-    final_table,
-    find_baseline,
-    goal,
-    measured,
-    ordered,
-    participation,
-    shown,
-    tables_as_rows,
-    target_table,
+from undrift.report.embedding import as_script, embedded
+from undrift.report.reading import Runs, read_runs
+from undrift.report.sections import (
+    configuration_section,
+    data_section,
+    diagnostics_section,
+    final_section,
+    participation_section,
+    progress_section,
+    runs_section,
+    summary,
+    targets_section,
+    title,
+    warnings,
 )
-from undrift.result import SHOWN
-
-DARK = dict(
-    zip(
-        COLOURS,
-        (
-            "#77aadd",
-            "#ff8f9d",
-            "#55bb66",
-            "#ddcc66",
-            "#88ddff",
-            "#dd77bb",
-            "#aaaaaa",
-            "#ffa64d",
-            "#5599ff",
-            "#cc8844",
-            "#66ccbb",
-            "#ffffff",
-        ),
-        strict=True,
-    )
-)
-"""Each colour's place on a dark page."""
-TINY = 1e-30
-"""What is smaller is zero on a logarithmic scale, here and in `page.js`."""
-POINTS = 2000
-"""Points of a curve, at most."""
-CELLS = 420_000
-"""Numbers in a page, at most: about four megabytes."""
-PICTURES = 1_200_000
-"""Bytes of pictures in a page, at most."""
-ADDED = ("bytes_down", "bytes_up", "steps", "gradients", "seconds", "rejected", "absent")
-"""Columns whose values are sums over the rounds since the last row."""
-DIAGNOSTICS = {
-    "drift": "drift |x_k − x̄|",
-    "moved": "moved |x_k − x|",
-    "step": "server's step |x⁺ − x|",
-    "tau_eff": "τ_eff",
-    "chi_square": "χ² of the weights",
-    "dual_residual": "dual residual",
-}
-STATES = {
-    "diverged": "diverged",
-    "interrupted": "interrupted; undrift resume goes on",
-    "running": "still running, or its process was killed",
-}
-"""What a reader must know of a run that did not end as it should."""
+from undrift.report.tables import Targets, csv_text, tables_as_rows, target_table
 
 
 def write_report(
@@ -135,33 +79,33 @@ def page(runs: Runs, targets: Targets | None = None, baseline: str | None = None
             "uplot_css": "vendor/uPlot.min.css",
         }.items()
     }
-    embedded, thinned = _embedded(runs)
+    columns, thinned = embedded(runs)
     costs = target_table(runs, targets, baseline)
     csvs = {name: csv_text(rows) for name, rows in tables_as_rows(runs, costs).items()}
     sections = {
-        "Progress": _progress(runs, thinned),
-        "Cost of targets": _targets(runs, costs, baseline, csvs["targets"]),
-        "Final metrics": _final(runs, csvs["final"]),
-        "Data": _data(runs.folders),
-        "Diagnostics": _diagnostics(runs),
-        "Participation": _participation(runs, csvs["participation"]),
-        "Runs": _runs(runs, csvs["runs"]),
-        "Configuration": _configuration(runs.folders),
+        "Progress": progress_section(runs, thinned),
+        "Cost of targets": targets_section(runs, costs, baseline, csvs["targets"]),
+        "Final metrics": final_section(runs, csvs["final"]),
+        "Data": data_section(runs.folders),
+        "Diagnostics": diagnostics_section(runs),
+        "Participation": participation_section(runs, csvs["participation"]),
+        "Runs": runs_section(runs, csvs["runs"]),
+        "Configuration": configuration_section(runs.folders),
     }
     sections = {name: body for name, body in sections.items() if body}
     values = {
         **{name: read[name] for name in ("css", "js", "uplot", "uplot_css")},
         "hashes": " ".join(_hash(read[name]) for name in ("uplot", "js")),
-        "title": escape(_title(runs)),
-        "summary": escape(_summary(runs)),
-        "warnings": _warnings(runs),
+        "title": escape(title(runs)),
+        "summary": escape(summary(runs)),
+        "warnings": warnings(runs),
         "contents": " ".join(f'<a href="#{_id(name)}">{name}</a>' for name in sections),
         "sections": "\n".join(
             f'<section id="{_id(name)}"><h2>{name}</h2>\n{body}\n</section>'
             for name, body in sections.items()
         ),
         "version": escape(__version__),
-        "records": _script(embedded),
+        "records": as_script(columns),
     }
     # All at once: what is put in may itself have braces.
     return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], read["html"])
@@ -174,541 +118,3 @@ def _hash(script: str) -> str:
 
 def _id(name: str) -> str:
     return name.lower().replace(" ", "-")
-
-
-# What the charts are drawn from
-
-
-def _embedded(runs: Runs) -> tuple[dict[str, Any], int]:
-    """The records as columns, and of how many evaluated rounds one was taken."""
-    found: list[dict[str, Any]] = []
-    step = _thinning(runs)
-    for number, group in enumerate(runs.groups):
-        found += [
-            {"method": number, "seed": run.seed, "columns": _columns(run.records, step)}
-            for run in group.runs
-            if run.records
-        ]
-    names = {name: words(name) for name in runs.metrics}
-    names |= {name: DIAGNOSTICS.get(name, words(name)) for name in runs.diagnostics}
-    methods = [
-        {
-            "label": group.label,
-            "light": COLOURS[number % len(COLOURS)],
-            "dark": DARK[COLOURS[number % len(COLOURS)]],
-            "dashed": number >= len(COLOURS),
-            "unit": group.unit or 1.0,
-            "state": next((state for state in STATES if state in _states(group)), ""),
-        }
-        for number, group in enumerate(runs.groups)
-    ]
-    return {
-        "methods": methods,
-        "runs": found,
-        "costs": COSTS,
-        "names": names,
-        "linear": [name for name in runs.metrics if not logarithmic(runs, name)],
-    }, step
-
-
-def _states(group: Group) -> set[str]:
-    return {run.status for run in group.runs}
-
-
-def _thinning(runs: Runs) -> int:
-    """Of how many evaluated rounds one is shown, so that the page stays small."""
-    longest = max(len(_candidates(run.records)) for run in runs)
-    cells = sum(
-        len(_candidates(run.records)) * (len(runs.metrics) + len(runs.diagnostics) + 4)
-        for run in runs
-    )
-    return max(1, math.ceil(longest / POINTS), math.ceil(cells / CELLS))
-
-
-def _candidates(records: Sequence[Record]) -> list[int]:
-    """The rows that may be shown: all, or the evaluated ones of a long run."""
-    if len(records) <= POINTS:
-        return list(range(len(records)))
-    return [i for i, record in enumerate(records) if record.metrics] or list(range(len(records)))
-
-
-def _columns(records: Sequence[Record], step: int) -> dict[str, Any]:
-    places = _candidates(records)
-    kept = sorted({*places[::step], len(records) - 1})
-    names = dict.fromkeys(name for record in records for name in record.flat())
-    flat = [record.flat() for record in records]
-    columns = {}
-    for name in names:
-        if name in ADDED:
-            starts = [0, *(place + 1 for place in kept[:-1])]
-            values = [
-                sum(row[name] for row in flat[start : end + 1])
-                for start, end in zip(starts, kept, strict=True)
-            ]
-        else:
-            values = [flat[place].get(name) for place in kept]
-        columns[name] = _packed([_number(value) for value in values])
-    return columns
-
-
-def _number(value: Any) -> Any:
-    """Seven digits are enough for a chart; what is not finite is written in words."""
-    if not isinstance(value, float):
-        return value
-    if not math.isfinite(value):
-        return str(value)
-    short = float(f"{value:.7g}")
-    return int(short) if short == int(short) and abs(short) < 1e15 else short
-
-
-def _packed(values: list[Any]) -> Any:
-    """A column, as runs of equal values where that is shorter."""
-    runs = [(key, len(list(group))) for key, group in groupby(values)]
-    if 3 * len(runs) < len(values):
-        return {"n": [count for _, count in runs], "v": [key for key, _ in runs]}
-    return values
-
-
-def _script(value: Any) -> str:
-    """JSON within a script element: nothing in it may look like markup."""
-    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    for sign in ("<", ">", "&", "\u2028", "\u2029"):
-        text = text.replace(sign, f"\\u{ord(sign):04x}")
-    return text
-
-
-# The head of the page
-
-
-def words(metric: str) -> str:
-    """A metric's name as people write it; that of another model with the model's name."""
-    model, _, name = metric.rpartition("/")
-    return f"{model + ': ' if model else ''}{name.replace('_', ' ')}"
-
-
-def _title(runs: Runs) -> str:
-    names = [folder.name for folder in runs.folders if folder.name]
-    return ", ".join(dict.fromkeys(names)) or "Report"
-
-
-def _amount(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' * (number != 1)}"
-
-
-def _summary(runs: Runs) -> str:
-    seeds = {run.seed for run in runs}
-    parts = [
-        _amount(len(runs.groups), "method"),
-        _amount(len(seeds), "seed"),
-        f"up to {_amount(max(run.done for run in runs), 'round')}",
-    ]
-    clients = {folder.data.get("clients") for folder in runs.folders} - {None}
-    if len(clients) == 1:
-        parts.append(_amount(int(clients.pop() or 0), "client"))
-    sizes = {run.parameters for run in runs} - {0}
-    if len(sizes) == 1:
-        parts.append(f"a model of {_amount(sizes.pop(), 'parameter')}")
-    return ", ".join(parts) + "."
-
-
-def _warnings(runs: Runs) -> str:
-    """The runs that a reader of the numbers must know of."""
-    lines = []
-    for state, meaning in STATES.items():
-        those = [run for run in runs if run.status == state]
-        if those:
-            named = ", ".join(f"{run.label} (seed {run.seed})" for run in those[:6])
-            more = f" and {len(those) - 6} more" if len(those) > 6 else ""
-            lines.append(f'<p class="warning {state}">{escape(named + more)}: {meaning}.</p>')
-    return "\n".join(lines)
-
-
-# Parts
-
-
-def _table(
-    head: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    name: str,
-    text: Sequence[int] = (),
-    long: Sequence[int] = (),
-) -> str:
-    """A table of cells that are HTML already; the first of each row is its head."""
-    kinds = dict.fromkeys(text, ' class="text"') | dict.fromkeys(long, ' class="text long"')
-    top = "".join(f'<th scope="col"{kinds.get(at, "")}>{h}</th>' for at, h in enumerate(head))
-    top = f"<thead><tr>{top}</tr></thead>" if any(head) else ""
-    body = "".join(
-        f'<tr><th scope="row">{row[0]}</th>'
-        + "".join(f"<td{kinds.get(at, '')}>{cell}</td>" for at, cell in enumerate(row[1:], 1))
-        + "</tr>\n"
-        for row in rows
-    )
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(name)}"><table>'
-        f"{top}\n<tbody>{body}</tbody></table></div>"
-    )
-
-
-def _download(name: str, text: str) -> str:
-    return (
-        f'<a class="button" download="{name}.csv" '
-        f'href="data:text/csv;charset=utf-8,{quote(text)}">↓ {name}.csv</a>'
-    )
-
-
-def _label(runs: Runs, method: str) -> str:
-    number = next(at for at, group in enumerate(runs.groups) if group.label == method)
-    dashed = " dashed" if number >= len(COLOURS) else ""
-    swatch = f'<span class="swatch{dashed}" data-method="{number}"></span>'
-    return f'{swatch}<span class="name">{escape(method)}</span>'
-
-
-def _radios(name: str, choices: Mapping[str, str], chosen: str) -> str:
-    return '<span class="segments">{}</span>'.format(
-        "".join(
-            f'<label><input type="radio" name="{name}" value="{key}"'
-            f"{' checked' * (key == chosen)}>{label}</label>"
-            for key, label in choices.items()
-        )
-    )
-
-
-def _chart(name: str, head: str, log: bool) -> str:
-    return (
-        f'<figure data-name="{escape(name)}" data-log="{str(log).lower()}"><div class="head">'
-        f'{head}<label><input type="checkbox"> log scale</label></div>'
-        f'<div class="plot"></div></figure>'
-    )
-
-
-def _progress(runs: Runs, thinned: int) -> str:
-    metrics = ordered(runs.metrics)
-    if not metrics:
-        return "<p>No metric has been measured yet.</p>"
-    axes = {
-        name: label for name, label in runs.costs.items() if name != "models"
-    }  # bytes in other units
-    several = any(len([r for r in group.runs if r.records]) > 1 for group in runs.groups)
-    spread = (
-        '<label>Seeds: <select id="spread"><option value="range">mean, min to max</option>'
-        '<option value="std">mean ± standard deviation</option>'
-        '<option value="none">mean</option><option value="seeds">each seed</option>'
-        "</select></label>"
-        if several
-        else ""
-    )
-    options = "".join(f'<option value="{escape(m)}">{escape(words(m))}</option>' for m in metrics)
-    charts = "".join(
-        _chart(
-            metric,
-            f'<select aria-label="Metric of chart {number + 1}">{options}</select>',
-            logarithmic(runs, metric),
-        )
-        for number, metric in enumerate(main_metrics(runs))
-    )
-    note = (
-        f" One of {thinned} evaluated rounds is shown; undrift report --csv writes all of them."
-        if thinned > 1 or any(len(_candidates(run.records)) < len(run.records) for run in runs)
-        else ""
-    )
-    return f"""<div class="controls">
-<fieldset><legend>Against</legend>{_radios("axis", axes, "rounds")}</fieldset>
-<label><input type="checkbox" id="log-x"> log</label>
-{spread}</div>
-<div class="legend" role="group" aria-label="Methods: show or hide"></div>
-<div class="charts">{charts}</div>
-<p class="note">Drag across a chart to look closer, double-click to go back. A curve over several
-seeds goes on as long as all of them were measured.{note}</p>
-<p><button type="button" id="all-records" class="button">↓ records.csv</button></p>"""
-
-
-def logarithmic(runs: Runs, name: str) -> bool:
-    """Whether a metric or diagnostic is best seen on a logarithmic scale."""
-    if "accuracy" in name or name == "tau_eff":
-        return False
-    found = [(r.metrics | r.diagnostics).get(name) for run in runs for r in run.records]
-    values = [value for value in found if value is not None and math.isfinite(value)]
-    return min(values, default=0.0) >= 0 and max(values, default=0.0) > TINY
-
-
-def main_metrics(runs: Runs) -> list[str]:
-    """The two metrics to begin with: an accuracy and a loss, or what there is."""
-    metrics = ordered(runs.metrics)
-    accuracy = [name for name in RISING if name in metrics]
-    loss = [name for name in ("objective", "train_loss", "test_loss") if name in metrics]
-    return list(dict.fromkeys([*accuracy[:1], *loss[:1], *metrics]))[:2]
-
-
-def _targets(runs: Runs, table: Sequence[Row], baseline: str | None, text: str) -> str:
-    if not table:
-        return ""
-    goals = list(dict.fromkeys((row.metric, row.target) for row in table))
-    against = find_baseline(runs, baseline).label
-    costs = runs.costs
-    first = next(iter(costs))
-    tables = []
-    for cost, label in costs.items():
-        best = {g: _cheapest(table, g, cost) for g in goals}
-        rows = []
-        for group in runs.groups:
-            own = {(r.metric, r.target): r for r in table if r.method == group.label}
-            cells = [
-                _cell(own[g], cost, own[g].costs[cost].mean == best[g])
-                for g in goals
-                if cost in own[g].costs
-            ]
-            rows.append([_label(runs, group.label), *cells])
-        head = ["method", *(escape(goal(*g)) for g in goals)]
-        hidden = "" if cost == first else " hidden"
-        tables.append(
-            f'<div data-cost="{cost}"{hidden}>{_table(head, rows, f"{label} to reach targets")}'
-            "</div>"
-        )
-    unit = (
-        " One model sent is what one round of FedAvg sends, both ways, with the same cohort."
-        if "models" in costs
-        else ""
-    )
-    return f"""<div class="controls">
-<fieldset><legend>Measured in</legend>{_radios("cost", costs, first)}</fieldset></div>
-{"".join(tables)}
-<p class="note">What a method had spent when an evaluation first reached the target; in brackets,
-how many times less than {escape(against)}.{unit} Over seeds: mean ± standard deviation (n − 1);
-&gt; where the target was not reached (by all seeds), with what was spent on the way.</p>
-<p>{_download("targets", text)}</p>"""
-
-
-def _cheapest(table: Iterable[Row], goal: tuple[str, Any], cost: str) -> float | None:
-    those = [r.costs[cost] for r in table if (r.metric, r.target) == goal and cost in r.costs]
-    return min((c.mean for c in those if c.values and not c.missed), default=None)
-
-
-def _cell(row: Row, cost: str, best: bool) -> str:
-    text = escape(shown(row.costs[cost], cost))
-    text = f"<b>{text}</b>" if best and not row.costs[cost].missed else text
-    return f'{text}<span class="saving">({escape(row.savings[cost])})</span>'
-
-
-def _final(runs: Runs, text: str) -> str:
-    table = final_table(runs)
-    metrics = [m for m in ordered(runs.metrics) if SHOWN.get(m, m)]
-    if any(m.startswith("test_") for m in metrics):  # the others are in the CSV
-        metrics = [m for m in metrics if not m.startswith("train_")]
-    costs = {name: label for name, label in runs.costs.items() if name != "models"}
-    heads = [SHOWN.get(m, words(m)) for m in metrics]
-    rows = []
-    for row in table:
-        cells = [escape(measured(row.metrics[m])) if m in row.metrics else "–" for m in metrics]
-        cells += [escape(shown(row.costs[c], c)) if row.costs[c].values else "–" for c in costs]
-        rows.append([_label(runs, row.method), str(row.seeds), *cells])
-    head = ["method", "seeds", *map(escape, heads), *(costs | {"gradients": "gradients"}).values()]
-    return f"""{_table(head, rows, "Final metrics")}
-<p class="note">The last evaluation of each seed, and everything spent until then: mean ± standard
-deviation over seeds (n − 1). Seeds that diverged are left out of the metrics.</p>
-<p>{_download("final", text)}</p>"""
-
-
-def _data(folders: Sequence[Folder]) -> str:
-    blocks: dict[str, None] = {}
-    left = PICTURES
-    for folder in folders:
-        picture = ""
-        if folder.picture and len(folder.picture) <= left:
-            content = base64.b64encode(folder.picture).decode()
-            name = escape(str(folder.data.get("name", folder.name)))
-            picture = (
-                f'<img class="picture" alt="Samples of each class and client of {name}" '
-                f'src="data:image/svg+xml;base64,{content}">'
-            )
-        elif folder.picture:
-            picture = f"<p>The picture of the partition is in {escape(str(folder.path))}.</p>"
-        numbers = _description(folder.data)
-        if not picture and not numbers:
-            continue
-        wide = " wide" if picture and numbers else ""
-        block = f'<div class="beside{wide}">{picture}<div>{numbers}</div></div>'
-        if block not in blocks:
-            left -= len(picture)
-            blocks[block] = None
-    return "\n".join(blocks)
-
-
-def _description(data: Mapping[str, Any]) -> str:
-    """The numbers of a `Description`, as far as they are there."""
-    rows = [
-        ("data", data.get("name")),
-        ("clients", data.get("clients")),
-        *((f"{part} samples", n) for part, n in _part(data, "samples").items() if n),
-        ("samples of a client", _spread(_part(data, "sizes"))),
-        ("classes", _part(data, "labels").get("classes")),
-        ("classes of a client", _spread(_part(data, "labels", "per_client"))),
-        *(
-            (f"classes for {percent} % of its data", _spread(_part(needed, "spread")))
-            for percent, needed in _part(data, "labels", "needed").items()
-        ),
-        ("label distance ½ Σ |p_k − p|", _spread(_part(data, "labels", "distance"))),
-        ("… weighted by samples", _part(data, "labels").get("distance_weighted")),
-        ("gradients' B²", _part(data, "gradients").get("ratio")),
-        ("gradients' variance σ_g²", _part(data, "gradients").get("variance")),
-        ("Γ", _part(data, "gamma").get("value")),
-    ]
-    shown_rows = [
-        (escape(name), escape(f"{value:,.4g}" if isinstance(value, float) else _grouped(value)))
-        for name, value in rows
-        if value not in (None, "")
-    ]
-    if not shown_rows:
-        return ""
-    notes = "".join(f'<p class="note">{escape(str(note))}</p>' for note in data.get("notes") or ())
-    return _table(("", ""), shown_rows, "Description of the data", long=(1,)) + notes
-
-
-def _part(data: Mapping[str, Any], *path: str) -> dict[str, Any]:
-    for name in path:
-        found = data.get(name)
-        data = found if isinstance(found, dict) else {}
-    return dict(data)
-
-
-def _grouped(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _spread(spread: Mapping[str, Any]) -> str:
-    try:
-        low, middle, high = (float(spread[name]) for name in ("min", "median", "max"))
-        mean, std = float(spread["mean"]), float(spread["std"])
-    except (KeyError, TypeError, ValueError):
-        return ""
-    return f"{mean:,.4g} ± {std:,.3g} (from {low:,.4g} to {high:,.4g}, median {middle:,.4g})"
-
-
-def _diagnostics(runs: Runs) -> str:
-    names = [name for name in DIAGNOSTICS if name in runs.diagnostics]
-    names += [name for name in runs.diagnostics if name not in DIAGNOSTICS]
-    if not names:
-        return ""
-    charts = "".join(
-        _chart(
-            name, f"<h3>{escape(DIAGNOSTICS.get(name, words(name)))}</h3>", logarithmic(runs, name)
-        )
-        for name in names
-    )
-    return f"""<div class="legend" role="group" aria-label="Methods: show or hide"></div>
-<div class="charts small">{charts}</div>
-<p class="note">Drift: how far the cohort's models x_k ended from their mean x̄; moved: from the
-server's model x. τ_eff: how many local steps a round is worth. χ²: how much the weights that the
-method gives to clients differ from the wanted ones. Dual residual: the norm of the server's
-estimate of the mean gradient, where the method has one.</p>"""
-
-
-def _participation(runs: Runs, text: str) -> str:
-    table = participation(runs)
-    if not any(each.seen for each in table):
-        return ""
-    rows = [
-        [
-            _label(runs, method),
-            f"{each.seen:,} of {each.clients:,}",
-            *(f"{n:,g}" for n in each.summary),
-            f"{each.rejected[method]:,}",
-            f"{each.absent[method]:,}",
-            escape(each.reasons.get(method, "")),
-        ]
-        for each in table
-        for method in each.methods
-    ]
-    head = ["method", "clients seen", "fewest rounds", "median", "most", "rejected replies"]
-    head += ["absent", "first rejection"]
-    if not any(row[-1] for row in rows):
-        head, rows = head[:-1], [row[:-1] for row in rows]
-    pictures = "".join(_histogram(each, len(table) == 1) for each in table[:6])
-    return f"""<div class="charts small">{pictures}</div>
-{_table(head, rows, "Participation", long=(7,))}
-<p class="note">In how many rounds clients took part, every seed counted by itself. A rejected reply
-was not finite or of the wrong shape; an absent client managed no work.</p>
-<p>{_download("participation", text)}</p>"""
-
-
-def _histogram(each: Participation, alone: bool) -> str:
-    """Bars as SVG: how many clients took part in how many rounds."""
-    found = bars(each.times)
-    if not found:
-        return ""
-    width, height, left, bottom = 480, 170, 46, 34
-    most = max(count for _, _, count in found)
-    step = (width - left) / len(found)
-    shapes = []
-    for at, (first, last, count) in enumerate(found):
-        size = (height - bottom - 12) * count / most
-        reach = f"{first}" if first == last else f"{first} to {last}"
-        shapes.append(
-            f'<rect x="{left + at * step + 0.5:.1f}" y="{height - bottom - size:.1f}" '
-            f'width="{max(step - 1, 0.5):.1f}" height="{size:.1f}">'
-            f"<title>{_amount(count, 'client')} took part in {reach} rounds</title></rect>"
-        )
-    every = math.ceil(len(found) / 9)
-    ticks = "".join(
-        f'<text x="{left + (at + 0.5) * step:.1f}" y="{height - bottom + 14}" '
-        f'text-anchor="middle">{found[at][0]}</text>'
-        for at in range(0, len(found), every)
-    )
-    methods = ", ".join(each.methods)
-    if len(each.methods) > 3:
-        methods = f"{each.methods[0]} and {len(each.methods) - 1} others"
-    if alone and len(each.methods) > 1:
-        methods = "all methods"
-    seeds = f", {each.seeds} seeds together" if each.seeds > 1 else ""
-    return f"""<figure><h3>{escape(methods + seeds)}</h3>
-<svg class="histogram" viewBox="0 0 {width} {height}" role="img"
-aria-label="How many clients took part in how many rounds">
-<line x1="{left}" x2="{width}" y1="{height - bottom}" y2="{height - bottom}"/>
-<text x="{left - 6}" y="{16}" text-anchor="end">{most:,}</text>
-<text x="{left - 6}" y="{height - bottom}" text-anchor="end">0</text>
-{"".join(shapes)}{ticks}
-<text x="{(left + width) / 2}" y="{height - 4}" text-anchor="middle">rounds taken part in</text>
-<text x="12" y="{(height - bottom) / 2}" text-anchor="middle"
-transform="rotate(-90 12 {(height - bottom) / 2})">clients</text>
-</svg></figure>"""
-
-
-def _runs(runs: Runs, text: str) -> str:
-    rows = []
-    for group in runs.groups:
-        for run in group.runs:
-            rows.append([_label(runs, group.label), str(run.seed), *_state(run)])
-    head = ["method", "seed", "status", "rounds", "wall time", "made as", "reason"]
-    if not any(row[-1] for row in rows):
-        head, rows = head[:-1], [row[:-1] for row in rows]
-    table = _table(head, rows, "Runs", text=(2, 5), long=(6,))
-    return f"{table}\n<p>{_download('runs', text)}</p>"
-
-
-def _state(run: RunFiles) -> list[str]:
-    kind = run.status if run.status.isalpha() else "unknown"
-    rounds = f"{run.done:,} of {run.rounds:,}" if run.rounds else f"{run.done:,}"
-    seconds = run.totals()["seconds"][-1:] or [0.0]
-    paper = f" · {run.paper}" if run.paper else ""
-    return [
-        f'<span class="status {escape(kind)}">{escape(run.status)}</span>',
-        rounds,
-        f"{seconds[0]:,.1f} s",
-        f"<code>{escape(run.method)}</code>{escape(paper)}",
-        escape(run.reason or ""),
-    ]
-
-
-def _configuration(folders: Sequence[Folder]) -> str:
-    blocks = []
-    for folder in folders:
-        if not folder.experiment and not folder.about:
-            continue
-        rows = [(escape(str(k)), escape(str(v))) for k, v in folder.about.items()]
-        versions = _table(("", ""), rows, "Versions", text=(1,)) if rows else ""
-        opened = " open" if len(folders) == 1 else ""
-        blocks.append(
-            f"<details{opened}><summary>{escape(folder.name)}: experiment.toml</summary>"
-            f'<div class="beside wide"><pre tabindex="0">{escape(folder.experiment)}</pre>'
-            f"<div>{versions}</div></div></details>"
-        )
-    return "\n".join(blocks)

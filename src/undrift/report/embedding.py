@@ -1,0 +1,140 @@
+"""What the charts of a page are drawn from: the records as columns, small enough to embed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+from undrift.plots import COLOURS
+from undrift.records import Record
+from undrift.report.naming import DIAGNOSTICS, STATES, logarithmic, words
+from undrift.report.reading import COSTS, Group, Runs
+
+DARK = dict(
+    zip(
+        COLOURS,
+        (
+            "#77aadd",
+            "#ff8f9d",
+            "#55bb66",
+            "#ddcc66",
+            "#88ddff",
+            "#dd77bb",
+            "#aaaaaa",
+            "#ffa64d",
+            "#5599ff",
+            "#cc8844",
+            "#66ccbb",
+            "#ffffff",
+        ),
+        strict=True,
+    )
+)
+"""Each colour's place on a dark page."""
+POINTS = 2000
+"""Points of a curve, at most."""
+CELLS = 420_000
+"""Numbers in a page, at most: about four megabytes."""
+ADDED = ("bytes_down", "bytes_up", "steps", "gradients", "seconds", "rejected", "absent")
+"""Columns whose values are sums over the rounds since the last row."""
+
+
+def embedded(runs: Runs) -> tuple[dict[str, Any], int]:
+    """The records as columns, and of how many evaluated rounds one was taken."""
+    found: list[dict[str, Any]] = []
+    step = _thinning(runs)
+    for number, group in enumerate(runs.groups):
+        found += [
+            {"method": number, "seed": run.seed, "columns": _columns(run.records, step)}
+            for run in group.runs
+            if run.records
+        ]
+    names = {name: words(name) for name in runs.metrics}
+    names |= {name: DIAGNOSTICS.get(name, words(name)) for name in runs.diagnostics}
+    methods = [
+        {
+            "label": group.label,
+            "light": COLOURS[number % len(COLOURS)],
+            "dark": DARK[COLOURS[number % len(COLOURS)]],
+            "dashed": number >= len(COLOURS),
+            "unit": group.unit or 1.0,
+            "state": next((state for state in STATES if state in _states(group)), ""),
+        }
+        for number, group in enumerate(runs.groups)
+    ]
+    return {
+        "methods": methods,
+        "runs": found,
+        "costs": COSTS,
+        "names": names,
+        "linear": [name for name in runs.metrics if not logarithmic(runs, name)],
+    }, step
+
+
+def _states(group: Group) -> set[str]:
+    return {run.status for run in group.runs}
+
+
+def _thinning(runs: Runs) -> int:
+    """Of how many evaluated rounds one is shown, so that the page stays small."""
+    longest = max(len(candidates(run.records)) for run in runs)
+    cells = sum(
+        len(candidates(run.records)) * (len(runs.metrics) + len(runs.diagnostics) + 4)
+        for run in runs
+    )
+    return max(1, math.ceil(longest / POINTS), math.ceil(cells / CELLS))
+
+
+def candidates(records: Sequence[Record]) -> list[int]:
+    """The rows that may be shown: all, or the evaluated ones of a long run."""
+    if len(records) <= POINTS:
+        return list(range(len(records)))
+    return [i for i, record in enumerate(records) if record.metrics] or list(range(len(records)))
+
+
+def _columns(records: Sequence[Record], step: int) -> dict[str, Any]:
+    places = candidates(records)
+    kept = sorted({*places[::step], len(records) - 1})
+    names = dict.fromkeys(name for record in records for name in record.flat())
+    flat = [record.flat() for record in records]
+    columns = {}
+    for name in names:
+        if name in ADDED:
+            starts = [0, *(place + 1 for place in kept[:-1])]
+            values = [
+                sum(row[name] for row in flat[start : end + 1])
+                for start, end in zip(starts, kept, strict=True)
+            ]
+        else:
+            values = [flat[place].get(name) for place in kept]
+        columns[name] = _packed([_number(value) for value in values])
+    return columns
+
+
+def _number(value: Any) -> Any:
+    """Seven digits are enough for a chart; what is not finite is written in words."""
+    if not isinstance(value, float):
+        return value
+    if not math.isfinite(value):
+        return str(value)
+    short = float(f"{value:.7g}")
+    return int(short) if short == int(short) and abs(short) < 1e15 else short
+
+
+def _packed(values: list[Any]) -> Any:
+    """A column, as runs of equal values where that is shorter."""
+    runs = [(key, len(list(group))) for key, group in groupby(values)]
+    if 3 * len(runs) < len(values):
+        return {"n": [count for _, count in runs], "v": [key for key, _ in runs]}
+    return values
+
+
+def as_script(value: Any) -> str:
+    """JSON within a script element: nothing in it may look like markup."""
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    for sign in ("<", ">", "&", "\u2028", "\u2029"):
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return text
