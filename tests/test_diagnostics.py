@@ -78,7 +78,7 @@ def test_diagnostics_are_no_traffic():
 def test_records_survive_json():
     for record in train(ud.FedDyn(0.5), federation(), rounds=2).records:
         record.metrics["odd"] = math.inf
-        record.rejected = {3: "not finite", "b": "late"}
+        record.rejected = [(3, "not finite"), ("b", "late")]
         line = record.to_json()
         assert "\n" not in line
         assert "Infinity" not in line

@@ -303,7 +303,7 @@ def test_final_metrics_leave_out_what_diverged(tmp_path):
 
 def test_csv_files_have_every_record_and_table(folder, tmp_path):
     paths = write_csv(folder, tmp_path / "tables")
-    names = ["records", "targets", "final", "runs", "participation"]
+    names = ["records", "targets", "final", "runs", "participation", "time"]
     assert [path.stem for path in paths] == names
     table = csv_rows(paths[0].read_text())
     assert len(table) == 9 * 61
@@ -314,7 +314,7 @@ def test_csv_files_have_every_record_and_table(folder, tmp_path):
     for seed in range(3):
         one = Counter(c for r in read_runs(folder).groups[0].runs[seed].records for c in r.cohort)
         times.update(one[client] for client in range(100))
-    assert {int(r["rounds_taken_part"]): int(r["clients"]) for r in part} == dict(times)
+    assert {int(r["replies"]): int(r["clients"]) for r in part} == dict(times)
     assert part[0]["methods"] == "FedAvg; SCAFFOLD; FedDyn"  # they had the same cohorts
 
 
@@ -330,7 +330,7 @@ def evil(tmp_path):
     for record in lines:
         record.metrics[f"x{EVIL}"] = 1.0
         record.diagnostics[f"y{EVIL}"] = 1.0
-        record.rejected = {EVIL: EVIL}
+        record.rejected = [(EVIL, EVIL)]
     write_run(folder, EVIL, 0, lines, "stopped", EVIL)
     (folder / "about.json").write_text(json.dumps({EVIL: EVIL}))
     (folder / "data.json").write_text(json.dumps({"name": EVIL, "clients": 100, "notes": [EVIL]}))
@@ -587,6 +587,7 @@ def test_csv_links_have_the_tables(opened, shared):
         "final.csv",
         "runs.csv",
         "participation.csv",
+        "time.csv",
     }
     for _, link in links:
         kind, _, content = link.partition(",")

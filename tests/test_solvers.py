@@ -31,13 +31,18 @@ class Recorded(ClientLoss):
         return x - self.target
 
 
+def planned(solver, client, samples, round):
+    return solver.steps_of(solver.amount(client, round), samples)
+
+
 def work(solver, samples=10, round=0, steps=None, rate=None):
-    planned = solver.planned("me", samples, round)
+    full = planned(solver, "me", samples, round)
     return Work(
         client="me",
         round=round,
-        steps=planned if steps is None else steps,
-        expected=planned,
+        turn=round,
+        steps=full if steps is None else steps,
+        expected=full,
         rate=solver.rate(round) if rate is None else rate,
         rng=lambda: generator(0, "batches", round, "me"),
     )
@@ -267,12 +272,12 @@ def test_theorem_1s_rate_counts_steps_over_the_whole_run():
 
 def test_work_per_client_and_per_round():
     solver = ud.SGD(lr=0.1, batch_size=None, steps=lambda client, round: 1 + client + 10 * round)
-    assert solver.planned(3, 10, 0) == 4
-    assert solver.planned(3, 10, 2) == 24
-    assert ud.SGD(lr=0.1, batch_size=4, epochs={7: 3}).planned(7, 9, 0) == 9
+    assert planned(solver, 3, 10, 0) == 4
+    assert planned(solver, 3, 10, 2) == 24
+    assert planned(ud.SGD(lr=0.1, batch_size=4, epochs={7: 3}), 7, 9, 0) == 9
     both = ud.PerClient(ud.GD(lr=0.1, steps=2), {1: ud.GD(lr=0.05, steps=4)})
-    assert both.of(1).planned(1, 10, 0) == 4
-    assert both.of(2).planned(2, 10, 0) == 2
+    assert planned(both.of(1), 1, 10, 0) == 4
+    assert planned(both.of(2), 2, 10, 0) == 2
     assert both.rate(0) == 0.1
 
 
@@ -289,8 +294,8 @@ def test_work_per_client_and_per_round():
         (lambda: ud.SGD(lr=0.1, clip=0.0), "clip is 0.0"),
         (lambda: ud.SGD(lr=0.1, relative="gradents"), "did you mean 'gradient'?"),
         (lambda: ud.GD(lr=0.1, batch_size=3), "no batch_size"),
-        (lambda: ud.SGD(lr=0.1, steps={1: 2}).planned(5, 9, 0), "client 5"),
-        (lambda: ud.SGD(lr=0.1, steps=lambda c, t: 0).planned(5, 9, 3), "round 4"),
+        (lambda: planned(ud.SGD(lr=0.1, steps={1: 2}), 5, 9, 0), "client 5"),
+        (lambda: planned(ud.SGD(lr=0.1, steps=lambda c, t: 0), 5, 9, 3), "round 4"),
         (lambda: ud.Theorem1(mu=2.0, L=1.0, E=1), "L ≥ mu"),
         (lambda: ud.Exponential(0.1, 0.0), "gamma is 0.0"),
     ],

@@ -1,6 +1,8 @@
 """undrift: federated learning over heterogeneous clients, with the answer the papers promise."""
 
-from undrift import data, models, schedules, server, theory
+from undrift import data, devices, models, schedules, server, theory
+from undrift.amounts import NormalAmount, Unfinished, UniformAmount
+from undrift.devices import DeviceClasses, DeviceFile, Devices
 from undrift.errors import Diverged, UndriftError
 from undrift.evaluation import Evaluation
 from undrift.methods import (
@@ -10,10 +12,13 @@ from undrift.methods import (
     SCAFFOLD,
     VRLSGD,
     ZERO,
+    AsyncFedDR,
     Averaging,
     DistributedSGD,
+    FedAsync,
     FedAvg,
     FedAvgMin,
+    FedBuff,
     FedDR,
     FedDyn,
     FedLGA,
@@ -23,6 +28,7 @@ from undrift.methods import (
     FedSplit,
     Method,
 )
+from undrift.paces import AsTheyArrive, Deadline, FirstToRespond, WaitForAll
 from undrift.problem import (
     Client,
     Download,
@@ -54,20 +60,28 @@ __all__ = [
     "VRLSGD",
     "ZERO",
     "All",
+    "AsTheyArrive",
+    "AsyncFedDR",
     "Averaging",
     "Bernoulli",
     "Box",
     "Client",
     "Comparison",
     "Constant",
+    "Deadline",
+    "DeviceClasses",
+    "DeviceFile",
+    "Devices",
     "DistributedSGD",
     "Diverged",
     "Download",
     "Evaluation",
     "Exact",
     "Exponential",
+    "FedAsync",
     "FedAvg",
     "FedAvgMin",
+    "FedBuff",
     "FedDR",
     "FedDyn",
     "FedLGA",
@@ -75,6 +89,7 @@ __all__ = [
     "FedPD",
     "FedProx",
     "FedSplit",
+    "FirstToRespond",
     "Fixed",
     "Inverse",
     "Keep",
@@ -82,6 +97,7 @@ __all__ = [
     "LocalResult",
     "Method",
     "Milestones",
+    "NormalAmount",
     "PerClient",
     "Regularizer",
     "Replies",
@@ -89,12 +105,16 @@ __all__ = [
     "Server",
     "Theorem1",
     "UndriftError",
+    "Unfinished",
     "Uniform",
+    "UniformAmount",
     "Upload",
+    "WaitForAll",
     "Weighted",
     "centralised",
     "compare",
     "data",
+    "devices",
     "draws",
     "models",
     "once",

@@ -47,7 +47,7 @@ class Scheme:
     """whether client k trains on N·q_k·f_k"""
 
 
-UNIFORM = ("all", "uniform", "bernoulli", "fixed")
+UNIFORM = ("all", "uniform", "bernoulli", "fixed", "responding")
 SCHEMES = {
     scheme.name: scheme
     for scheme in (

@@ -14,7 +14,7 @@ from undrift.losses import Losses
 from undrift.regularizers import Regularizer
 
 if TYPE_CHECKING:
-    from undrift.loops.synchronous import Synchronous
+    from undrift.loops.base import Loop
 
 MODELS = ("server", "cohort", "all", "own")
 """The models that can be reported: the server's; the mean of the cohort's models, each as often
@@ -51,7 +51,7 @@ class Evaluation:
             require_range("gradient_mapping", self.gradient_mapping, above=0)
 
 
-def measure(run: Synchronous) -> dict[str, float]:
+def measure(run: Loop) -> dict[str, float]:
     """The metrics of a run's models at its present round."""
     found: dict[str, float] = {}
     for name in run.evaluation.models:
@@ -61,13 +61,13 @@ def measure(run: Synchronous) -> dict[str, float]:
     return found
 
 
-def _model(run: Synchronous, name: str) -> Tensor:
+def _model(run: Loop, name: str) -> Tensor:
     if name == "cohort":
         return run.cohort_mean
     return run.last_mean if name == "all" else run.server.x
 
 
-def _metrics(run: Synchronous, x: Tensor) -> dict[str, float]:
+def _metrics(run: Loop, x: Tensor) -> dict[str, float]:
     """Loss, objective and accuracy of one model."""
     weights = run.roster.weights_in_data_order()
     found = run.losses.evaluate(x, weights, run.buffers)
@@ -82,7 +82,7 @@ def _metrics(run: Synchronous, x: Tensor) -> dict[str, float]:
     return found
 
 
-def _own(run: Synchronous) -> dict[str, float]:
+def _own(run: Loop) -> dict[str, float]:
     """The clients' own last models on their own data: means with the objective's weights.
 
     A client without test samples does not count in the mean over test samples.

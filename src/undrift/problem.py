@@ -82,6 +82,8 @@ class Client:
     """1 / (N·q_k): one for every client when the objective is the mean over clients"""
     draws: Number = 1
     """how often the client was drawn this round (sampling with replacement)"""
+    staleness: Number = 0
+    """how often the server's model was updated while the client worked (asynchronous training)"""
 
     @staticmethod
     def stack(clients: Sequence[Client], like: Tensor) -> Client:

@@ -162,6 +162,7 @@ def _unstack(client: Client) -> list[Client]:
             q=at(client.q, row),
             scale=at(client.scale, row),
             draws=at(client.draws, row),
+            staleness=at(client.staleness, row),
         )
         for row in range(client.q.shape[0])
     ]

@@ -10,16 +10,20 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from undrift.errors import UndriftError, require
-from undrift.loops.synchronous import Synchronous
+from undrift.loops.base import Loop
 from undrift.methods.base import Method
 from undrift.modules import ModuleLosses, save_weights
 from undrift.records import Record
+from undrift.timeline import duration, plot_timeline
+
+LITTLE = 0.01
+"""Less wasted work is not worth a remark."""
 
 
 class Result:
     """A finished run of one method."""
 
-    def __init__(self, label: str, run: Synchronous):
+    def __init__(self, label: str, run: Loop):
         self.label = label
         self.run = run
         self.method: Method = run.method
@@ -70,20 +74,45 @@ class Result:
         found = [self.stopped] if self.stopped else []
         if not self.stopped and self.run.target:
             found.append(f"the target {self.run.target} was not reached")
-        absent = {client for r in self.records for client in r.absent}
-        never = absent - set(self.run.states.seen())
-        if never:
-            found.append(
-                f"{len(never)} of {len(self.run.roster)} clients never managed any work, for "
-                f"example client {sorted(never, key=str)[0]!r}"
-            )
+        found += self._remarks_on_devices() if _clock(self) else self._remarks_on_absence()
         if self.rejected:
             first = next(r for r in self.records if r.rejected)
-            client, reason = next(iter(first.rejected.items()))
+            client, reason = first.rejected[0]
             found.append(
                 f"{self.rejected} replies were left out, the first in round {first.round} from "
                 f"client {client!r}: {reason}"
             )
+        return found
+
+    def _remarks_on_absence(self) -> list[str]:
+        absent = {client for r in self.records for client in r.absent}
+        never = absent - set(self.run.states.seen())
+        if not never:
+            return []
+        return [
+            f"{len(never)} of {len(self.run.roster)} clients never managed any work, for "
+            f"example client {sorted(never, key=str)[0]!r}"
+        ]
+
+    def _remarks_on_devices(self) -> list[str]:
+        """Who was left out, and what was done in vain."""
+        found = []
+        replied = {client for r in self.records for client in r.replied}
+        never = [client for client in self.run.roster.ids if client not in replied]
+        if never:
+            noun = "client" if len(self.run.roster) == 1 else "clients"
+            found.append(
+                f"{len(never)} of {len(self.run.roster)} {noun} never replied, for example "
+                f"client {never[0]!r}"
+            )
+        skipped = sum(r.round > 0 and not r.updates for r in self.records)
+        if skipped and not any(r.staleness for r in self.records):  # those have no such rounds
+            rounds = "round was" if skipped == 1 else "rounds were"
+            found.append(f"{skipped} {rounds} skipped because too few clients replied")
+        wasted = sum(r.wasted_gradients for r in self.records)
+        share = wasted / (wasted + self.gradients) if wasted else 0.0
+        if share >= LITTLE:
+            found.append(f"{100 * share:.0f} % of the work was wasted")
         return found
 
     def model(self) -> nn.Module:
@@ -104,6 +133,10 @@ class Result:
     def plot(self, path: str | Path, metrics: Sequence[str] | None = None) -> Path:
         """Draw metrics against rounds."""
         return Comparison([self]).plot(path, metrics)
+
+    def timeline(self, path: str | Path) -> Path:
+        """Draw which client worked when in the first rounds, where there is a virtual clock."""
+        return plot_timeline(self.records, path, self.label)
 
     def report(self, path: str | Path) -> Path:
         """Write one self-contained HTML page about the run."""
@@ -203,15 +236,21 @@ def results_table(results: Sequence[Result]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("method", no_wrap=True)
     heads = [SHOWN.get(name, name) for name in metrics]
-    for name in ["rounds", *heads, "MB sent"]:
+    clock = any(map(_clock, results))
+    for name in ["rounds", *heads, "MB sent", *["virtual time"] * clock]:
         table.add_column(name, justify="right", no_wrap=True)
     for r, model, own in rows:
         cells = [f"{own[m]:.4g}" if m in own else "–" for m in metrics]
         label = r.label if model == "server" else f"{r.label}, {model}"
         rounds = str(r.records[-1].round) if r.records else "0"
         sent = (r.bytes_down + r.bytes_up) / 1e6
-        table.add_row(label, rounds, *cells, f"{sent:.2f}")
+        table.add_row(label, rounds, *cells, f"{sent:.2f}", *[duration(_clock(r))] * clock)
     return table
+
+
+def _clock(result: Result) -> float:
+    """The time of the virtual clock in the end, in seconds; 0 where there is none."""
+    return result.records[-1].virtual_seconds if result.records else 0.0
 
 
 def _models(result: Result) -> tuple[str, ...]:

@@ -24,8 +24,13 @@ class Sampler(ABC):
     """the kind of sampling, for methods that are defined for some kinds only"""
 
     @abstractmethod
-    def draw(self, roster: Roster, seed: int, round: int) -> Cohort:
-        """The cohort of a round."""
+    def draw(
+        self, roster: Roster, seed: int, round: int, among: np.ndarray | None = None
+    ) -> Cohort:
+        """The cohort of a round, drawn among those clients of the roster that are available.
+
+        `among` is a mask over the roster; None stands for everyone.
+        """
 
     def check(self, roster: Roster) -> None:
         """Refuse a roster the sampler cannot draw from."""
@@ -41,8 +46,12 @@ class All(Sampler):
 
     participation = "all"
 
-    def draw(self, roster: Roster, seed: int, round: int) -> Cohort:
-        return dict.fromkeys(roster.ids, 1)
+    def draw(
+        self, roster: Roster, seed: int, round: int, among: np.ndarray | None = None
+    ) -> Cohort:
+        if among is None:
+            return dict.fromkeys(roster.ids, 1)
+        return {roster.ids[k]: 1 for k in np.flatnonzero(among)}
 
 
 @dataclass(frozen=True)
@@ -66,8 +75,14 @@ class Uniform(Sampler):
     def kind(self, roster: Roster) -> str:
         return "all" if len(roster) == self.K else self.participation
 
-    def draw(self, roster: Roster, seed: int, round: int) -> Cohort:
-        chosen = generator(seed, "cohort", round).choice(len(roster), self.K, replace=False)
+    def draw(
+        self, roster: Roster, seed: int, round: int, among: np.ndarray | None = None
+    ) -> Cohort:
+        there = len(roster) if among is None else np.flatnonzero(among)
+        number = self.K if isinstance(there, int) else min(self.K, len(there))
+        if not number:
+            return {}
+        chosen = generator(seed, "cohort", round).choice(there, number, replace=False)
         return {roster.ids[k]: 1 for k in sorted(chosen)}
 
 
@@ -82,9 +97,16 @@ class Weighted(Sampler):
     def __post_init__(self) -> None:
         require_whole("The cohort", self.K, at_least=1)
 
-    def draw(self, roster: Roster, seed: int, round: int) -> Cohort:
+    def draw(
+        self, roster: Roster, seed: int, round: int, among: np.ndarray | None = None
+    ) -> Cohort:
         rng = generator(seed, "cohort", round)
-        chosen = rng.choice(len(roster), self.K, p=roster.weights.numpy())
+        weights = roster.weights.numpy()
+        if among is not None:
+            if not among.any():
+                return {}
+            weights = np.where(among, weights, 0.0) / weights[among].sum()
+        chosen = rng.choice(len(roster), self.K, p=weights)
         numbers, draws = np.unique(chosen, return_counts=True)
         return {roster.ids[k]: int(r) for k, r in zip(numbers, draws, strict=True)}
 
@@ -100,9 +122,12 @@ class Bernoulli(Sampler):
     def __post_init__(self) -> None:
         require_range("Bernoulli's probability", self.probability, above=0, at_most=1)
 
-    def draw(self, roster: Roster, seed: int, round: int) -> Cohort:
+    def draw(
+        self, roster: Roster, seed: int, round: int, among: np.ndarray | None = None
+    ) -> Cohort:
         # Keyed by client, so that adding one changes nothing for the others.
         drawn = uniforms(seed, "cohort", round, roster.hashes) < self.probability
+        drawn = drawn if among is None else drawn & among
         return {roster.ids[k]: 1 for k in np.flatnonzero(drawn)}
 
 
@@ -135,8 +160,11 @@ class Fixed(Sampler):
                         f"The fixed cohort names client {client!r}, which does not exist."
                     )
 
-    def draw(self, roster: Roster, seed: int, round: int) -> Cohort:
+    def draw(
+        self, roster: Roster, seed: int, round: int, among: np.ndarray | None = None
+    ) -> Cohort:
         places = sorted(roster.position[client] for client in self._of(round))
+        places = places if among is None else [k for k in places if among[k]]
         return {roster.ids[k]: times for k, times in Counter(places).items()}
 
 

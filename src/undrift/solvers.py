@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from undrift.amounts import RandomAmount
 from undrift.errors import (
     UndriftError,
     first_line,
@@ -25,8 +26,9 @@ from undrift.losses import Batch, ClientLoss
 from undrift.problem import LocalProblem, LocalResult
 from undrift.schedules import Schedule, as_schedule
 
-Amount = int | Mapping[Hashable, int] | Callable[[Hashable, int], int]
-"""How much work: a number for all, one per client id, or a function of (client id, round)."""
+Amount = int | RandomAmount | Mapping[Hashable, int] | Callable[[Hashable, int], int]
+"""How much work: a number for all, one that is drawn, one per client id, or a function of
+(client id, round)."""
 Tolerance = float | Mapping[Hashable, float] | Callable[[Hashable, int], float]
 """How accurate the work is: the same for all, one per client id, or a function."""
 
@@ -37,12 +39,17 @@ class Work:
 
     client: Hashable
     round: int
+    """the round of its learning rate"""
+    turn: int
+    """what numbers its keyed draws: the round, or in asynchronous training the launch"""
     steps: int
     expected: int
     rate: float
     """η, the nominal learning rate of the round, in whose units progress is counted"""
     rng: Callable[[], np.random.Generator]
     """makes the generator of the client's batches, for those that draw any"""
+    damaged: bool = False
+    """whether its device damages the reply"""
 
 
 class Local(ABC):
@@ -72,12 +79,23 @@ class Solver(Local):
         return self
 
     @abstractmethod
-    def planned(self, client: Hashable, samples: int, round: int) -> int:
-        """How many steps the local work of a client comes to."""
+    def amount(self, client: Hashable, round: int, seed: int = 0, turn: int | None = None) -> int:
+        """The local work of a client, in epochs or in steps, as it is given.
+
+        `turn` numbers the draws, where it is not the round.
+        """
 
     @abstractmethod
-    def limited(self, amount: int, samples: int, planned: int) -> int:
-        """The steps of a client that manages only so much, in the unit of its local work."""
+    def steps_of(self, amount: int, samples: int) -> int:
+        """How many steps an amount of local work comes to."""
+
+    @abstractmethod
+    def evaluations(self, steps: int, samples: int) -> int:
+        """How many gradients of single samples so many steps need, if nothing ends them early."""
+
+    @abstractmethod
+    def steps_within(self, evaluations: float, samples: int) -> int:
+        """How many steps so many gradients of single samples are enough for."""
 
     @abstractmethod
     def run(self, loss: ClientLoss, problem: LocalProblem, work: Work) -> LocalResult:
@@ -118,8 +136,8 @@ class SGD(Solver):
     batch_size
         samples per step (None: all of a client's); the last partial batch of an epoch is kept
     epochs, steps
-        the local work, one of the two: a number, a mapping from client ids, or a function of
-        (client id, round), with rounds counted from 0
+        the local work, one of the two: a number, one that is drawn (`ud.UniformAmount(2, 5)`), a
+        mapping from client ids, or a function of (client id, round), with rounds counted from 0
     tolerance
         ε: stop once the gradient of the local problem is this small (checked every epoch, and
         every step with a full batch); `epochs` or `steps` bound the work. A number, a mapping
@@ -166,7 +184,8 @@ class SGD(Solver):
             object.__setattr__(self, "epochs", 1)
         for unit in ("epochs", "steps"):
             amount = getattr(self, unit)
-            if amount is not None and not isinstance(amount, Mapping) and not callable(amount):
+            drawn = isinstance(amount, Mapping | RandomAmount) or callable(amount)
+            if amount is not None and not drawn:
                 require_whole(f"{name}'s {unit}", amount, at_least=1)
         if isinstance(self.tolerance, Real):
             require_range(f"{name}'s tolerance", float(self.tolerance), above=0)
@@ -183,15 +202,34 @@ class SGD(Solver):
     def rate(self, round: int) -> float:
         return as_schedule(self.lr).at(round)
 
-    def planned(self, client: Hashable, samples: int, round: int) -> int:
-        if self.epochs is not None:
-            return _amount("epochs", self.epochs, client, round) * self._per_epoch(samples)
-        assert self.steps is not None
-        return _amount("steps", self.steps, client, round)
+    def amount(self, client: Hashable, round: int, seed: int = 0, turn: int | None = None) -> int:
+        unit = "epochs" if self.epochs is not None else "steps"
+        amount = getattr(self, unit)
+        if isinstance(amount, RandomAmount):
+            return amount.of(client, round if turn is None else turn, seed)
+        amount = _of_client(unit, amount, client, round)
+        where = f"of client {client!r} in round {round + 1}"
+        return require_whole(f"The number of {unit} {where}", amount, 1)
 
-    def limited(self, amount: int, samples: int, planned: int) -> int:
-        unit = self._per_epoch(samples) if self.epochs is not None else 1
-        return min(planned, amount * unit)
+    def steps_of(self, amount: int, samples: int) -> int:
+        return amount * self._per_epoch(samples) if self.epochs is not None else amount
+
+    def evaluations(self, steps: int, samples: int) -> int:
+        size = self._batch(samples)
+        if self.fresh_batches:
+            return steps * size
+        epochs, rest = divmod(steps, self._per_epoch(samples))
+        return epochs * samples + rest * size
+
+    def steps_within(self, evaluations: float, samples: int) -> int:
+        size = self._batch(samples)
+        if self.fresh_batches:
+            return int(evaluations // size)
+        epochs, rest = divmod(evaluations, samples)
+        return int(epochs) * self._per_epoch(samples) + int(rest // size)
+
+    def _batch(self, samples: int) -> int:
+        return samples if self.batch_size is None else min(self.batch_size, samples)
 
     def _per_epoch(self, samples: int) -> int:
         return 1 if self.batch_size is None else -(-samples // self.batch_size)
@@ -363,11 +401,17 @@ class Exact(Solver):
     def rate(self, round: int) -> float:
         return 1.0
 
-    def planned(self, client: Hashable, samples: int, round: int) -> int:
+    def amount(self, client: Hashable, round: int, seed: int = 0, turn: int | None = None) -> int:
         return 1
 
-    def limited(self, amount: int, samples: int, planned: int) -> int:
-        return planned
+    def steps_of(self, amount: int, samples: int) -> int:
+        return 1
+
+    def evaluations(self, steps: int, samples: int) -> int:
+        return steps * samples
+
+    def steps_within(self, evaluations: float, samples: int) -> int:
+        return int(evaluations // samples)
 
     def run(self, loss: ClientLoss, problem: LocalProblem, work: Work) -> LocalResult:
         first = loss.gradient(problem.start) if "first_gradient" in problem.ask else None
@@ -437,13 +481,6 @@ class PerClient(Local):
 
     def __repr__(self) -> str:
         return f"PerClient({self.default!r}, {self.others!r})"
-
-
-def _amount(unit: str, amount: Amount, client: Hashable, round: int) -> int:
-    """The amount of work of a client in a round."""
-    amount = _of_client(unit, amount, client, round)
-    where = f"of client {client!r} in round {round + 1}"
-    return require_whole(f"The number of {unit} {where}", amount, 1)
 
 
 def require_known(what: str, named: Iterable[Hashable], clients: Collection[Hashable]) -> None:

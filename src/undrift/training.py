@@ -11,8 +11,10 @@ from typing import TypedDict, Unpack
 import torch
 from torch import nn
 
+from undrift.amounts import Unfinished
 from undrift.clients import Roster
 from undrift.data.federated import FederatedData
+from undrift.devices import KINDS, Profiles
 from undrift.engines.base import Limit
 from undrift.errors import (
     Diverged,
@@ -24,10 +26,11 @@ from undrift.errors import (
     require_whole,
 )
 from undrift.evaluation import Evaluation
-from undrift.loops.synchronous import Callback, Synchronous
+from undrift.loops import Callback, Loop, loop
 from undrift.losses import Losses
 from undrift.methods import FedAvg, Method
 from undrift.modules import ModuleLosses
+from undrift.paces import Pace
 from undrift.progress import Bars, progress_bars
 from undrift.result import Comparison, Result
 from undrift.sampling import Sampler, as_sampler
@@ -52,6 +55,8 @@ class Options(TypedDict, total=False):
     evaluate: Evaluation
     weights: str | Path
     limit: Limit
+    devices: Profiles
+    pace: Pace | Mapping[str, Pace]
     target: Mapping[str, Target]
     callbacks: Sequence[Callback]
     progress: bool
@@ -91,7 +96,14 @@ def train(method: Method, **options: Unpack[Options]) -> Result:
         a safetensors file with the initial weights
     limit
         how many epochs or steps a client manages (None: all; 0: it does not reply): by client id,
-        or a function of (client id, round), with rounds counted from 0
+        a function of (client id, round), with rounds counted from 0, or `ud.Unfinished(0.5)`
+    devices
+        what the clients' devices are like, e.g. `ud.Devices(speed=ud.devices.Ladder(50, 100))`:
+        with them there is a virtual clock, and clients may be slow, away, or fail
+    pace
+        when the server goes on: `ud.WaitForAll()`, `ud.Deadline(seconds)`,
+        `ud.FirstToRespond(K)` or `ud.AsTheyArrive()`; or a mapping from labels, where methods
+        differ (default: as the method is meant)
     target
         stop once a metric is reached, e.g. `{"test_accuracy": 0.9}`; a metric of the user's own
         needs a direction, `{"train_rmse": ("below", 0.1)}`
@@ -121,9 +133,9 @@ def compare(
 def centralised(**options: Unpack[Options]) -> Result:
     """The baseline with all data in one place, in the hands of one client whose id is "all".
 
-    The options are those of `train`, with the federation's own `data`; `cohort` and `limit` do
-    not apply. Local work in epochs goes over all data in every round, as a federation of
-    everybody does; work in steps is that many steps for the one client.
+    The options are those of `train`, with the federation's own `data`; `cohort`, `limit`,
+    `devices` and `pace` do not apply. Local work in epochs goes over all data in every round, as
+    a federation of everybody does; work in steps is that many steps for the one client.
     """
     data = options.get("data")
     if not isinstance(data, FederatedData):
@@ -134,6 +146,8 @@ def centralised(**options: Unpack[Options]) -> Result:
         "'clients': compare with ud.DistributedSGD() and all clients, which is SGD on F itself.",
     )
     options = {**options, "data": data.pooled(), "cohort": None, "limit": {}}
+    options.pop("devices", None)
+    options.pop("pace", None)
     return _run({"centralised": FedAvg("full")}, options, catch=False)[0]
 
 
@@ -152,7 +166,7 @@ def _run(methods: Mapping[str, Method], options: Options, catch: bool) -> list[R
     same_regularizer(methods)
     sampler = shared_sampler(options.get("cohort"), methods.values(), losses, objective)
     runs = {
-        label: Synchronous(
+        label: loop(
             method,
             losses,
             local,
@@ -162,6 +176,8 @@ def _run(methods: Mapping[str, Method], options: Options, catch: bool) -> list[R
             seed=options.get("seed", 0),
             evaluation=options.get("evaluate", Evaluation()),
             limit=options.get("limit"),
+            devices=options.get("devices"),
+            pace=_pace_for(label, options.get("pace")),
             target=options.get("target"),
             callbacks=options.get("callbacks", ()),
         )
@@ -189,10 +205,20 @@ def _check(methods: Mapping[str, Method], options: Options) -> None:
         require(value is None or callable(value), f"{name} is {value!r}, but must be {wanted}.")
     limit = options.get("limit")
     require(
-        limit is None or callable(limit) or isinstance(limit, Mapping),
-        f"limit is {limit!r}, but must be a mapping from client ids or a function of (client id, "
-        f"round).",
+        limit is None or callable(limit) or isinstance(limit, Mapping | Unfinished),
+        f"limit is {limit!r}, but must be a mapping from client ids, a function of (client id, "
+        f"round) or ud.Unfinished(share).",
     )
+    if options.get("devices") is not None:
+        kinds = tuple(KINDS.values())
+        require_type("devices", options.get("devices"), kinds, "ud.Devices(…) or another profile")
+    paces = options.get("pace")
+    if isinstance(paces, Mapping):
+        for label in paces:
+            require_choice("A label of pace", label, methods)
+    for pace in paces.values() if isinstance(paces, Mapping) else [paces]:
+        if pace is not None:
+            require_type("pace", pace, Pace, "a pace such as ud.Deadline(10)")
     if options.get("weights") is not None:
         require_type("weights", options.get("weights"), (str, Path), "a safetensors file")
     seed = options.get("seed", 0)
@@ -216,11 +242,15 @@ def _check(methods: Mapping[str, Method], options: Options) -> None:
         ) from None
 
 
+def _pace_for(label: str, pace: Pace | Mapping[str, Pace] | None) -> Pace | None:
+    return pace.get(label) if isinstance(pace, Mapping) else pace
+
+
 def _require_method(method: object) -> None:
     require_type("A method", method, Method, "a method such as ud.FedAvg()")
 
 
-def _finish(label: str, run: Synchronous, catch: bool, bars: Bars) -> Result:
+def _finish(label: str, run: Loop, catch: bool, bars: Bars) -> Result:
     """Do all rounds of a run."""
     bars.begin(label, run.seed, run.round)
     try:

@@ -1,31 +1,38 @@
-"""What an engine does: a round's work of a cohort, added up."""
+"""What an engine does: clients' work, reply by reply or added up."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from undrift.amounts import Unfinished
 from undrift.clients import ClientStates, Roster
+from undrift.diagnostics import MOVED
 from undrift.errors import UndriftError, require, require_whole
 from undrift.keys import generator
 from undrift.methods.base import Method
 from undrift.problem import Client, Download, Keep, Named, Upload
-from undrift.replies import Replies
+from undrift.replies import Replies, Weight, accumulator_dtype, q, q_draws
 from undrift.sampling import Cohort
-from undrift.solvers import Local, Work, call, require_known
+from undrift.solvers import Local, Solver, Work, call, require_known
 
-Limit = Mapping[Hashable, int | None] | Callable[[Hashable, int], int | None]
-"""How much a client manages in a round, in the unit of its local work (None: everything): by its
-id, or as a function of (client id, round), with rounds counted from 0."""
+Limit = Unfinished | Mapping[Hashable, int | None] | Callable[[Hashable, int], int | None]
+"""How much a client manages in a round, in the unit of its local work (None: everything): a share
+of the cohort that does not finish, by client id, or a function of (client id, round), with rounds
+counted from 0."""
+
+Within = Callable[[Client, Solver, int], int]
+"""How many of so many steps a client's device manages in time."""
 
 LAST = "@last"
 """The name under which a client's last model is kept, when it is watched."""
+COHORT, CHANGE = "@cohort", "@change"
 
 
 @dataclass(frozen=True)
@@ -38,49 +45,121 @@ class Watch:
     """the last model of every client"""
 
 
-@dataclass
-class RoundResult:
-    """What came of a round's local work."""
+@dataclass(frozen=True)
+class Errand:
+    """A client's work, with what was sent to it."""
 
-    replies: Replies
-    kept: dict[Hashable, Keep] = field(default_factory=dict)
-    """the new states, to be stored when the round is accepted"""
-    rejected: dict[Hashable, str] = field(default_factory=dict)
-    """clients whose reply was unusable, with the reason"""
-    absent: list[Hashable] = field(default_factory=list)
-    """clients that managed no work, and did not reply"""
-    up: Counter[str] = field(default_factory=Counter)
-    """bytes uploaded, by tensor"""
-    down: Counter[str] = field(default_factory=Counter)
-    """bytes downloaded, by tensor"""
-    steps: int = 0
-    evaluations: int = 0
-    """gradients of single samples that were computed"""
-    buffers: dict[str, Tensor] = field(default_factory=dict)
-    """the cohort's buffers, averaged by samples"""
-    cohort_mean: Tensor | None = None
-    last_change: Tensor | None = None
-    """Σ_S q_k (x_k − the client's last x_k)"""
+    client: Client
+    work: Work
+    download: Download
+    buffers: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What one client sent back, and what its work came to."""
+
+    client: Client
+    upload: Upload
+    keep: Keep
+    """its new state, to be stored when the reply is accepted"""
+    buffers: dict[str, Tensor]
+    steps: int
+    evaluations: int
+    complete: bool
+    down: Mapping[str, int]
+    up: Mapping[str, int]
+    """bytes, by tensor"""
+    wrong: str | None = None
+    """why it cannot be used"""
+
+
+class RoundResult:
+    """What came of the work of several clients, added up as their replies are taken in."""
+
+    def __init__(self, method: Method, job: Job, round: int, diagnose: bool):
+        self._watch = job.watch
+        sums = method.sums() | job.watched_sums(diagnose)
+        self.replies = Replies(sums, clients=len(job.roster), rate=job.local.rate(round))
+        self.kept: dict[Hashable, Keep] = {}
+        """the new states, to be stored when the round is accepted"""
+        self.rejected: dict[Hashable, str] = {}
+        """clients whose reply was unusable, with the reason"""
+        self.up: Counter[str] = Counter()
+        self.down: Counter[str] = Counter()
+        """bytes that travelled, by tensor"""
+        self.steps = 0
+        self.evaluations = 0
+        """gradients of single samples that were computed"""
+        self.partial = 0
+        """replies with less work than was asked for"""
+        self._buffers = WeightedMean()
+
+    def take(self, reply: Reply) -> None:
+        """Take in a client's reply; one that is wrong is counted and left out."""
+        self.down.update(reply.down)
+        self.up.update(reply.up)
+        self.steps += reply.steps
+        self.evaluations += reply.evaluations
+        if reply.wrong is not None:
+            self.rejected[reply.client.id] = reply.wrong
+            return
+        self.partial += not reply.complete
+        self._buffers.add(reply.buffers, float(reply.client.samples))
+        self.replies.add(reply.client, reply.upload)
+        self.kept[reply.client.id] = reply.keep
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """The clients' buffers, averaged by samples."""
+        return self._buffers.value()
+
+    @property
+    def cohort_mean(self) -> Tensor | None:
+        """The mean of the clients' models, where it is watched."""
+        if not self._watch.cohort or not self.replies.count:
+            return None
+        return self.replies.mean(COHORT, by=q_draws)
+
+    @property
+    def last_change(self) -> Tensor | None:
+        """Σ_S q_k (x_k − the client's last x_k), where last models are watched."""
+        if not self._watch.last or not self.replies.count:
+            return None
+        return self.replies.sum(CHANGE, by=q)
 
 
 class Engine(ABC):
-    """Solves the local problems of a cohort."""
+    """Solves the local problems of clients.
+
+    `together` is how many errands it likes to be given at once, where there is a choice.
+    """
+
+    together: int = 1
+    job: Job
 
     @abstractmethod
+    def replies(
+        self, method: Method, errands: Iterable[Errand], states: ClientStates, diagnose: bool = True
+    ) -> Iterator[Reply]:
+        """Each client's reply, in the order of the errands. It changes no state.
+
+        `diagnose` says whether what `undrift.diagnostics` needs is uploaded as well.
+        """
+
     def run(
         self,
         method: Method,
-        download: Download,
-        cohort: Cohort,
+        errands: Iterable[Errand],
         states: ClientStates,
-        buffers: Mapping[str, Tensor],
         round: int,
         diagnose: bool = True,
     ) -> RoundResult:
-        """The work of one round. It changes no state: the caller stores what it accepts.
-
-        `diagnose` says whether what `undrift.diagnostics` needs is added up as well.
-        """
+        """The replies of one round, added up. The caller stores the states it accepts."""
+        result = RoundResult(method, self.job, round, diagnose)
+        for reply in self.replies(method, errands, states, diagnose):
+            result.take(reply)
+        return result
 
 
 @dataclass
@@ -98,21 +177,34 @@ class Job:
         if isinstance(self.limit, Mapping):
             require_known("limit", self.limit, self.roster.position)
 
-    def work(self, method: Method, cohort: Cohort, round: int) -> dict[Client, Work]:
+    def work(
+        self,
+        method: Method,
+        cohort: Cohort,
+        round: int,
+        turn: int | None = None,
+        within: Within | None = None,
+    ) -> dict[Client, Work]:
         """What each client of a cohort does, as its local work, its limit and the method say.
 
-        A client that manages nothing is left out.
+        A client that manages nothing is left out. `within` says what its device manages in time.
         """
+        turn = round if turn is None else turn
+        asked = {id: self.local.of(id).amount(id, round, self.seed, turn) for id in cohort}
+        limits = self._limits(asked, round)
         full, managed = {}, {}
         for id, draws in cohort.items():
             client, solver = self.roster.client(id, draws), self.local.of(id)
             samples = int(client.samples)
-            full[client] = solver.planned(id, samples, round)
-            amount = self._limit_of(id, round)
-            if amount is None:
-                managed[client] = full[client]
-            elif require_whole(f"The limit of client {id!r} in round {round + 1}", amount, 0):
-                managed[client] = solver.limited(int(amount), samples, full[client])
+            full[client] = solver.steps_of(asked[id], samples)
+            amount = limits.get(id)
+            steps = full[client]
+            if amount is not None:
+                steps = min(steps, solver.steps_of(amount, samples)) if amount else 0
+            if within is not None and steps:
+                steps = min(steps, within(client, solver, steps))
+            if steps:
+                managed[client] = steps
         if not managed:
             return {}
         rate = self.local.rate(round)
@@ -120,18 +212,63 @@ class Job:
             client: Work(
                 client=client.id,
                 round=round,
+                turn=turn,
                 steps=steps,
                 expected=full[client] if steps == managed[client] else steps,
                 rate=rate,
-                rng=partial(generator, self.seed, "batches", round, client.id),
+                rng=partial(generator, self.seed, "batches", turn, client.id),
             )
             for client, steps in zip(managed, method.steps([*managed.values()]), strict=True)
         }
 
-    def _limit_of(self, client: Hashable, round: int) -> int | None:
-        if self.limit is None or isinstance(self.limit, Mapping):
-            return (self.limit or {}).get(client)
-        return call("limit", self.limit, client, round)
+    def _limits(self, asked: Mapping[Hashable, int], round: int) -> Mapping[Hashable, int | None]:
+        """How much the clients manage of what they are asked for, where it is less."""
+        limit = self.limit
+        if limit is None or isinstance(limit, Mapping):
+            return limit or {}
+        if isinstance(limit, Unfinished):
+            return limit.managed(asked, round, self.seed)
+        found = {id: call("limit", limit, id, round) for id in asked}
+        for id, amount in found.items():
+            if amount is not None:
+                require_whole(f"The limit of client {id!r} in round {round + 1}", amount, 0)
+        return found
+
+    def watched_sums(self, diagnose: bool) -> dict[str, tuple[Weight, ...]]:
+        """What is added up besides the method's own uploads."""
+        sums: dict[str, tuple[Weight, ...]] = {MOVED: (q_draws,)} if diagnose else {}
+        if self.watch.cohort:
+            sums[COHORT] = (q_draws,)
+        if self.watch.last:
+            sums[CHANGE] = (q,)
+        return sums
+
+
+class WeightedMean:
+    """The mean of some named tensors; whole numbers are rounded."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._like: dict[str, torch.dtype] = {}
+        self._weight = 0.0
+
+    def add(self, values: dict[str, Tensor], weight: float) -> None:
+        """Take in one client's tensors."""
+        self._weight += weight
+        for name, value in values.items():
+            dtype = torch.complex128 if value.is_complex() else accumulator_dtype(value)
+            part = value.to(dtype) * weight
+            self._sums[name] = self._sums[name] + part if name in self._sums else part
+            self._like[name] = value.dtype
+
+    def value(self) -> dict[str, Tensor]:
+        """The mean, in the tensors' own types."""
+        means = {}
+        for name, total in self._sums.items():
+            mean, dtype = total / self._weight, self._like[name]
+            whole = not dtype.is_floating_point and not dtype.is_complex
+            means[name] = (mean.round() if whole else mean).to(dtype)
+        return means
 
 
 def check_declared(method: Method, finished: object, like: Tensor) -> None:
@@ -181,3 +318,9 @@ def bytes_of(values: Named) -> dict[str, int]:
         else 8
         for name, value in values.items()
     }
+
+
+def statistics(buffers: Mapping[str, Tensor]) -> dict[str, int]:
+    """The bytes of the model's buffers, which travel both ways."""
+    total = sum(value.numel() * value.element_size() for value in buffers.values())
+    return {"buffers": total} if total else {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -10,92 +10,76 @@ from torch import Tensor
 from undrift.clients import ClientStates
 from undrift.diagnostics import MOVED, PROGRESS, SQUARE
 from undrift.engines.base import (
+    CHANGE,
+    COHORT,
     LAST,
     Engine,
+    Errand,
     Job,
-    RoundResult,
+    Reply,
     bytes_of,
     check_declared,
     fault,
+    statistics,
 )
 from undrift.errors import UndriftError, first_line
 from undrift.keys import key
 from undrift.losses import Losses
 from undrift.methods.base import Method
-from undrift.problem import Client, Download, Keep, LocalProblem, LocalResult, Upload
-from undrift.replies import Replies, Weight, accumulator_dtype, q, q_draws
-from undrift.sampling import Cohort
+from undrift.problem import Client, Keep, LocalProblem, LocalResult, Upload
 from undrift.solvers import Work
 
 
 class SerialEngine(Engine):
-    """Trains the clients of a cohort in the order of their ids."""
+    """Trains clients one after another."""
 
     def __init__(self, losses: Losses, job: Job):
         self.losses = losses
         self.job = job
 
-    def run(
-        self,
-        method: Method,
-        download: Download,
-        cohort: Cohort,
-        states: ClientStates,
-        buffers: Mapping[str, Tensor],
-        round: int,
-        diagnose: bool = True,
-    ) -> RoundResult:
-        job, roster = self.job, self.job.roster
-        sums = method.sums() | self._watched_sums(diagnose)
-        out = RoundResult(Replies(sums, clients=len(roster), rate=job.local.rate(round)))
-        mean_buffers = WeightedMean()
-        statistics = sum(value.numel() * value.element_size() for value in buffers.values())
-
-        work = job.work(method, cohort, round)
-        working = {client.id for client in work}
-        out.absent = [id for id in cohort if id not in working]
-        for client, own_work in work.items():
+    def replies(
+        self, method: Method, errands: Iterable[Errand], states: ClientStates, diagnose: bool = True
+    ) -> Iterator[Reply]:
+        for number, errand in enumerate(errands):
+            client, download = errand.client, errand.download
             mine = states.get(client.id)
             problem = method.problem(download, mine, client)
-            result, own_buffers = self._solve(client, problem, own_work, buffers)
+            result, buffers = self._solve(client, problem, errand.work, errand.buffers)
             finished = method.finish(download, mine, result, client)
-            if not out.steps:
+            if number == 0:
                 check_declared(method, finished, result.x)
             upload, keep = finished
-            out.down.update(bytes_of(download))
-            out.up.update(bytes_of(upload))
-            out.down["buffers"] += statistics
-            out.up["buffers"] += statistics
-            out.evaluations += result.evaluations
-            out.steps += int(result.steps)
-            wrong = fault(method, upload, keep, result.x) or _fault_of_buffers(own_buffers)
-            if wrong:
-                out.rejected[client.id] = wrong
-                continue
-            mean_buffers.add(own_buffers, float(client.samples))
-            upload, keep = self._watch(upload, keep, mine, result.x)
-            if diagnose:
-                # Where a round sends no model, as FedPD's may, a client's own start stands in.
-                center = download.x if "x" in download else problem.start
-                upload = _diagnosed(upload, result, center)
-            out.replies.add(client, upload)
-            out.kept[client.id] = keep
-        out.up, out.down = +out.up, +out.down  # without what is zero
-        out.buffers = mean_buffers.value()
-        if out.replies.count:
-            if job.watch.cohort:
-                out.cohort_mean = out.replies.mean("@cohort", by=q_draws)
-            if job.watch.last:
-                out.last_change = out.replies.sum("@change", by=q)
-        return out
+            if errand.work.damaged:
+                upload = _damaged(upload)
+            wrong = fault(method, upload, keep, result.x) or _fault_of_buffers(buffers)
+            travels = statistics(errand.buffers)
+            down, up = bytes_of(download) | travels, bytes_of(upload) | travels
+            if wrong is None:
+                upload, keep = self._watched(upload, keep, mine, result.x)
+                if diagnose:
+                    # Where a round sends no model, as FedPD's may, the client's start stands in.
+                    center = download.x if "x" in download else problem.start
+                    upload = _diagnosed(upload, result, center)
+            yield Reply(
+                client=client,
+                upload=upload,
+                keep=keep,
+                buffers=buffers,
+                steps=int(result.steps),
+                evaluations=result.evaluations,
+                complete=bool(result.complete),
+                down=down,
+                up=up,
+                wrong=wrong,
+            )
 
     def _solve(
         self, client: Client, problem: LocalProblem, work: Work, buffers: Mapping[str, Tensor]
     ) -> tuple[LocalResult, dict[str, Tensor]]:
         """A client's work; what goes wrong in the user's model is said in a sentence."""
-        roster, round = self.job.roster, work.round
+        roster = self.job.roster
         k = roster.place[roster.position[client.id]]
-        number = key(self.job.seed, "model", round, client.id)
+        number = key(self.job.seed, "model", work.turn, client.id)
         try:
             with self.losses.training(k, buffers, number) as loss:
                 result = self.job.local.of(client.id).run(loss, problem, work)
@@ -104,28 +88,31 @@ class SerialEngine(Engine):
             raise
         except Exception as error:
             raise UndriftError(
-                f"The model failed on client {client.id!r} in round {round + 1}: "
+                f"The model failed on client {client.id!r} in round {work.round + 1}: "
                 f"{first_line(error)}."
             ) from error
 
-    def _watched_sums(self, diagnose: bool) -> dict[str, tuple[Weight, ...]]:
-        watch = self.job.watch
-        sums: dict[str, tuple[Weight, ...]] = {MOVED: (q_draws,)} if diagnose else {}
-        if watch.cohort:
-            sums["@cohort"] = (q_draws,)
-        if watch.last:
-            sums["@change"] = (q,)
-        return sums
-
-    def _watch(self, upload: Upload, keep: Keep, mine: Keep, x: Tensor) -> tuple[Upload, Keep]:
+    def _watched(self, upload: Upload, keep: Keep, mine: Keep, x: Tensor) -> tuple[Upload, Keep]:
         """Add the models that are followed; they are storage, not traffic."""
         watch = self.job.watch
         if watch.cohort:
-            upload = upload.replace(**{"@cohort": x})
+            upload = upload.replace(**{COHORT: x})
         if watch.last:
-            upload = upload.replace(**{"@change": x - getattr(mine, LAST)})
+            upload = upload.replace(**{CHANGE: x - getattr(mine, LAST)})
             keep = keep.replace(**{LAST: x})
         return upload, keep
+
+
+def _damaged(upload: Upload) -> Upload:
+    """What arrives of an upload that a device damaged."""
+    return upload.replace(
+        **{
+            name: torch.full_like(value, torch.nan)
+            if isinstance(value, Tensor) and value.is_floating_point()
+            else float("nan")
+            for name, value in upload.items()
+        }
+    )
 
 
 def _diagnosed(upload: Upload, result: LocalResult, center: Tensor) -> Upload:
@@ -134,33 +121,6 @@ def _diagnosed(upload: Upload, result: LocalResult, center: Tensor) -> Upload:
     square = float(moved.double().square().sum())
     followed: dict[str, Tensor | float | None] = {MOVED: moved, SQUARE: square}
     return upload.replace(**followed, **{PROGRESS: float(result.progress)})
-
-
-class WeightedMean:
-    """The mean of some named tensors; whole numbers are rounded."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, Tensor] = {}
-        self._like: dict[str, torch.dtype] = {}
-        self._weight = 0.0
-
-    def add(self, values: dict[str, Tensor], weight: float) -> None:
-        """Take in one client's tensors."""
-        self._weight += weight
-        for name, value in values.items():
-            dtype = torch.complex128 if value.is_complex() else accumulator_dtype(value)
-            part = value.to(dtype) * weight
-            self._sums[name] = self._sums[name] + part if name in self._sums else part
-            self._like[name] = value.dtype
-
-    def value(self) -> dict[str, Tensor]:
-        """The mean, in the tensors' own types."""
-        means = {}
-        for name, total in self._sums.items():
-            mean, dtype = total / self._weight, self._like[name]
-            whole = not dtype.is_floating_point and not dtype.is_complex
-            means[name] = (mean.round() if whole else mean).to(dtype)
-        return means
 
 
 def _fault_of_buffers(buffers: dict[str, Tensor]) -> str | None:

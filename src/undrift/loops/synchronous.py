@@ -2,190 +2,134 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable
+from typing import Any
 
-from torch import Tensor
-
-from undrift.clients import ClientStates, Roster
 from undrift.diagnostics import diagnose
-from undrift.engines.base import LAST, Engine, Job, Limit, RoundResult, Watch
-from undrift.engines.serial import SerialEngine
-from undrift.errors import Diverged, require, require_whole
-from undrift.evaluation import Evaluation, measure
+from undrift.engines.base import Errand
+from undrift.errors import Diverged, require, require_type
 from undrift.keys import generator
-from undrift.losses import Losses
-from undrift.methods.base import INITIAL, Method, Setting
-from undrift.problem import Server
+from undrift.loops.base import Loop
+from undrift.loops.outings import Outing, on_the_clock, without_clock
+from undrift.methods.base import Method, Setting
+from undrift.paces import RoundPace, WaitForAll
 from undrift.records import Record
-from undrift.sampling import All, Sampler
-from undrift.solvers import Local
-from undrift.targets import Target, reached
-from undrift.threads import one_thread
-
-Callback = Callable[["Synchronous", Record], bool | None]
-"""Called after every round; returning True ends the run."""
+from undrift.sampling import All, Cohort
 
 
-class Synchronous:
-    """A run of one method, round by round.
+class Synchronous(Loop):
+    """A run in rounds; `pace` says when a round ends, where there is a clock."""
 
-    Iterate over `rounds()`; between rounds, `server`, `states` and `records` are all there is.
-    """
-
-    def __init__(
-        self,
-        method: Method,
-        losses: Losses,
-        local: Local,
-        sampler: Sampler,
-        rounds: int,
-        objective: str = "samples",
-        seed: int = 0,
-        evaluation: Evaluation = Evaluation(),
-        limit: Limit | None = None,
-        target: Mapping[str, Target] | None = None,
-        callbacks: Sequence[Callback] = (),
-        engine: Callable[[Losses, Job], Engine] = SerialEngine,
-        states: Callable[[Mapping[str, str], Tensor], ClientStates] = ClientStates,
-    ):
-        require_whole("rounds", rounds, at_least=0)
-        self.method = method
-        self.losses = losses
-        self.local = local
-        self.sampler = sampler
-        self.total = rounds
-        self.seed = seed
-        self.evaluation = evaluation
-        self.target = dict(target or {})
-        self.callbacks = list(callbacks)
-        self.roster = Roster(losses.ids, losses.sizes, objective)
-        sampler.check(self.roster)
-        method.check(
-            Setting(
-                clients=len(self.roster),
-                participation=sampler.kind(self.roster),
-                equal=self.roster.equal,
-                takes_steps=local.takes_steps,
-                buffers=bool(losses.initial_buffers()),
-            )
+    def __init__(self, *args: Any, pace: RoundPace = WaitForAll(), **options: Any):
+        require_type("A synchronous run's pace", pace, RoundPace, "a pace of rounds")
+        self.pace = pace
+        super().__init__(*args, **options)
+        require(
+            self.fleet is not None or not pace.needs_devices,
+            f"{type(pace).__name__} needs a clock: say what the devices are like, for example "
+            f"devices=ud.Devices(speed=100).",
         )
-        models = evaluation.models
-        watch = Watch(cohort="cohort" in models, last="all" in models or "own" in models)
-        self.engine = engine(losses, Job(self.roster, local, seed, limit, watch))
 
-        self.round = 0
-        self.x0 = losses.initial()
-        self.server = method.init(self.x0.clone())
-        self.buffers = losses.initial_buffers()
-        self.states = states(method.kept() | ({LAST: INITIAL} if watch.last else {}), self.x0)
-        self.cohort_mean: Tensor = self.x0
-        self.last_mean: Tensor = self.x0
-        self.records: list[Record] = []
-        self.stopped: str | None = None
-        """why the run ended before its last round"""
-        self.diverged = False
-
-    def rounds(self) -> Iterator[Record]:
-        """Do the rounds, one by one. The first record is that of the initial model."""
-        if not self.records:
-            yield self._keep(Record(round=0))
-        while self.round < self.total and self.stopped is None:
-            yield self._keep(self.step())
-
-    def step(self) -> Record:
-        """One round, without evaluation."""
-        with one_thread():
-            return self._step()
+    def setting(self) -> Setting:
+        kind = self.sampler.kind(self.roster)
+        unreliable = self.fleet is not None and not self.fleet.reliable
+        if kind == "all" and (unreliable or self.pace.loses):
+            kind = "responding"
+        return self._setting(participation=kind)
 
     def _step(self) -> Record:
         began = time.perf_counter()
-        t = self.round
-        sampler = All() if t == 0 and self.method.starts_with_all else self.sampler
-        cohort = sampler.draw(self.roster, self.seed, t)
-        if not cohort:
-            self.round += 1  # nobody takes part: the round is counted, and changes nothing
-            return Record(round=self.round, seconds=time.perf_counter() - began)
-        server = self.method.begin(
-            self.server, lambda purpose: generator(self.seed, purpose, t).random()
-        )
-        down = self.method.download(server)
+        t, method = self.round, self.method
+        cohort = self._cohort()
+
+        def draw(purpose: str) -> float:
+            return generator(self.seed, purpose, t).random()
+
+        server = method.begin(self.server, draw)
+        down = method.download(server)
+        outing = self._outing(cohort, draw)
         diagnosed = self._evaluated(t + 1)
-        result = self.engine.run(self.method, down, cohort, self.states, self.buffers, t, diagnosed)
-        if not result.replies.count and result.rejected:
-            first, reason = next(iter(result.rejected.items()))
+        errands = [Errand(c, work, down, self.buffers) for c, work in outing.used.items()]
+        result = self.engine.run(method, errands, self.states, t, diagnosed)
+        broken = {c: why for c, why in result.rejected.items() if c not in outing.damaged}
+        if not result.replies.count and broken:
+            first, reason = next(iter(broken.items()))
             raise Diverged(
                 f"In round {t + 1} no client of the cohort sent a usable update "
                 f"(client {first!r}: {reason}); a smaller learning rate may help."
             )
-        before = self.server
-        if result.replies.count:
-            server = self.method.fold(server, result.replies)
-        self._accept(server, result)
-        return Record(
-            round=self.round,
-            diagnostics=diagnose(self.method, before, self.server, result.replies)
-            if diagnosed
-            else {},
+        record = Record(
+            round=t + 1,
             cohort=list(cohort),
-            rejected=result.rejected,
-            absent=result.absent,
-            bytes_down=dict(result.down),
+            rejected=list(result.rejected.items()),
+            absent=outing.absent,
+            lost=list(outing.lost.items()),
+            partial=result.partial,
+            bytes_down=dict(result.down + outing.wasted_down),
             bytes_up=dict(result.up),
             steps=result.steps,
             gradients=result.evaluations,
-            seconds=time.perf_counter() - began,
+            wasted_steps=outing.wasted_steps,
+            wasted_gradients=outing.wasted_gradients,
         )
-
-    def last_of(self, client: Hashable) -> Tensor:
-        """A client's last model, where these are watched."""
-        return getattr(self.states.get(client), LAST)
-
-    def _accept(self, server: Server, result: RoundResult) -> None:
-        """Take over everything a round changed, at once."""
-        name = self.method.name
-        require(
-            isinstance(server, Server) and "x" in server,
-            f"{name}'s fold must return a Server with the model x, not {server!r}.",
-        )
-        require(
-            server.x.shape == self.x0.shape,
-            f"{name}'s fold returned a model of shape {list(server.x.shape)} instead of "
-            f"{list(self.x0.shape)}.",
-        )
-        if not bool(server.x.isfinite().all()):
-            raise Diverged(
-                f"In round {self.round + 1} the server's model is not finite (NaN or Inf), though "
-                f"every update was; a smaller learning rate or step may help."
-            )
-        self.server = server
-        for client, keep in result.kept.items():
-            self.states.put(client, keep)
-        if result.buffers:
-            self.buffers = self.method.fold_buffers(self.buffers, result.buffers)
-        if result.cohort_mean is not None:
-            self.cohort_mean = result.cohort_mean
-        if result.last_change is not None:
-            self.last_mean = self.last_mean + result.last_change
+        if result.replies.count >= self.pace.min_replies:
+            before = self.server
+            self._take_over(method.fold(server, result.replies), result)
+            for client, keep in result.kept.items():
+                self.states.put(client, keep)
+            if diagnosed:
+                record.diagnostics = diagnose(method, before, self.server, result.replies)
+        else:  # too few: nothing changes, and what they did is wasted
+            record.lost += [(client, "skipped") for client in result.kept]
+            record.wasted_steps += record.steps
+            record.wasted_gradients += record.gradients
+            record.updates = record.partial = record.steps = record.gradients = 0
+        self._pass_time(record, outing)
         self.round += 1
-
-    def _keep(self, record: Record) -> Record:
-        """Measure, write down, and see whether to go on."""
-        if self._evaluated(record.round):
-            self._measure(record)
-        self.records.append(record)
-        for callback in self.callbacks:
-            if callback(self, record):
-                self.stopped = self.stopped or "a callback asked to stop"
-        if self.stopped and not record.metrics:
-            self._measure(record)
+        record.seconds = time.perf_counter() - began
         return record
 
-    def _evaluated(self, round: int) -> bool:
-        """Whether a round is measured and diagnosed."""
-        return round == self.total or round % self.evaluation.every == 0
+    def _cohort(self) -> Cohort:
+        """Who is asked: drawn among those that are there; if nobody is, the server waits."""
+        first = self.round == 0 and self.method.starts_with_all
+        sampler = All() if first else self.sampler
+        if self.fleet is None or self.fleet.steady:
+            return sampler.draw(self.roster, self.seed, self.round)
+        there = self.fleet.available(self.now)
+        if not there.any():
+            soon = float(self.fleet.next_available(self.now).min())
+            if math.isinf(soon):
+                self.stopped = "no client is available any more"
+                return {}
+            self.now = soon
+            there = self.fleet.available(soon)
+        return sampler.draw(self.roster, self.seed, self.round, there)
 
-    def _measure(self, record: Record) -> None:
-        with one_thread():
-            record.metrics = measure(self)
-        self.stopped = self.stopped or reached(self.target, record.metrics)
+    def _outing(self, cohort: Cohort, draw: Callable[[str], float]) -> Outing:
+        """What becomes of the cohort that is sent to work."""
+        if self.fleet is None:
+            return without_clock(self.job, self.method, cohort, self.round)
+        # Most methods send the same in every round.
+        load = self.load if type(self.method).begin is Method.begin else self._load(draw)
+        return on_the_clock(
+            self.job, self.method, cohort, self.round, self.fleet, self.pace, self.now, load
+        )
+
+    def _pass_time(self, record: Record, outing: Outing) -> None:
+        """Let the clock go on to the end of the round, and write down who worked when."""
+        if self.fleet is None:
+            return
+        record.busy_seconds, record.idle_seconds = outing.busy, outing.idle
+        unused = {client: "rejected" for client, _ in record.rejected} | dict(record.lost)
+        for span in outing.spans:
+            self._write_down(record, span._replace(outcome=unused.get(span.client, "replied")))
+        over = outing.over
+        if over == self.now and not self.fleet.steady:
+            # Nobody of the cohort was there: go on when someone else comes.
+            missing = ~self.fleet.available(self.now)
+            soon = float(self.fleet.next_available(self.now)[missing].min(initial=math.inf))
+            over = soon if math.isfinite(soon) else over
+        self.now = over
+        record.virtual_seconds = over

@@ -1,8 +1,10 @@
 """The methods, one file each."""
 
 from undrift.methods.base import INITIAL, NUMBER, ZERO, Averaging, Method, Setting
+from undrift.methods.fedasync import FedAsync
 from undrift.methods.fedavg import DistributedSGD, FedAvg, FedAvgMin
-from undrift.methods.feddr import FedDR
+from undrift.methods.fedbuff import FedBuff
+from undrift.methods.feddr import AsyncFedDR, FedDR
 from undrift.methods.feddyn import FedDyn
 from undrift.methods.fedlga import FedLGA
 from undrift.methods.fednova import FedNova
@@ -27,6 +29,9 @@ METHODS: dict[str, type[Method]] = {
         FedSplit,
         FedDR,
         FedLGA,
+        AsyncFedDR,
+        FedAsync,
+        FedBuff,
     )
 }
 """Every method, by name."""
@@ -38,10 +43,13 @@ __all__ = [
     "SCAFFOLD",
     "VRLSGD",
     "ZERO",
+    "AsyncFedDR",
     "Averaging",
     "DistributedSGD",
+    "FedAsync",
     "FedAvg",
     "FedAvgMin",
+    "FedBuff",
     "FedDR",
     "FedDyn",
     "FedLGA",

@@ -34,13 +34,19 @@ class Setting:
 
     clients: int
     participation: str
-    """"all", "uniform", "weighted" (with replacement, by q_k), "bernoulli" or "fixed"."""
+    """"all", "uniform", "weighted" (with replacement, by q_k), "bernoulli", "fixed" or
+    "responding" (everyone is asked, but some may not reply)"""
     equal: bool
     """whether every client has the same weight q_k"""
     takes_steps: bool
     """whether every client's solver takes gradient steps, so that ‖a‖₁ is defined"""
     buffers: bool = False
     """whether the model holds statistics besides parameters (BatchNorm)"""
+    asynchronous: bool = False
+    """whether replies are folded as they arrive"""
+    delay: int = 0
+    """then, a bound on the updates between reading a model and replying: one that is enforced, or
+    the least there is with so many clients at work at once"""
 
 
 class Method(ABC):
@@ -66,6 +72,9 @@ class Method(ABC):
     needs_all, needs_steps, draws_by_weight, starts_with_all
         whether it is defined only with every client; divides by η‖a‖₁ or steps; is meant for
         clients drawn by q_k; starts with a round of everyone
+    asynchronous, why_synchronous, meant_asynchronous, buffer
+        whether its fold is valid for single arrivals; the reason if not; whether it runs
+        asynchronously unless told otherwise; and then with how many replies to an update
     paper, g
         where it was published; the regulariser of the objective
     """
@@ -78,6 +87,11 @@ class Method(ABC):
     draws_by_weight: bool = False
     needs_steps: bool = False
     starts_with_all: bool = False
+
+    asynchronous: bool = False
+    why_synchronous: str = "it does not declare (asynchronous = True) that its fold is valid then"
+    meant_asynchronous: bool = False
+    buffer: int = 1
 
     converges_to: str | None = "optimum"
     paper: str = ""
@@ -133,6 +147,11 @@ class Method(ABC):
 
     def check(self, setting: Setting) -> None:
         """Refuse, with a sentence, a setting the mathematics does not define."""
+        require(
+            self.asynchronous or not setting.asynchronous,
+            f"{self.name} cannot take in replies one by one as they arrive: {self.why_synchronous}."
+            f" AsyncFedDR, FedAsync and FedBuff can.",
+        )
         require(
             not self.needs_all or setting.participation == "all",
             f"{self.name} is defined only when every client takes part in every round: leave "
@@ -199,6 +218,7 @@ class Averaging(Method):
 
     uploads: Mapping[str, Weight | tuple[Weight, ...]] = {"moved": q}
     server: ServerOptimizer = Plain()
+    why_synchronous = "it averages moves that began at the same model"
 
     def init(self, x: Tensor) -> Server:
         return Server(x=x, **self.server.start(x))

@@ -1,12 +1,15 @@
-"""FedDR."""
+"""FedDR and asyncFedDR."""
+
+import warnings
 
 from torch import Tensor
 
-from undrift.errors import require, require_choice, require_range
-from undrift.methods.base import INITIAL, Method
+from undrift.errors import require, require_choice, require_range, require_whole
+from undrift.methods.base import INITIAL, Method, Setting
 from undrift.problem import Client, Download, Keep, LocalProblem, LocalResult, Server, Upload
 from undrift.regularizers import Regularizer
 from undrift.replies import Replies, q
+from undrift.theory.step_sizes import async_feddr, check_async_feddr
 
 
 class FedDR(Method):
@@ -32,6 +35,8 @@ class FedDR(Method):
     keeps = {"y": INITIAL, "x": INITIAL}
     uploads = {"change": q}
     paper = "Tran-Dinh et al., FedDR, NeurIPS 2021"
+    asynchronous = True
+    why_synchronous = "start='everyone' begins with a round of all clients"
 
     def __init__(
         self,
@@ -52,6 +57,7 @@ class FedDR(Method):
         self.g = g
         self.start = start
         self.starts_with_all = start == "everyone"
+        self.asynchronous = not self.starts_with_all
 
     def _prox(self, x: Tensor) -> Tensor:
         return x if self.g is None else self.g.prox(x, self.eta)
@@ -75,3 +81,71 @@ class FedDR(Method):
     def fold(self, server: Server, replies: Replies) -> Server:
         x_tilde = server.x_tilde + replies.sum("change", by=q)
         return Server(x=self._prox(x_tilde), x_tilde=x_tilde)
+
+
+class AsyncFedDR(FedDR):
+    """Asynchronous FedDR: each reply is folded when it arrives (Tran-Dinh et al., NeurIPS 2021).
+
+    A client works with the x̄ it read when it started: the same update as FedDR's, x̃ += q_k(x̂_k⁺ −
+    x̂_k), x̄ = prox_{ηg}(x̃); then it reads the fresh x̄ and goes on. With delays up to τ it converges
+    to the optimum of F for the computed step sizes, which are conservative.
+
+    Parameters
+    ----------
+    eta, alpha
+        η and α; left out, they are computed from `smoothness`, `clients` and `delay` where these
+        are given, and 1 otherwise
+    g
+        the regulariser: None, `ud.L1`, `ud.L2` or `ud.Box`
+    smoothness
+        L, for which every ∇f_k is L-Lipschitz
+    clients
+        n, how many there are
+    delay
+        τ, the most updates between a client's reading of the model and its reply
+    """
+
+    meant_asynchronous = True
+
+    def __init__(
+        self,
+        eta: float | None = None,
+        alpha: float | None = None,
+        g: Regularizer | None = None,
+        smoothness: float | None = None,
+        clients: int | None = None,
+        delay: int | None = None,
+    ):
+        if smoothness is not None:
+            require_range("AsyncFedDR's smoothness", smoothness, above=0)
+        if clients is not None:
+            require_whole("AsyncFedDR's clients", clients, at_least=1)
+        if delay is not None:
+            require_whole("AsyncFedDR's delay", delay, at_least=0)
+        if eta is None and smoothness is not None:
+            require(
+                clients is not None and delay is not None,
+                "AsyncFedDR computes eta from smoothness, clients and delay: give all three, or "
+                "eta itself.",
+            )
+            eta, alpha, *_ = async_feddr(smoothness, clients, delay, alpha)  # type: ignore[arg-type]
+        super().__init__(1.0 if eta is None else eta, 1.0 if alpha is None else alpha, g)
+        self.smoothness = smoothness
+        self.clients = clients
+        self.delay = delay
+
+    def check(self, setting: Setting) -> None:
+        super().check(setting)
+        if not setting.asynchronous:
+            return
+        require(
+            self.clients is None or self.clients == setting.clients,
+            f"AsyncFedDR's clients is {self.clients}, but there are {setting.clients}: its step "
+            f"sizes were computed for another number.",
+        )
+        delay = setting.delay if self.delay is None else max(self.delay, setting.delay)
+        # Without a known L only the bound on α says something.
+        smoothness = 1e-9 / self.eta if self.smoothness is None else self.smoothness
+        outside = check_async_feddr(smoothness, setting.clients, delay, self.alpha, self.eta)
+        if outside is not None:
+            warnings.warn(outside, stacklevel=2)

@@ -24,6 +24,7 @@ class FedDyn(Method):
     keeps = {"h": ZERO}
     uploads = {"moved": once}
     paper = "Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021"
+    why_synchronous = "its server state h needs the cohort's moves from one common model"
 
     def __init__(self, alpha: float = 0.01):
         require_range("FedDyn's alpha", alpha, above=0)

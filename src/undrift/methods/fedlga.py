@@ -42,6 +42,7 @@ class FedLGA(Averaging):
     draws_by_weight = True
     needs_steps = True
     paper = "Li et al., FedLGA, 2021"
+    why_synchronous = "it compares slow clients with those of the same round that finished"
 
     def __init__(
         self,

@@ -38,6 +38,7 @@ class FedNova(Averaging):
 
     needs_steps = True
     paper = "Wang et al., Tackling the Objective Inconsistency Problem, NeurIPS 2020"
+    why_synchronous = "its effective number of steps is an average over a cohort"
 
     def __init__(
         self,

@@ -30,6 +30,7 @@ class FedPD(Method):
     uploads = {"x0": q}
     needs_all = True
     paper = "Zhang et al., FedPD: A Federated Learning Framework with Optimal Rates, 2020"
+    why_synchronous = "it is defined only with every client in every round"
 
     def __init__(self, eta: float = 1.0, communication: float = 1.0):
         require_range("FedPD's eta", eta, above=0)

@@ -25,6 +25,7 @@ class FedSplit(Method):
 
     keeps = {"z": INITIAL, "u": INITIAL}
     paper = "Pathak and Wainwright, FedSplit, NeurIPS 2020"
+    why_synchronous = "it reflects all clients at one common model (AsyncFedDR is its relaxed form)"
 
     def __init__(self, eta: float = 1.0, average: str = "full"):
         require_range("FedSplit's eta", eta, above=0)

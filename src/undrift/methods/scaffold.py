@@ -29,6 +29,7 @@ class SCAFFOLD(Averaging):
     keeps = {"c": ZERO}
     uploads = {"moved": q, "c_change": q}
     paper = "Karimireddy et al., SCAFFOLD, ICML 2020"
+    why_synchronous = "its control variates are differences from the model a round began with"
 
     def __init__(self, option: str = "II", server: ServerOptimizer = Plain()):
         require_choice("SCAFFOLD's option", option, ("I", "II"))

@@ -20,6 +20,7 @@ class VRLSGD(Method):
     needs_all = True
     needs_steps = True
     paper = "Liang et al., Variance Reduced Local SGD with Lower Communication Complexity, 2019"
+    why_synchronous = "it is defined only with every client in every round"
 
     def _delta(self, down: Download, mine: Keep) -> Tensor:
         return mine.delta + (down.x - mine.x) * mine.inverse

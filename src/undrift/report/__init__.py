@@ -4,10 +4,11 @@
 figures and tables as files; `read_runs` and `frame` give the numbers to those who want their own.
 """
 
+from undrift.report.csv_files import write_csv
 from undrift.report.figures import write_figures
 from undrift.report.page import write_page, write_report
 from undrift.report.reading import RunFiles, Runs, frame, of_results, read_runs
-from undrift.report.tables import as_target, write_csv
+from undrift.report.tables import as_target
 
 __all__ = [
     "RunFiles",

@@ -38,7 +38,11 @@ POINTS = 2000
 """Points of a curve, at most."""
 CELLS = 420_000
 """Numbers in a page, at most: about four megabytes."""
-ADDED = ("bytes_down", "bytes_up", "steps", "gradients", "seconds", "rejected", "absent")
+ADDED = (
+    *("bytes_down", "bytes_up", "steps", "gradients", "wasted_steps", "wasted_gradients"),
+    *("busy_seconds", "idle_seconds", "seconds"),
+    *("rejected", "absent", "lost", "partial", "updates"),
+)
 """Columns whose values are sums over the rounds since the last row."""
 
 
@@ -81,10 +85,9 @@ def _states(group: Group) -> set[str]:
 def _thinning(runs: Runs) -> int:
     """Of how many evaluated rounds one is shown, so that the page stays small."""
     longest = max(len(candidates(run.records)) for run in runs)
-    cells = sum(
-        len(candidates(run.records)) * (len(runs.metrics) + len(runs.diagnostics) + 4)
-        for run in runs
-    )
+    others = 10 if "virtual_seconds" in runs.costs else 4  # columns that are not mostly constant
+    columns = len(runs.metrics) + len(runs.diagnostics) + others
+    cells = sum(len(candidates(run.records)) * columns for run in runs)
     return max(1, math.ceil(longest / POINTS), math.ceil(cells / CELLS))
 
 

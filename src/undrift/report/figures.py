@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING
 from undrift.errors import require_choice
 from undrift.files import written_whole
 from undrift.plots import COLOURS
+from undrift.report.csv_files import ready
 from undrift.report.naming import DIAGNOSTICS, TINY, logarithmic, main_metrics, words
+from undrift.report.participation import participation
 from undrift.report.reading import Group, Runs, read_runs
-from undrift.report.tables import participation, ready
+from undrift.runs.folder import slug
+from undrift.timeline import time_unit, timeline_figure
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -21,8 +24,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 KINDS = ("svg", "png", "pdf")
-UNITS = {"bytes": (1e6, "MB sent"), "seconds": (1, "wall time, s")}
-UNITS |= {"virtual_seconds": (1, "virtual time, s")}
 
 
 def write_figures(
@@ -31,7 +32,7 @@ def write_figures(
     metrics: Sequence[str] | None = None,
     kinds: Sequence[str] = ("svg", "png"),
 ) -> list[Path]:
-    """Write a figure per metric and axis, one of the diagnostics and one of participation.
+    """Write a figure per metric and axis, of the diagnostics, of participation and timelines.
 
     Parameters
     ----------
@@ -58,6 +59,12 @@ def write_figures(
         own = [name for name in runs.diagnostics if name not in known]
         figures["diagnostics"] = _panels(runs, [*known, *own], "rounds")
     figures["participation"] = _participation(runs)
+    for number, group in enumerate(runs.groups):
+        records = group.timeline
+        if records:
+            name = f"timeline-{slug(group.label)}"
+            name = f"{name}-{number + 1}" if name in figures else name
+            figures[name] = timeline_figure(records, group.label)
     paths = []
     # The same runs give the same files.
     with rc_context({"svg.hashsalt": "undrift"}):
@@ -121,7 +128,7 @@ def _panels(runs: Runs, names: Sequence[str], axis: str) -> Figure:
 def _draw(panel: Axes, runs: Runs, name: str, axis: str) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    divisor, label = UNITS.get(axis, (1, runs.costs[axis]))
+    divisor, label = _unit(runs, axis)
     log = logarithmic(runs, name)
     for number, group in enumerate(runs.groups):
         x, mean, low, high = curves(group, name, axis)
@@ -151,8 +158,19 @@ def _draw(panel: Axes, runs: Runs, name: str, axis: str) -> None:
     panel.spines[["top", "right"]].set_visible(False)
 
 
+def _unit(runs: Runs, axis: str) -> tuple[float, str]:
+    """By what to divide a cost, and its name with the unit it then has."""
+    if axis == "bytes":
+        return 1e6, "MB sent"
+    if not axis.endswith("seconds"):
+        return 1, runs.costs[axis]
+    spent = [value for run in runs for value in run.totals()[axis][-1:]]
+    divisor, unit = time_unit(max(spent, default=0.0))
+    return divisor, f"{runs.costs[axis]}, {unit}"
+
+
 def _participation(runs: Runs) -> Figure:
-    """How many clients took part in how many rounds."""
+    """How many clients replied how often."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -170,7 +188,7 @@ def _participation(runs: Runs) -> Figure:
                 color=COLOURS[number % len(COLOURS)],
                 label=_literal(", ".join(each.methods)),
             )
-    axis.set_xlabel("rounds taken part in", fontsize=9)
+    axis.set_xlabel("replies that were used", fontsize=9)
     axis.set_ylabel("clients", fontsize=9)
     axis.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
     axis.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))

@@ -16,6 +16,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from undrift.files import written_whole
+from undrift.report.csv_files import csv_text, tables_as_rows
+from undrift.report.device_sections import participation_section, time_section
 from undrift.report.embedding import as_script, embedded
 from undrift.report.reading import Runs, read_runs
 from undrift.report.sections import (
@@ -23,7 +25,6 @@ from undrift.report.sections import (
     data_section,
     diagnostics_section,
     final_section,
-    participation_section,
     progress_section,
     runs_section,
     summary,
@@ -31,7 +32,7 @@ from undrift.report.sections import (
     title,
     warnings,
 )
-from undrift.report.tables import Targets, csv_text, tables_as_rows, target_table
+from undrift.report.tables import Targets, target_table
 
 
 def write_report(
@@ -86,6 +87,7 @@ def page(runs: Runs, targets: Targets | None = None, baseline: str | None = None
         "Progress": progress_section(runs, thinned),
         "Cost of targets": targets_section(runs, costs, baseline, csvs["targets"]),
         "Final metrics": final_section(runs, csvs["final"]),
+        "Time": time_section(runs, csvs.get("time", "")),
         "Data": data_section(runs.folders),
         "Diagnostics": diagnostics_section(runs),
         "Participation": participation_section(runs, csvs["participation"]),

@@ -59,6 +59,11 @@ class RunFiles:
         return self.records[-1].round if self.records else 0
 
     @property
+    def asynchronous(self) -> bool:
+        """Whether replies came at any time, and not in rounds."""
+        return any(record.staleness for record in self.records)
+
+    @property
     def metrics(self) -> dict[str, float]:
         """The last metrics that were measured; none of a run that diverged."""
         if self.status == "diverged":
@@ -87,6 +92,8 @@ class Folder:
     about: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
     """the numbers of `undrift.data.Description`"""
+    clients: int = 0
+    """how many there are, if that is known"""
     picture: bytes = b""
     """the partition as SVG"""
     name: str = ""
@@ -107,6 +114,12 @@ class Group:
     def name(self) -> str:
         """The method's, as "FedDyn"."""
         return self.runs[0].name
+
+    @property
+    def timeline(self) -> list[Record]:
+        """The records of the first seed that say who worked when, or none."""
+        found = (run.records for run in self.runs if any(r.spans for r in run.records))
+        return next(found, [])
 
     def totals(self, run: RunFiles) -> dict[str, list[float]]:
         """What a run had spent after each record, under all names of `COSTS`."""
@@ -182,7 +195,8 @@ def of_results(results: Sequence[Result]) -> Runs:
         )
         for result in results
     ]
-    return Runs([(Folder(), runs)])
+    clients = max((len(result.run.roster) for result in results), default=0)
+    return Runs([(Folder(clients=clients), runs)])
 
 
 def frame(folders: Sequence[str | Path] | str | Path) -> Any:
@@ -240,6 +254,7 @@ def _read_folder(path: Path) -> tuple[Folder, list[RunFiles]]:
         data=_json(path / "data.json", optional=True),
         picture=picture.read_bytes() if picture.is_file() else b"",
     )
+    folder.clients = int(folder.data.get("clients") or 0)
     folder.name = str(_toml(folder).get("name") or path.resolve().name)
     order = {label: number for number, label in enumerate(_labels(folder))}
     runs = [_read_run(place) for place in places]
@@ -331,20 +346,32 @@ def _one_round(runs: Sequence[RunFiles]) -> float:
     """The bytes of one round of FedAvg: the model to the usual number of clients, and back.
 
     All runs of a folder have the same model and the same cohorts; a method's first round with
-    every client, or a round without clients, is not usual.
+    every client, or a round without replies, is not usual. Rounds of asynchronous training have a
+    length of their own: they count only where there are no others.
     """
-    sizes, clients = [], []
+    rounds = [run for run in runs if not run.asynchronous] or runs
+    records = [record for run in rounds for record in run.records]
+    arrived = [len(r.cohort) - len(r.absent) - len(r.lost) for r in records]
+    clients = [count for count in arrived if count > 0]
+    if not clients:
+        return 0.0
+    return 2 * _model_size(runs) * median(clients)
+
+
+def _model_size(runs: Sequence[RunFiles]) -> float:
+    """The bytes of a model with its buffers, from what a client was sent."""
+    in_rounds: list[float] = []
+    at_any_time: list[float] = []
     for run in runs:
+        found = at_any_time if run.asynchronous else in_rounds
         for record in run.records:
-            working = len(set(map(str, record.cohort))) - len(set(map(str, record.absent)))
-            if working > 0:
-                clients.append(working)
-                if "x" in record.bytes_down:
-                    buffers = record.bytes_down.get("buffers", 0)
-                    sizes.append((record.bytes_down["x"] + buffers) / working)
-    if not sizes:
-        sizes = [4.0 * run.parameters for run in runs]  # parameters are single precision
-    return 2 * median(sizes) * median(clients) if clients and sizes else 0.0
+            asked = len(record.cohort) - len(record.absent)
+            if asked > 0 and "x" in record.bytes_down:
+                found.append((record.bytes_down["x"] + record.bytes_down.get("buffers", 0)) / asked)
+    if in_rounds:
+        return max(in_rounds)  # a client that was lost may not have been sent anything
+    # Who is sent a model in asynchronous training may still be at work when the round is over.
+    return median(at_any_time or [4.0 * run.parameters for run in runs])  # single precision
 
 
 def _tell_apart(groups: Sequence[Group]) -> None:

@@ -5,33 +5,24 @@ Everything that comes from a run is escaped.
 
 from __future__ import annotations
 
-import base64
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
-from urllib.parse import quote
 
-from undrift.plots import COLOURS
 from undrift.report.embedding import candidates
 from undrift.report.naming import DIAGNOSTICS, STATES, logarithmic, main_metrics, words
+from undrift.report.parts import PICTURES, amount, as_table, chart, csv_link, named, picture, radios
 from undrift.report.reading import Folder, RunFiles, Runs
 from undrift.report.tables import (
-    Participation,
     Row,
-    bars,
     final_table,
     find_baseline,
     goal,
     measured,
     ordered,
-    participation,
     shown,
 )
 from undrift.result import SHOWN
-
-PICTURES = 1_200_000
-"""Bytes of pictures in a page, at most."""
 
 
 def title(runs: Runs) -> str:
@@ -40,24 +31,20 @@ def title(runs: Runs) -> str:
     return ", ".join(dict.fromkeys(names)) or "Report"
 
 
-def _amount(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' * (number != 1)}"
-
-
 def summary(runs: Runs) -> str:
     """What the page is about, in a sentence."""
     seeds = {run.seed for run in runs}
     parts = [
-        _amount(len(runs.groups), "method"),
-        _amount(len(seeds), "seed"),
-        f"up to {_amount(max(run.done for run in runs), 'round')}",
+        amount(len(runs.groups), "method"),
+        amount(len(seeds), "seed"),
+        f"up to {amount(max(run.done for run in runs), 'round')}",
     ]
-    clients = {folder.data.get("clients") for folder in runs.folders} - {None}
+    clients = {folder.clients for folder in runs.folders} - {0}
     if len(clients) == 1:
-        parts.append(_amount(int(clients.pop() or 0), "client"))
+        parts.append(amount(clients.pop(), "client"))
     sizes = {run.parameters for run in runs} - {0}
     if len(sizes) == 1:
-        parts.append(f"a model of {_amount(sizes.pop(), 'parameter')}")
+        parts.append(f"a model of {amount(sizes.pop(), 'parameter')}")
     return ", ".join(parts) + "."
 
 
@@ -71,64 +58,6 @@ def warnings(runs: Runs) -> str:
             more = f" and {len(those) - 6} more" if len(those) > 6 else ""
             lines.append(f'<p class="warning {state}">{escape(named + more)}: {meaning}.</p>')
     return "\n".join(lines)
-
-
-# Parts
-
-
-def _table(
-    head: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    name: str,
-    text: Sequence[int] = (),
-    long: Sequence[int] = (),
-) -> str:
-    """A table of cells that are HTML already; the first of each row is its head."""
-    kinds = dict.fromkeys(text, ' class="text"') | dict.fromkeys(long, ' class="text long"')
-    top = "".join(f'<th scope="col"{kinds.get(at, "")}>{h}</th>' for at, h in enumerate(head))
-    top = f"<thead><tr>{top}</tr></thead>" if any(head) else ""
-    body = "".join(
-        f'<tr><th scope="row">{row[0]}</th>'
-        + "".join(f"<td{kinds.get(at, '')}>{cell}</td>" for at, cell in enumerate(row[1:], 1))
-        + "</tr>\n"
-        for row in rows
-    )
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(name)}"><table>'
-        f"{top}\n<tbody>{body}</tbody></table></div>"
-    )
-
-
-def _download(name: str, text: str) -> str:
-    return (
-        f'<a class="button" download="{name}.csv" '
-        f'href="data:text/csv;charset=utf-8,{quote(text)}">↓ {name}.csv</a>'
-    )
-
-
-def _label(runs: Runs, method: str) -> str:
-    number = next(at for at, group in enumerate(runs.groups) if group.label == method)
-    dashed = " dashed" if number >= len(COLOURS) else ""
-    swatch = f'<span class="swatch{dashed}" data-method="{number}"></span>'
-    return f'{swatch}<span class="name">{escape(method)}</span>'
-
-
-def _radios(name: str, choices: Mapping[str, str], chosen: str) -> str:
-    return '<span class="segments">{}</span>'.format(
-        "".join(
-            f'<label><input type="radio" name="{name}" value="{key}"'
-            f"{' checked' * (key == chosen)}>{label}</label>"
-            for key, label in choices.items()
-        )
-    )
-
-
-def _chart(name: str, head: str, log: bool) -> str:
-    return (
-        f'<figure data-name="{escape(name)}" data-log="{str(log).lower()}"><div class="head">'
-        f'{head}<label><input type="checkbox"> log scale</label></div>'
-        f'<div class="plot"></div></figure>'
-    )
 
 
 def progress_section(runs: Runs, thinned: int) -> str:
@@ -150,7 +79,7 @@ def progress_section(runs: Runs, thinned: int) -> str:
     )
     options = "".join(f'<option value="{escape(m)}">{escape(words(m))}</option>' for m in metrics)
     charts = "".join(
-        _chart(
+        chart(
             metric,
             f'<select aria-label="Metric of chart {number + 1}">{options}</select>',
             logarithmic(runs, metric),
@@ -163,7 +92,7 @@ def progress_section(runs: Runs, thinned: int) -> str:
         else ""
     )
     return f"""<div class="controls">
-<fieldset><legend>Against</legend>{_radios("axis", axes, "rounds")}</fieldset>
+<fieldset><legend>Against</legend>{radios("axis", axes, "rounds")}</fieldset>
 <label><input type="checkbox" id="log-x"> log</label>
 {spread}</div>
 <div class="legend" role="group" aria-label="Methods: show or hide"></div>
@@ -192,25 +121,26 @@ def targets_section(runs: Runs, table: Sequence[Row], baseline: str | None, text
                 for g in goals
                 if cost in own[g].costs
             ]
-            rows.append([_label(runs, group.label), *cells])
+            rows.append([named(runs, group.label), *cells])
         head = ["method", *(escape(goal(*g)) for g in goals)]
         hidden = "" if cost == first else " hidden"
         tables.append(
-            f'<div data-cost="{cost}"{hidden}>{_table(head, rows, f"{label} to reach targets")}'
+            f'<div data-cost="{cost}"{hidden}>{as_table(head, rows, f"{label} to reach targets")}'
             "</div>"
         )
     unit = (
-        " One model sent is what one round of FedAvg sends, both ways, with the same cohort."
+        " One model sent is what one round of FedAvg sends, both ways, to as many clients as "
+        "usually reply in a round."
         if "models" in costs
         else ""
     )
     return f"""<div class="controls">
-<fieldset><legend>Measured in</legend>{_radios("cost", costs, first)}</fieldset></div>
+<fieldset><legend>Measured in</legend>{radios("cost", costs, first)}</fieldset></div>
 {"".join(tables)}
 <p class="note">What a method had spent when an evaluation first reached the target; in brackets,
 how many times less than {escape(against)}.{unit} Over seeds: mean ± standard deviation (n − 1);
 &gt; where the target was not reached (by all seeds), with what was spent on the way.</p>
-<p>{_download("targets", text)}</p>"""
+<p>{csv_link("targets", text)}</p>"""
 
 
 def _cheapest(table: Iterable[Row], goal: tuple[str, Any], cost: str) -> float | None:
@@ -236,12 +166,12 @@ def final_section(runs: Runs, text: str) -> str:
     for row in table:
         cells = [escape(measured(row.metrics[m])) if m in row.metrics else "–" for m in metrics]
         cells += [escape(shown(row.costs[c], c)) if row.costs[c].values else "–" for c in costs]
-        rows.append([_label(runs, row.method), str(row.seeds), *cells])
+        rows.append([named(runs, row.method), str(row.seeds), *cells])
     head = ["method", "seeds", *map(escape, heads), *(costs | {"gradients": "gradients"}).values()]
-    return f"""{_table(head, rows, "Final metrics")}
+    return f"""{as_table(head, rows, "Final metrics")}
 <p class="note">The last evaluation of each seed, and everything spent until then: mean ± standard
 deviation over seeds (n − 1). Seeds that diverged are left out of the metrics.</p>
-<p>{_download("final", text)}</p>"""
+<p>{csv_link("final", text)}</p>"""
 
 
 def data_section(folders: Sequence[Folder]) -> str:
@@ -249,23 +179,19 @@ def data_section(folders: Sequence[Folder]) -> str:
     blocks: dict[str, None] = {}
     left = PICTURES
     for folder in folders:
-        picture = ""
+        image = ""
         if folder.picture and len(folder.picture) <= left:
-            content = base64.b64encode(folder.picture).decode()
-            name = escape(str(folder.data.get("name", folder.name)))
-            picture = (
-                f'<img class="picture" alt="Samples of each class and client of {name}" '
-                f'src="data:image/svg+xml;base64,{content}">'
-            )
+            name = folder.data.get("name", folder.name)
+            image = picture(folder.picture, f"Samples of each class and client of {name}")
         elif folder.picture:
-            picture = f"<p>The picture of the partition is in {escape(str(folder.path))}.</p>"
+            image = f"<p>The picture of the partition is in {escape(str(folder.path))}.</p>"
         numbers = _description(folder.data)
-        if not picture and not numbers:
+        if not image and not numbers:
             continue
-        wide = " wide" if picture and numbers else ""
-        block = f'<div class="beside{wide}">{picture}<div>{numbers}</div></div>'
+        wide = " wide" if image and numbers else ""
+        block = f'<div class="beside{wide}">{image}<div>{numbers}</div></div>'
         if block not in blocks:
-            left -= len(picture)
+            left -= len(image)
             blocks[block] = None
     return "\n".join(blocks)
 
@@ -297,7 +223,7 @@ def _description(data: Mapping[str, Any]) -> str:
     if not shown_rows:
         return ""
     notes = "".join(f'<p class="note">{escape(str(note))}</p>' for note in data.get("notes") or ())
-    return _table(("", ""), shown_rows, "Description of the data", long=(1,)) + notes
+    return as_table(("", ""), shown_rows, "Description of the data", long=(1,)) + notes
 
 
 def _part(data: Mapping[str, Any], *path: str) -> dict[str, Any]:
@@ -327,7 +253,7 @@ def diagnostics_section(runs: Runs) -> str:
     if not names:
         return ""
     charts = "".join(
-        _chart(
+        chart(
             name, f"<h3>{escape(DIAGNOSTICS.get(name, words(name)))}</h3>", logarithmic(runs, name)
         )
         for name in names
@@ -340,88 +266,17 @@ method gives to clients differ from the wanted ones. Dual residual: the norm of 
 estimate of the mean gradient, where the method has one.</p>"""
 
 
-def participation_section(runs: Runs, text: str) -> str:
-    """How often clients took part."""
-    table = participation(runs)
-    if not any(each.seen for each in table):
-        return ""
-    rows = [
-        [
-            _label(runs, method),
-            f"{each.seen:,} of {each.clients:,}",
-            *(f"{n:,g}" for n in each.summary),
-            f"{each.rejected[method]:,}",
-            f"{each.absent[method]:,}",
-            escape(each.reasons.get(method, "")),
-        ]
-        for each in table
-        for method in each.methods
-    ]
-    head = ["method", "clients seen", "fewest rounds", "median", "most", "rejected replies"]
-    head += ["absent", "first rejection"]
-    if not any(row[-1] for row in rows):
-        head, rows = head[:-1], [row[:-1] for row in rows]
-    pictures = "".join(_histogram(each, len(table) == 1) for each in table[:6])
-    return f"""<div class="charts small">{pictures}</div>
-{_table(head, rows, "Participation", long=(7,))}
-<p class="note">In how many rounds clients took part, every seed counted by itself. A rejected reply
-was not finite or of the wrong shape; an absent client managed no work.</p>
-<p>{_download("participation", text)}</p>"""
-
-
-def _histogram(each: Participation, alone: bool) -> str:
-    """Bars as SVG: how many clients took part in how many rounds."""
-    found = bars(each.times)
-    if not found:
-        return ""
-    width, height, left, bottom = 480, 170, 46, 34
-    most = max(count for _, _, count in found)
-    step = (width - left) / len(found)
-    shapes = []
-    for at, (first, last, count) in enumerate(found):
-        size = (height - bottom - 12) * count / most
-        reach = f"{first}" if first == last else f"{first} to {last}"
-        shapes.append(
-            f'<rect x="{left + at * step + 0.5:.1f}" y="{height - bottom - size:.1f}" '
-            f'width="{max(step - 1, 0.5):.1f}" height="{size:.1f}">'
-            f"<title>{_amount(count, 'client')} took part in {reach} rounds</title></rect>"
-        )
-    every = math.ceil(len(found) / 9)
-    ticks = "".join(
-        f'<text x="{left + (at + 0.5) * step:.1f}" y="{height - bottom + 14}" '
-        f'text-anchor="middle">{found[at][0]}</text>'
-        for at in range(0, len(found), every)
-    )
-    methods = ", ".join(each.methods)
-    if len(each.methods) > 3:
-        methods = f"{each.methods[0]} and {len(each.methods) - 1} others"
-    if alone and len(each.methods) > 1:
-        methods = "all methods"
-    seeds = f", {each.seeds} seeds together" if each.seeds > 1 else ""
-    return f"""<figure><h3>{escape(methods + seeds)}</h3>
-<svg class="histogram" viewBox="0 0 {width} {height}" role="img"
-aria-label="How many clients took part in how many rounds">
-<line x1="{left}" x2="{width}" y1="{height - bottom}" y2="{height - bottom}"/>
-<text x="{left - 6}" y="{16}" text-anchor="end">{most:,}</text>
-<text x="{left - 6}" y="{height - bottom}" text-anchor="end">0</text>
-{"".join(shapes)}{ticks}
-<text x="{(left + width) / 2}" y="{height - 4}" text-anchor="middle">rounds taken part in</text>
-<text x="12" y="{(height - bottom) / 2}" text-anchor="middle"
-transform="rotate(-90 12 {(height - bottom) / 2})">clients</text>
-</svg></figure>"""
-
-
 def runs_section(runs: Runs, text: str) -> str:
     """Every run, and how it ended."""
     rows = []
     for group in runs.groups:
         for run in group.runs:
-            rows.append([_label(runs, group.label), str(run.seed), *_state(run)])
+            rows.append([named(runs, group.label), str(run.seed), *_state(run)])
     head = ["method", "seed", "status", "rounds", "wall time", "made as", "reason"]
     if not any(row[-1] for row in rows):
         head, rows = head[:-1], [row[:-1] for row in rows]
-    table = _table(head, rows, "Runs", text=(2, 5), long=(6,))
-    return f"{table}\n<p>{_download('runs', text)}</p>"
+    found = as_table(head, rows, "Runs", text=(2, 5), long=(6,))
+    return f"{found}\n<p>{csv_link('runs', text)}</p>"
 
 
 def _state(run: RunFiles) -> list[str]:
@@ -445,7 +300,7 @@ def configuration_section(folders: Sequence[Folder]) -> str:
         if not folder.experiment and not folder.about:
             continue
         rows = [(escape(str(k)), escape(str(v))) for k, v in folder.about.items()]
-        versions = _table(("", ""), rows, "Versions", text=(1,)) if rows else ""
+        versions = as_table(("", ""), rows, "Versions", text=(1,)) if rows else ""
         opened = " open" if len(folders) == 1 else ""
         blocks.append(
             f"<details{opened}><summary>{escape(folder.name)}: experiment.toml</summary>"

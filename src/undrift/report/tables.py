@@ -1,23 +1,18 @@
-"""The tables of a report: what it cost to reach targets, how runs ended, who took part."""
+"""The tables of a report: what it cost to reach targets, and how runs ended."""
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from statistics import fmean, median, stdev
-from typing import Any
+from statistics import fmean, stdev
 
-from undrift.errors import UndriftError, require, require_choice
-from undrift.files import written_whole
-from undrift.report.reading import Group, RunFiles, Runs, read_runs, rows
+from undrift.errors import UndriftError, require_choice
+from undrift.report.reading import Group, RunFiles, Runs
 from undrift.result import SHOWN
 from undrift.targets import Target, reached
+from undrift.timeline import time_unit
 
 Targets = Mapping[str, Target] | Sequence[tuple[str, Target]]
 LEVELS = (0.9, 0.95, 0.99)
@@ -202,10 +197,7 @@ def scale(value: float, name: str) -> tuple[float, str]:
                 return divisor, unit
         return 1, "B"
     if name.endswith("seconds"):
-        for divisor, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
-            if abs(value) >= 2 * divisor:
-                return divisor, unit
-        return 1, "s"
+        return time_unit(value)
     if name == "gradients" and abs(value) >= 1e6:
         return (1e9, "G") if abs(value) >= 1e9 else (1e6, "M")
     return 1, ""
@@ -255,202 +247,3 @@ def measured(value: Over) -> str:
     if len(value.values) > 1:
         text += f" ± {value.std:.2g}"
     return text + (f" ({len(value.values)} seeds)" if value.missed else "")
-
-
-@dataclass(frozen=True)
-class Participation:
-    """How often clients took part, over all rounds and seeds of methods with equal cohorts."""
-
-    methods: tuple[str, ...]
-    clients: int
-    """all that there are, if the folder says so, or else those that were seen"""
-    seen: int
-    times: Counter[int]
-    """how many clients took part how often, pooled over seeds"""
-    seeds: int
-    rejected: dict[str, int]
-    """unusable replies, by method"""
-    absent: dict[str, int]
-    """clients of a cohort that managed no work, by method"""
-    reasons: dict[str, str]
-    """the first rejection's, by method"""
-
-    @property
-    def summary(self) -> tuple[int, float, int]:
-        """The fewest, median and most times."""
-        every = sorted(self.times.elements())
-        return (every[0], median(every), every[-1]) if every else (0, 0.0, 0)
-
-
-def participation(runs: Runs) -> list[Participation]:
-    """Who took part, how often; methods that had the same cohorts are together."""
-    together: dict[Any, list[Group]] = {}
-    counts: dict[Any, list[Counter[str]]] = {}
-    for group in runs.groups:
-        own = [_took_part(run) for run in group.runs if run.records]
-        key = (id(group.folder), tuple(frozenset(each.items()) for each in own))
-        together.setdefault(key, []).append(group)
-        counts[key] = own
-    found = []
-    for key, groups in together.items():
-        per_seed = counts[key]
-        seen = max((len(each) for each in per_seed), default=0)
-        clients = max(int(groups[0].folder.data.get("clients") or 0), seen)
-        times: Counter[int] = Counter()
-        for each in per_seed:
-            times.update(each.values())
-            times[0] += clients - len(each)
-        records = {g.label: [r for run in g.runs for r in run.records] for g in groups}
-        found.append(
-            Participation(
-                methods=tuple(group.label for group in groups),
-                clients=clients,
-                seen=seen,
-                times=+times,
-                seeds=len(per_seed),
-                rejected={m: sum(len(r.rejected) for r in own) for m, own in records.items()},
-                absent={m: sum(len(r.absent) for r in own) for m, own in records.items()},
-                reasons={
-                    m: f"round {r.round}, client {client!r}: {reason}"
-                    for m, own in records.items()
-                    for r in [next((r for r in own if r.rejected), None)]
-                    if r is not None
-                    for client, reason in list(r.rejected.items())[:1]
-                },
-            )
-        )
-    return found
-
-
-def _took_part(run: RunFiles) -> Counter[str]:
-    """In how many rounds each client worked."""
-    times: Counter[str] = Counter()
-    for record in run.records:
-        absent = set(map(str, record.absent))
-        times.update(client for client in set(map(str, record.cohort)) if client not in absent)
-    return times
-
-
-def bars(times: Counter[int], most: int = 40) -> list[tuple[int, int, int]]:
-    """A histogram of whole numbers: (first, last, how many), in bars of equal width."""
-    if not times:
-        return []
-    low, high = min(times), max(times)
-    width = math.ceil((high - low + 1) / most)
-    found = []
-    for first in range(low, high + 1, width):
-        last = first + width - 1
-        found.append((first, last, sum(times[n] for n in range(first, last + 1))))
-    return found
-
-
-# CSV
-
-
-def csv_text(table: Iterable[Mapping[str, Any]]) -> str:
-    """Rows as CSV, with a column for every name that occurs."""
-    table = list(table)
-    names = list(dict.fromkeys(name for row in table for name in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(table)
-    return text.getvalue()
-
-
-def tables_as_rows(runs: Runs, costs: Sequence[Row]) -> dict[str, list[dict[str, Any]]]:
-    """Every table but the records themselves, as plain rows under the name of its file."""
-    return {
-        "targets": list(_target_rows(runs, costs)),
-        "final": list(_final_rows(final_table(runs))),
-        "runs": list(_run_rows(runs)),
-        "participation": list(_participation_rows(participation(runs))),
-    }
-
-
-def _target_rows(runs: Runs, table: Iterable[Row]) -> Iterator[dict[str, Any]]:
-    for row in table:
-        direction = row.target[0] if isinstance(row.target, tuple) else ""
-        level = row.target[1] if isinstance(row.target, tuple) else row.target
-        any_cost = next(iter(row.costs.values()), Over(()))
-        values: dict[str, Any] = {
-            "metric": row.metric,
-            "direction": direction,
-            "target": level,
-            "method": row.method,
-            "seeds": len(any_cost.values),
-            "seeds_that_reached_it": len(any_cost.values) - any_cost.missed,
-        }
-        for name in runs.costs:
-            if name in row.costs:
-                values[f"{name}_mean"] = row.costs[name].mean
-                values[f"{name}_std"] = row.costs[name].std
-                values[f"{name}_saving"] = row.savings.get(name, "")
-        yield values
-
-
-def _final_rows(table: Iterable[Final]) -> Iterator[dict[str, Any]]:
-    for row in table:
-        values: dict[str, Any] = {"method": row.method, "made": row.made, "seeds": row.seeds}
-        for name, over in (row.metrics | row.costs).items():
-            values |= {f"{name}_mean": over.mean, f"{name}_std": over.std}
-        yield values
-
-
-def _run_rows(runs: Runs) -> Iterator[dict[str, Any]]:
-    for group in runs.groups:
-        for run in group.runs:
-            spent = {name: values[-1:] for name, values in group.totals(run).items()}
-            yield {
-                "method": group.label,
-                "made": run.method,
-                "seed": run.seed,
-                "status": run.status,
-                "reason": run.reason or "",
-                "rounds_done": run.done,
-                "rounds_asked": run.rounds,
-                **{n: spent[n][0] if spent[n] else 0 for n in runs.costs if n != "rounds"},
-                **run.metrics,
-            }
-
-
-def _participation_rows(table: Iterable[Participation]) -> Iterator[dict[str, Any]]:
-    for each in table:
-        for times, clients in sorted(each.times.items()):
-            yield {
-                "methods": "; ".join(each.methods),
-                "seeds": each.seeds,
-                "rounds_taken_part": times,
-                "clients": clients,
-            }
-
-
-def write_csv(
-    folders: Sequence[str | Path] | str | Path | Runs,
-    out_dir: str | Path,
-    targets: Targets | None = None,
-    baseline: str | None = None,
-) -> list[Path]:
-    """Write all records and every table as CSV files."""
-    runs = folders if isinstance(folders, Runs) else read_runs(folders)
-    tables: dict[str, Iterable[Mapping[str, Any]]] = {"records": rows(runs)}
-    tables |= tables_as_rows(runs, target_table(runs, targets, baseline))
-    out_dir = ready(out_dir)
-    paths = []
-    for name, table in tables.items():
-        path = out_dir / f"{name}.csv"
-        with written_whole(path) as partial:
-            partial.write_text(csv_text(table), encoding="utf-8")
-        paths.append(path)
-    return paths
-
-
-def ready(folder: str | Path) -> Path:
-    """A folder to write to, made if need be."""
-    folder = Path(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UndriftError(f"{folder} cannot be made a folder: {error.strerror}.") from error
-    require(folder.is_dir(), f"{folder} is not a folder.")
-    return folder

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from rich.table import Table
 
+from undrift.report.naming import main_metrics
 from undrift.report.reading import Runs
 from undrift.report.tables import final_table, measured
+from undrift.timeline import duration
 from undrift.units import size
 
 COLUMNS = {
@@ -22,14 +24,25 @@ MOST = 3
 
 
 def final(runs: Runs) -> Table:
-    """A row per method: rounds done, the last metrics over its seeds, and what was sent."""
+    """A row per method: rounds done, the last metrics over its seeds, what was sent and when."""
     rows = final_table(runs)
     found = {name for row in rows for name in row.metrics}
     several = any(row.seeds > 1 for row in rows)  # then a metric has a spread beside it
-    metrics = [name for name in COLUMNS if name in found][: MOST - several]
+    clock = "virtual_seconds" in runs.costs
+    metrics = [name for name in COLUMNS if name in found]
+    room = MOST - several - clock
+    if room == 1:  # then the one that says most
+        metrics.sort(key=lambda name: name not in main_metrics(runs)[:1])
+    metrics = metrics[:room]
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("method", no_wrap=True, overflow="ellipsis", max_width=18)
-    for head in ("seeds", "rounds", *(COLUMNS[name] for name in metrics), "sent"):
+    for head in (
+        "seeds",
+        "rounds",
+        *(COLUMNS[name] for name in metrics),
+        "sent",
+        *["time"] * clock,
+    ):
         table.add_column(head, justify="right", no_wrap=True)
     for group, row in zip(runs.groups, rows, strict=True):
         done = [run.done for run in group.runs]
@@ -40,5 +53,6 @@ def final(runs: Runs) -> Table:
             str(min(done)) if min(done) == max(done) else f"{min(done)}–{max(done)}",
             *(measured(row.metrics[name]) if name in row.metrics else "–" for name in metrics),
             size(sent),
+            *([duration(row.costs["virtual_seconds"].mean)] if clock else []),
         )
     return table

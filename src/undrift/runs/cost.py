@@ -1,7 +1,6 @@
 """What an experiment will cost, before it runs: gradients, bytes and the clients' states.
 
-The cohorts are the run's own, since they are functions of the seed. What travels is found by
-letting a method work once on a model of two parameters.
+The cohorts are the run's own, since they are functions of the seed.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from undrift.clients import ClientStates, Roster
+from undrift.clients import Roster
 from undrift.data.federated import FederatedData
-from undrift.engines.base import LAST, Job, bytes_of
+from undrift.engines.base import Job
 from undrift.losses import Losses
-from undrift.methods.base import INITIAL, NUMBER, Method, Setting
-from undrift.problem import Client, LocalResult, Named
+from undrift.methods.base import Method, Setting
 from undrift.runs.building import build_local, build_methods, build_sampler
 from undrift.sampling import All, Sampler
-from undrift.solvers import SGD, Solver
+from undrift.solvers import SGD
+from undrift.traffic import Traffic, traffic_of
 from undrift.training import shared_sampler
 from undrift.units import short, size
 
@@ -34,24 +33,6 @@ DRAWN = 200
 """Cohorts of so many rounds are drawn; more rounds cost as much as these on average."""
 LOOKED_AT = 2_000_000
 """… but no more than this many clients are looked at in all."""
-PROBE = 2
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """What travels between the server and one client in a round, and what the client keeps.
-
-    Vectors count in units of P parameters; `numbers` are single numbers.
-    """
-
-    down_vectors: int
-    down_numbers: int
-    up_vectors: int
-    up_numbers: int
-    kept_vectors: int
-    kept_numbers: int
-    first_gradient: bool = False
-    """whether a client computes its full gradient at the start"""
 
 
 @dataclass(frozen=True)
@@ -178,11 +159,12 @@ def estimate(
             )
         )
         job = Job(roster, local[label], experiment.seeds[0])
-        traffic = traffic_of(method, last)
+        traffic = traffic_of(method)
         cohort, gradients, seen = _work(method, job, shared, experiment.rounds, traffic)
-        down = traffic.down_vectors * parameters * itemsize + 8 * traffic.down_numbers + buffers
-        up = traffic.up_vectors * parameters * itemsize + 8 * traffic.up_numbers + buffers
-        kept = (traffic.kept_vectors * parameters + traffic.kept_numbers) * itemsize
+        down = sum(traffic.bytes_down(parameters, itemsize).values()) + buffers
+        up = sum(traffic.bytes_up(parameters, itemsize).values()) + buffers
+        vectors = traffic.kept_vectors + last
+        kept = (vectors * parameters + traffic.kept_numbers) * itemsize
         found.append(
             MethodCost(label, cohort, gradients, cohort * down, cohort * up, seen, seen * kept)
         )
@@ -195,44 +177,6 @@ def estimate(
         methods=tuple(found),
         at_most=early,
     )
-
-
-def traffic_of(method: Method, last: bool = False) -> Traffic:
-    """What a method sends, uploads and keeps, by trying it on a model of two parameters."""
-    kinds = method.kept() | ({LAST: INITIAL} if last else {})
-    kept_vectors = sum(kind != NUMBER for kind in kinds.values())
-    kept_numbers = len(kinds) - kept_vectors
-    x = torch.zeros(PROBE)
-    try:
-        server = method.begin(method.init(x.clone()), lambda purpose: 0.0)
-        down = method.download(server)
-        client = Client(id=0, samples=1.0, q=1.0, scale=1.0, draws=1)
-        mine = ClientStates(method.kept(), x).first()
-        problem = method.problem(down, mine, client)
-        asked: Any = {each: torch.zeros(PROBE) for each in problem.ask}
-        result = LocalResult(
-            x=torch.ones(PROBE), steps=1, expected=1, progress=1.0, rate=1.0, **asked
-        )
-        upload, _ = method.finish(down, mine, result, client)
-        sent, back = bytes_of(down), bytes_of(upload)
-        sent_vectors, back_vectors = (_vectors(each) for each in (down, upload))
-        return Traffic(
-            sent_vectors,
-            len(sent) - sent_vectors,
-            back_vectors,
-            len(back) - back_vectors,
-            kept_vectors,
-            kept_numbers,
-            "first_gradient" in problem.ask,
-        )
-    except Exception:  # a user's method that cannot do without a real model: what it declares
-        return Traffic(
-            len(method.sends), 0, len(method.sums()), 0, kept_vectors, kept_numbers, False
-        )
-
-
-def _vectors(values: Named) -> int:
-    return sum(isinstance(value, torch.Tensor) and value.numel() > 1 for _, value in values.items())
 
 
 def _shared_sampler(experiment: Experiment, data: Any, roster: Roster) -> Sampler:
@@ -266,7 +210,7 @@ def _work(
         known = tuple(cohort) if len(cohort) == len(roster) else t
         if known not in by_cohort:
             by_cohort[known] = sum(
-                evaluations(job.local.of(client.id), int(client.samples), work.steps)
+                job.local.of(client.id).evaluations(work.steps, int(client.samples))
                 + (int(client.samples) if traffic.first_gradient else 0)
                 for client, work in job.work(method, cohort, t).items()
             )
@@ -276,14 +220,3 @@ def _work(
     if drawn < rounds and len(seen) < len(roster):
         total = len(roster) * (1 - (1 - share) ** rounds)
     return clients / drawn, gradients / drawn, total
-
-
-def evaluations(solver: Solver, samples: int, steps: int) -> int:
-    """How many gradients of single samples so many steps need, if nothing ends them early."""
-    size = getattr(solver, "batch_size", None)
-    if size is None or size >= samples:
-        return steps * samples
-    if getattr(solver, "fresh_batches", False):
-        return steps * size
-    epochs, rest = divmod(steps, -(-samples // size))
-    return epochs * samples + rest * size

@@ -12,13 +12,16 @@ from torch import nn
 
 from undrift.data.federated import FederatedData
 from undrift.data.fingerprint import fingerprint
+from undrift.devices import Profiles
+from undrift.engines.base import Limit
 from undrift.errors import Diverged, UndriftError, first_line, require, require_range
 from undrift.evaluation import Evaluation
 from undrift.files import written_whole
-from undrift.loops.synchronous import Synchronous
+from undrift.loops import Loop, loop
 from undrift.losses import Losses
 from undrift.methods.base import Method
 from undrift.modules import ModuleLosses, save_weights
+from undrift.paces import Pace
 from undrift.records import Record
 from undrift.runs.folder import (
     DATA,
@@ -63,6 +66,10 @@ class Plan:
     cohort: int | Sampler | None = None
     objective: str = "samples"
     evaluation: Evaluation = field(default_factory=Evaluation)
+    limit: Limit | None = None
+    devices: Profiles | None = None
+    paces: Mapping[str, Pace] = field(default_factory=dict)
+    """by label, where it is not the method's own"""
     target: Mapping[str, Target] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     """what loggers are told of the experiment"""
@@ -196,10 +203,10 @@ class Work:
             self.watcher.end(self.label, self.seed, status, reason)
         return status, reason
 
-    def _run(self, store: Store) -> Synchronous:
+    def _run(self, store: Store) -> Loop:
         plan = self.plan
         sampler = shared_sampler(plan.cohort, plan.methods.values(), self.losses, plan.objective)
-        return Synchronous(
+        return loop(
             self.method,
             self.losses,
             plan.local[self.label],
@@ -208,12 +215,15 @@ class Work:
             objective=plan.objective,
             seed=self.seed,
             evaluation=plan.evaluation,
+            limit=plan.limit,
             target=plan.target,
+            devices=plan.devices,
+            pace=plan.paces.get(self.label),
             states=partial(StoredStates, store=store, memory=int(self.keeping.memory * MEGABYTE)),
         )
 
     def _rounds(
-        self, run: Synchronous, store: Store, loggers: Sequence[Logger], stop: Callable[[], int]
+        self, run: Loop, store: Store, loggers: Sequence[Logger], stop: Callable[[], int]
     ) -> tuple[str, str | None]:
         try:
             with (self.folder / RECORDS).open("a", encoding="utf-8") as lines:

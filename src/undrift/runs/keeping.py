@@ -3,47 +3,35 @@
 from __future__ import annotations
 
 from undrift.errors import UndriftError, first_line
-from undrift.loops.synchronous import Synchronous
-from undrift.problem import Server
+from undrift.loops import Loop
 from undrift.records import Record
 from undrift.runs.states import StoredStates
 from undrift.runs.store import Store
 
 
-def commit(run: Synchronous, store: Store, record: Record) -> None:
+def commit(run: Loop, store: Store, record: Record) -> None:
     """Write all that a round changed, in one transaction."""
     states = run.states
     assert isinstance(states, StoredStates)
-    parts = {
-        "server": dict(run.server.items()),
-        "buffers": run.buffers,
-        "means": {"cohort": run.cohort_mean, "last": run.last_mean},
-        "ended": {"stopped": run.stopped},
-    }
-    store.commit(record.round, parts, states.changed(), record.to_json())
+    store.commit(record.round, run.saved(), states.changed(), record.to_json())
     states.committed()
 
 
-def restore(run: Synchronous, store: Store) -> bool:
+def restore(run: Loop, store: Store) -> bool:
     """Bring a new run to where its store is; whether there was anything."""
     round = store.round
     if round is None:
         return False
     device = run.x0.device
     try:
-        run.records = [Record.from_json(line) for line in store.records()]
+        records = [Record.from_json(line) for line in store.records()]
     except (ValueError, TypeError, AttributeError) as error:
         if isinstance(error, UndriftError):
             raise
         raise UndriftError(
             f"A record in {store.folder} is damaged: {first_line(error)}."
         ) from error
-    if [record.round for record in run.records] != list(range(round + 1)):
+    if [record.round for record in records] != list(range(round + 1)):
         raise UndriftError(f"The store {store.folder} does not have a record of every round.")
-    run.round = round
-    run.server = Server(**store.part("server", device))
-    run.buffers = store.part("buffers", device)
-    means = store.part("means", device)
-    run.cohort_mean, run.last_mean = means["cohort"], means["last"]
-    run.stopped = store.part("ended", device)["stopped"]
+    run.restore(lambda name: store.part(name, device), records)
     return True

@@ -33,7 +33,7 @@ def goal_of(method: Method, problem: Quadratics, q: Tensor, local: GD) -> Tensor
     """The point that is promised: the optimum, or the closed form of averaging."""
     if method.converges_to == "optimum":
         return problem.optimum(q, method.g)
-    tau = [local.planned(k, 1, 0) for k in range(len(problem))]
+    tau = [local.amount(k, 0) for k in range(len(problem))]
     tau = list(method.steps(tau))
     mu = getattr(method, "mu", 0.0)
     if method.converges_to == "averaging":

@@ -1,0 +1,31 @@
+"""What a device is described by: what each quantity may be, and what it is unless given."""
+
+from __future__ import annotations
+
+import math
+
+UNITS = ("steps", "samples")
+"""What a device's speed may count per second."""
+
+LIMITS: dict[str, dict[str, float]] = {
+    "speed": {"above": 0},
+    "down": {"above": 0},
+    "up": {"above": 0},
+    "latency": {"at_least": 0},
+    "jitter": {"at_least": 0},
+    "dropout": {"at_least": 0, "at_most": 1},
+    "damage": {"at_least": 0, "at_most": 1},
+    "lifetime": {"above": 0},
+}
+"""The range of each quantity, as `require_range` takes it."""
+
+ABSENT: dict[str, float] = {
+    "down": math.inf,
+    "up": math.inf,
+    "latency": 0.0,
+    "jitter": 0.0,
+    "dropout": 0.0,
+    "damage": 0.0,
+    "lifetime": math.inf,
+}
+"""The value of a quantity that is not given; the speed always is."""

@@ -1,0 +1,245 @@
+"""When each client is available: windows of virtual time, asked about one or all clients."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+
+Times = TypeVar("Times", float, np.ndarray)
+"""Virtual times: a float for one client, an array for several."""
+Span = tuple[float, float]
+"""A window: its beginning, which belongs to it, and its end, which does not."""
+
+
+class Windows(ABC):
+    """The windows in which each client of a roster is available; k is a place in the roster."""
+
+    always = False
+    """whether everyone is available at all times"""
+
+    @abstractmethod
+    def available(self, t: float) -> np.ndarray:
+        """Who is available at time t, a mask over all clients."""
+
+    @abstractmethod
+    def next(self, t: float) -> np.ndarray:
+        """For every client the first time from t on at which it is available, or ∞."""
+
+    @abstractmethod
+    def until(self, who: int | np.ndarray, t: float) -> np.ndarray:
+        """When the windows end that t is in, of clients that are available at t; later than t."""
+
+    @abstractmethod
+    def is_available(self, k: int, t: float) -> bool:
+        """Whether client k is available at time t."""
+
+    @abstractmethod
+    def next_of(self, k: int, t: float) -> float:
+        """The first time from t on at which client k is available, or ∞."""
+
+
+class AlwaysWindows(Windows):
+    """Everyone is available at all times."""
+
+    always = True
+
+    def __init__(self, clients: int):
+        self._clients = clients
+
+    def available(self, t: float) -> np.ndarray:
+        return np.ones(self._clients, dtype=bool)
+
+    def next(self, t: float) -> np.ndarray:
+        return np.full(self._clients, float(t))
+
+    def until(self, who: int | np.ndarray, t: float) -> np.ndarray:
+        return np.full(np.shape(who), math.inf)
+
+    def is_available(self, k: int, t: float) -> bool:
+        return True
+
+    def next_of(self, k: int, t: float) -> float:
+        return t
+
+
+class DutyWindows(Windows):
+    """Client k's windows begin at phase_k + m·period for whole m, and last `width` each."""
+
+    def __init__(self, phases: np.ndarray, period: float, width: float):
+        self._phases = phases
+        self._period = period
+        self._width = width
+
+    def available(self, t: float) -> np.ndarray:
+        return t < self._end(self._phases, t)
+
+    def next(self, t: float) -> np.ndarray:
+        following = _beginning(self._phases, self._period, t, ahead=1)
+        return np.where(self.available(t), t, following)
+
+    def until(self, who: int | np.ndarray, t: float) -> np.ndarray:
+        return self._end(self._phases[who], t)
+
+    def is_available(self, k: int, t: float) -> bool:
+        return bool(t < self._end(float(self._phases[k]), t))
+
+    def next_of(self, k: int, t: float) -> float:
+        if self.is_available(k, t):
+            return t
+        return _beginning(float(self._phases[k]), self._period, t, ahead=1)
+
+    def _end(self, phase: Times, t: float) -> Times:
+        """The end of the last window that begins by t."""
+        begin = _beginning(phase, self._period, t)
+        return _after(begin, begin + self._width)
+
+
+class ListedWindows(Windows):
+    """The windows of a trace, which may start again after a time.
+
+    Parameters
+    ----------
+    spans
+        the windows of each device, in their order and without overlap; within [0, repeat]
+    device
+        which of these devices each client has
+    repeat
+        after how long the trace starts again, or None if nobody is available after its end
+    """
+
+    def __init__(
+        self, spans: Sequence[Sequence[Span]], device: np.ndarray, repeat: float | None = None
+    ):
+        joined = [_joined(each, repeat) for each in spans]
+        flat = [span for each in joined for span in each] + [(math.inf, math.inf)]
+        self._begins, self._ends = np.array(flat).T
+        """all windows, device by device, and one that never comes"""
+        offsets = np.cumsum([0, *map(len, joined)])
+        self._first = offsets[:-1][device]
+        self._stop = offsets[1:][device]
+        self._repeat = repeat
+
+    def available(self, t: float) -> np.ndarray:
+        last = self._last(t)
+        return (last >= self._first) & (t < self._end(last, self._turn(t)))
+
+    def next(self, t: float) -> np.ndarray:
+        following = self._last(t) + 1
+        begins = self._turn(t) + self._begins[following]
+        again = np.full(len(begins), math.inf)
+        if self._repeat is not None:
+            some = self._first < self._stop
+            again[some] = self._turn(t, ahead=1) + self._begins[self._first[some]]
+        return np.where(self.available(t), t, np.where(following < self._stop, begins, again))
+
+    def until(self, who: int | np.ndarray, t: float) -> np.ndarray:
+        return self._end(self._last(t, who), self._turn(t))
+
+    def is_available(self, k: int, t: float) -> bool:
+        last = self._last_of(k, t)
+        return bool(last >= self._first[k] and t < self._end(last, self._turn(t)))
+
+    def next_of(self, k: int, t: float) -> float:
+        if self.is_available(k, t):
+            return t
+        following = self._last_of(k, t) + 1
+        if following < self._stop[k]:
+            return float(self._turn(t) + self._begins[following])
+        if self._repeat is None or self._first[k] == self._stop[k]:
+            return math.inf
+        return float(self._turn(t, ahead=1) + self._begins[self._first[k]])
+
+    def _turn(self, t: float, ahead: int = 0) -> float:
+        """When the trace last started, at t."""
+        return 0.0 if self._repeat is None else _beginning(0.0, self._repeat, t, ahead)
+
+    def _last(self, t: float, who: int | np.ndarray | slice = slice(None)) -> np.ndarray:
+        """The last window of clients that begins by t; the one before its first if none does."""
+        turn = self._turn(t)
+        low, high = self._first[who], self._stop[who]
+        while (low < high).any():
+            middle = (low + high) // 2
+            begun = (low < high) & (turn + self._begins[middle] <= t)
+            low, high = np.where(begun, middle + 1, low), np.where(begun, high, middle)
+        return low - 1
+
+    def _last_of(self, k: int, t: float) -> int:
+        """The same for client k."""
+        turn = self._turn(t)
+        first, stop = int(self._first[k]), int(self._stop[k])
+        return bisect_right(self._begins, t, first, stop, key=lambda begin: turn + begin) - 1
+
+    def _end(self, window: int | np.ndarray, turn: float) -> np.ndarray:
+        return _after(turn + self._begins[window], turn + self._ends[window])
+
+
+class MixedWindows(Windows):
+    """Each client has its windows from one of several parts.
+
+    Parameters
+    ----------
+    parts
+        windows of all clients each
+    which
+        the part that counts for each client
+    """
+
+    def __init__(self, parts: Sequence[Windows], which: np.ndarray):
+        self._parts = parts
+        self._which = which
+        self.always = all(part.always for part in parts)
+
+    def available(self, t: float) -> np.ndarray:
+        return self._picked([part.available(t) for part in self._parts], self._which)
+
+    def next(self, t: float) -> np.ndarray:
+        return self._picked([part.next(t) for part in self._parts], self._which)
+
+    def until(self, who: int | np.ndarray, t: float) -> np.ndarray:
+        return self._picked([part.until(who, t) for part in self._parts], self._which[who])
+
+    def is_available(self, k: int, t: float) -> bool:
+        return self._parts[self._which[k]].is_available(k, t)
+
+    def next_of(self, k: int, t: float) -> float:
+        return self._parts[self._which[k]].next_of(k, t)
+
+    @staticmethod
+    def _picked(values: list[np.ndarray], which: np.ndarray) -> np.ndarray:
+        return np.take_along_axis(np.stack(values), which[None], axis=0)[0]
+
+
+def _beginning(phase: Times, period: float, t: float, ahead: int = 0) -> Times:
+    """The last phase + m·period of whole m that is not after t, or the one `ahead` of it.
+
+    The quotient may round to the wrong side of a whole number; comparing t with the beginnings
+    themselves puts that right.
+    """
+    m = (t - phase) // period
+    m = m - (phase + m * period > t)
+    m = m + (phase + (m + 1) * period <= t)
+    return phase + (m + ahead) * period
+
+
+def _after(begin: Times, end: Times) -> Times:
+    """The end, or the next number after the beginning where the window rounds to nothing."""
+    return np.maximum(end, np.nextafter(begin, math.inf))
+
+
+def _joined(spans: Sequence[Span], repeat: float | None) -> list[Span]:
+    """Windows that touch as one, also across the end of a trace that repeats."""
+    joined: list[Span] = []
+    for begin, end in spans:
+        if joined and joined[-1][1] == begin:
+            joined[-1] = (joined[-1][0], end)
+        else:
+            joined.append((begin, end))
+    if repeat is not None and joined and joined[0][0] == 0 and joined[-1][1] == repeat:
+        beyond = joined[0][1] + repeat if len(joined) > 1 else math.inf
+        joined[-1] = (joined[-1][0], beyond)
+    return joined

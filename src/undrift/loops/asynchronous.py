@@ -1,0 +1,343 @@
+"""Asynchronous training: replies are folded as they arrive, in the order of virtual time."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass, replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from undrift.devices import ARRIVES, Devices, share_done
+from undrift.diagnostics import diagnose
+from undrift.engines.base import Errand, Reply, RoundResult
+from undrift.errors import Diverged, require, require_type
+from undrift.loops.base import Loop
+from undrift.loops.flights import ANYBODY, WAKES, Flight, Flights
+from undrift.loops.outings import units
+from undrift.loops.under_way import packed, under, unpacked
+from undrift.methods.base import Setting
+from undrift.paces import AsTheyArrive
+from undrift.problem import Client, Download
+from undrift.records import Record, Span
+from undrift.sampling import All, Uniform
+from undrift.solvers import Work
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a client under way does, and with which model."""
+
+    flight: Flight
+    client: Client
+    work: Work
+    version: int
+    """how often the model it read had been updated"""
+
+
+class Asynchronous(Loop):
+    """A run in which every client works at its own speed.
+
+    A round of the records is a fixed number of clients' work, `pace.replies`. Training is computed
+    when a reply is needed, with the model that was read; clients whose work will come to nothing
+    do not train at all.
+    """
+
+    def __init__(self, *args: Any, pace: AsTheyArrive = AsTheyArrive(), **options: Any):
+        require_type("An asynchronous run's pace", pace, AsTheyArrive, "AsTheyArrive(…)")
+        self.pace = pace
+        options["devices"] = options.get("devices") or Devices()
+        super().__init__(*args, **options)
+        require(
+            self.job.limit is None,
+            "limit is for rounds: in asynchronous training a client works at its own speed, so "
+            "give its local work or its device instead.",
+        )
+        assert self.fleet is not None
+        self.version = 0
+        """how often the server's model was updated"""
+        down = sum(self.load.down.values())
+        self.flights = Flights(
+            self.fleet, self.fleet.reading(down), self.fleet.sending(self.load.up)
+        )
+        self._tasks: dict[int, Task] = {}
+        """the work under way and held back, by the number of the launch"""
+        self._read: dict[int, tuple[Download, dict[str, Tensor]]] = {}
+        """what was sent, by version, as long as someone works with it"""
+        self._readers: Counter[int] = Counter()
+        self._computed: dict[int, Reply] = {}
+        """replies that are computed, but not there yet"""
+        self._held: list[int] = []
+        """flights whose reply has arrived and waits for an older one"""
+        self._buffer: list[Reply] = []
+        """replies that are accepted, but not folded yet"""
+        self._rejected_in_a_row = 0
+
+    @property
+    def concurrency(self) -> int:
+        """How many clients are at work at once."""
+        there = len(self.roster)
+        given = self.pace.concurrency
+        if given is None:
+            given = self.sampler.K if isinstance(self.sampler, Uniform) else there
+        return min(given, there)
+
+    @property
+    def buffer(self) -> int:
+        """M, how many replies make an update."""
+        return self.method.buffer if self.pace.buffer is None else self.pace.buffer
+
+    @property
+    def per_round(self) -> int:
+        """How many clients' work makes a round of the records."""
+        return self.concurrency if self.pace.replies is None else self.pace.replies
+
+    def setting(self) -> Setting:
+        require(
+            isinstance(self.sampler, All | Uniform),
+            f"In asynchronous training a number of clients is at work at once, drawn uniformly: "
+            f"give that number as the cohort, not {self.sampler!r}.",
+        )
+        least = math.ceil((self.concurrency - 1) / self.buffer)
+        delay = self.pace.max_delay
+        require(
+            delay is None or delay >= least or self.pace.stale == "discard",
+            f"AsTheyArrive's max_delay is {delay}, but with {self.concurrency} clients at work at "
+            f"once and {self.buffer} to an update some reply is {least} updates old: allow that, "
+            f"or fewer clients at once.",
+        )
+        return self._setting(
+            participation="uniform",
+            asynchronous=True,
+            delay=least if delay is None else delay,
+        )
+
+    def _step(self) -> Record:
+        began = time.perf_counter()
+        record = Record(round=self.round + 1, updates=0)
+        if not self.flights.launched and not len(self.flights):
+            self._set_out()
+        while len(record.cohort) < self.per_round:
+            if not len(self.flights):
+                self.stopped = "no client is available any more"
+                break
+            flight = self.flights.land()
+            if flight.outcome == WAKES:
+                self._go_on(flight.k)
+            elif flight.outcome == ARRIVES:
+                self._held.append(flight.number)
+                self._deliver(record)
+            else:
+                self._lose(self._tasks[flight.number], flight.outcome, record)
+        self.round += 1
+        self.now = record.virtual_seconds = self.flights.now
+        record.seconds = time.perf_counter() - began
+        return record
+
+    def _set_out(self) -> None:
+        """Launch the first clients."""
+        everyone = self.concurrency == len(self.roster)
+        for k in range(self.concurrency):
+            self._go_on(k if everyone else ANYBODY)
+
+    def _go_on(self, k: int) -> None:
+        """Launch client k, or anybody, as soon as it is there."""
+        flights = self.flights
+        who: int | None = k
+        if k == ANYBODY:
+            who = flights.pick()
+        elif not flights.is_available(k):
+            who = None
+        if who is None:
+            flights.wake(k)
+        else:
+            self._launch(who)
+
+    def _launch(self, k: int) -> None:
+        """Send client k the model as it is now."""
+        assert self.fleet is not None
+        client, work = self._work(k, self.flights.launched, self.round)
+        solver = self.local.of(client.id)
+        flight = self.flights.launch(k, units(self.fleet, client, solver, work.steps, self.load))
+        self._tasks[flight.number] = Task(flight, client, work, self.version)
+        self._readers[self.version] += 1
+        if self.version not in self._read:
+            self._read[self.version] = (self.method.download(self.server), self.buffers)
+
+    def _work(self, k: int, number: int, round: int) -> tuple[Client, Work]:
+        """A client's work on a flight: a function of the flight's number and of the round."""
+        assert self.fleet is not None
+        id = self.roster.ids[k]
+        ((client, work),) = self.job.work(self.method, {id: 1}, round, turn=number).items()
+        if self.fleet.damage[k] and self.fleet.damaged(number, np.array([k]))[0]:
+            work = replace(work, damaged=True)
+        return client, work
+
+    def _deliver(self, record: Record) -> None:
+        """Take in the replies that have arrived, as far as older ones need not come first."""
+        while True:
+            number = next((each for each in self._held if self._may_come(each)), None)
+            if number is None:
+                return
+            self._held.remove(number)
+            task = self._tasks[number]
+            staleness = self.version - task.version
+            most = self.pace.max_delay
+            if self.pace.stale == "discard" and most is not None and staleness > most:
+                self._lose(task, "stale", record)
+            else:
+                self._take(task, staleness, record)
+
+    def _may_come(self, number: int) -> bool:
+        """Whether a reply can be taken in now without making another one too old.
+
+        A reply that may be d more updates old must be among the next (d + 1)·M. Those under way
+        can all be in time if no d has more of them; taking one in must leave it so.
+        """
+        most = self.pace.max_delay
+        if most is None or self.pace.stale == "discard":
+            return True
+        left = sorted(
+            most - (self.version - task.version)
+            for each, task in self._tasks.items()
+            if each != number
+        )
+        free = self.buffer - len(self._buffer)
+        return all(place + 2 <= free + d * self.buffer for place, d in enumerate(left))
+
+    def _take(self, task: Task, staleness: int, record: Record) -> None:
+        """Take in a reply: it is accepted or refused, and its client goes on."""
+        reply = self._reply(task)
+        record.bytes_down = dict(Counter(record.bytes_down) + Counter(reply.down))
+        record.bytes_up = dict(Counter(record.bytes_up) + Counter(reply.up))
+        record.steps += reply.steps
+        record.gradients += reply.evaluations
+        id = reply.client.id
+        if reply.wrong is None:
+            self._rejected_in_a_row = 0
+            self.states.put(id, reply.keep)
+            record.partial += not reply.complete
+            record.staleness[staleness] = record.staleness.get(staleness, 0) + 1
+            self._buffer.append(replace(reply, client=replace(reply.client, staleness=staleness)))
+            if len(self._buffer) == self.buffer:
+                self._fold(record)
+        else:
+            record.rejected.append((id, reply.wrong))
+            self._rejected_in_a_row += not task.work.damaged
+            if self._rejected_in_a_row >= max(self.concurrency, self.buffer):
+                raise Diverged(
+                    f"In round {self.round + 1} the last {self._rejected_in_a_row} replies were "
+                    f"unusable (client {id!r}: {reply.wrong}); a smaller learning rate may help."
+                )
+        self._end(task, "replied" if reply.wrong is None else "rejected", record)
+
+    def _reply(self, task: Task) -> Reply:
+        """What a client sends back; the engine may compute others that will be needed soon, too."""
+        number = task.flight.number
+        if number not in self._computed:
+            soon = (self._tasks[flight.number] for flight in self.flights.under_way())
+            others = (
+                each
+                for each in soon
+                if each.flight.outcome == ARRIVES and each.flight.number not in self._computed
+            )
+            tasks = [task, *islice(others, self.engine.together - 1)]
+            errands = [Errand(each.client, each.work, *self._read[each.version]) for each in tasks]
+            replies = self.engine.replies(self.method, errands, self.states)
+            for each, reply in zip(tasks, replies, strict=True):
+                self._computed[each.flight.number] = reply
+        return self._computed.pop(number)
+
+    def _fold(self, record: Record) -> None:
+        """Update the server with the replies in the buffer."""
+        result = RoundResult(self.method, self.job, self.round, diagnose=True)
+        for reply in self._buffer:
+            result.take(reply)
+        before = self.server
+        self._take_over(self.method.fold(before, result.replies), result)
+        self._buffer = []
+        self.version += 1
+        record.updates += 1
+        if self._evaluated(self.round + 1):
+            record.diagnostics = diagnose(self.method, before, self.server, result.replies)
+
+    def _lose(self, task: Task, reason: str, record: Record) -> None:
+        """A client's work comes to nothing."""
+        flight, id = task.flight, task.client.id
+        record.lost.append((id, reason))
+        done = float(
+            share_done(*(np.array([t]) for t in (flight.computing, flight.sending, flight.end)))[0]
+        )
+        steps = int(task.work.steps * done)
+        record.wasted_steps += steps
+        record.wasted_gradients += self.local.of(id).evaluations(steps, int(task.client.samples))
+        if flight.end >= flight.computing:
+            record.bytes_down = dict(Counter(record.bytes_down) + Counter(self.load.down))
+        self._end(task, reason, record)
+
+    def _end(self, task: Task, outcome: str, record: Record) -> None:
+        """A client's work is over, and another one begins."""
+        flight = task.flight
+        record.cohort.append(task.client.id)
+        record.busy_seconds += flight.end - flight.start
+        record.idle_seconds += self.flights.now - flight.end
+        moments = flight.start, flight.computing, flight.sending, flight.end
+        self._write_down(record, Span(task.client.id, *moments, outcome).until(flight.end))
+        del self._tasks[flight.number]
+        self._readers[task.version] -= 1
+        if not self._readers[task.version]:
+            del self._read[task.version], self._readers[task.version]
+        self.flights.free(flight.k)
+        self._go_on(flight.k if self.concurrency == len(self.roster) else ANYBODY)
+
+    def saved(self) -> dict[str, dict[str, Any]]:
+        tasks = [
+            [*astuple(task.flight), task.work.round, task.version] for task in self._tasks.values()
+        ]
+        under_way: dict[str, Any] = {
+            "flights": self.flights.saved(),
+            "tasks": tasks,
+            "held": self._held,
+            "version": self.version,
+            "versions": list(self._read),
+            "rejected_in_a_row": self._rejected_in_a_row,
+            "computed": list(self._computed),
+            "buffer": len(self._buffer),
+        }
+        for version, (download, buffers) in self._read.items():
+            under_way |= {f"read {version} {n}": value for n, value in download.items()}
+            under_way |= {f"buffers {version} {n}": value for n, value in buffers.items()}
+        for number, reply in self._computed.items():
+            under_way |= packed(reply, f"computed {number} ")
+        for place, reply in enumerate(self._buffer):
+            under_way |= packed(reply, f"buffer {place} ")
+        return super().saved() | {"under way": under_way}
+
+    def restore(self, part: Callable[[str], dict[str, Any]], records: Sequence[Record]) -> None:
+        super().restore(part, records)
+        saved = part("under way")
+        self.flights.restore(saved["flights"])
+        self._held = saved["held"]
+        self.version = saved["version"]
+        self._rejected_in_a_row = saved["rejected_in_a_row"]
+        for *values, round, version in saved["tasks"]:
+            flight = Flight(*values)
+            client, work = self._work(flight.k, flight.number, round)
+            self._tasks[flight.number] = Task(flight, client, work, version)
+            self._readers[version] += 1
+        for version in saved["versions"]:
+            download = Download(**under(f"read {version} ", saved))
+            self._read[version] = (download, under(f"buffers {version} ", saved))
+        for number in saved["computed"]:
+            self._computed[number] = unpacked(
+                under(f"computed {number} ", saved), self._tasks[number].client
+            )
+        for place in range(saved["buffer"]):
+            values = under(f"buffer {place} ", saved)
+            client = replace(self.roster.client(values["client"]), staleness=values["staleness"])
+            self._buffer.append(unpacked(values, client))

@@ -1,0 +1,207 @@
+"""What rounds and arrivals have in common: a run of one method, record by record."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from undrift.clients import ClientStates, Roster
+from undrift.devices import Fleet, Profiles
+from undrift.engines.base import LAST, Engine, Job, Limit, RoundResult, Watch, statistics
+from undrift.engines.serial import SerialEngine
+from undrift.errors import Diverged, require, require_whole
+from undrift.evaluation import Evaluation, measure
+from undrift.loops.outings import Load
+from undrift.losses import Losses
+from undrift.methods.base import INITIAL, Method, Setting
+from undrift.problem import Server
+from undrift.records import Record, Span
+from undrift.sampling import Sampler
+from undrift.solvers import Local
+from undrift.targets import Target, reached
+from undrift.threads import one_thread
+from undrift.traffic import traffic_of
+
+Callback = Callable[["Loop", Record], bool | None]
+"""Called after every round; returning True ends the run."""
+
+SPANS = 500
+"""So many times that a client worked are written down for the picture of who worked when."""
+
+
+class Loop(ABC):
+    """A run of one method, round by round.
+
+    Iterate over `rounds()`; between rounds, `server`, `states`, `records` and what `saved` gives
+    are all there is.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        losses: Losses,
+        local: Local,
+        sampler: Sampler,
+        rounds: int,
+        objective: str = "samples",
+        seed: int = 0,
+        evaluation: Evaluation = Evaluation(),
+        limit: Limit | None = None,
+        target: Mapping[str, Target] | None = None,
+        callbacks: Sequence[Callback] = (),
+        engine: Callable[[Losses, Job], Engine] = SerialEngine,
+        states: Callable[[Mapping[str, str], Tensor], ClientStates] = ClientStates,
+        devices: Profiles | None = None,
+    ):
+        require_whole("rounds", rounds, at_least=0)
+        self.method = method
+        self.losses = losses
+        self.local = local
+        self.sampler = sampler
+        self.total = rounds
+        self.seed = seed
+        self.evaluation = evaluation
+        self.target = dict(target or {})
+        self.callbacks = list(callbacks)
+        self.roster = Roster(losses.ids, losses.sizes, objective)
+        sampler.check(self.roster)
+        self.fleet: Fleet | None = devices.fleet(self.roster, seed) if devices else None
+        models = evaluation.models
+        watch = Watch(cohort="cohort" in models, last="all" in models or "own" in models)
+        self.job = Job(self.roster, local, seed, limit, watch)
+        method.check(self.setting())
+        self.engine = engine(losses, self.job)
+
+        self.round = 0
+        self.now = 0.0
+        """the time of the virtual clock"""
+        self.x0 = losses.initial()
+        self.server = method.init(self.x0.clone())
+        self.buffers = losses.initial_buffers()
+        self.states = states(method.kept() | ({LAST: INITIAL} if watch.last else {}), self.x0)
+        self.cohort_mean: Tensor = self.x0
+        self.last_mean: Tensor = self.x0
+        self.records: list[Record] = []
+        self.stopped: str | None = None
+        """why the run ended before its last round"""
+        self.diverged = False
+        self.load = self._load()
+        self._spans = 0
+
+    @abstractmethod
+    def setting(self) -> Setting:
+        """What the method is asked to work in."""
+
+    @abstractmethod
+    def _step(self) -> Record:
+        """One round."""
+
+    def rounds(self) -> Iterator[Record]:
+        """Do the rounds, one by one. The first record is that of the initial model."""
+        if not self.records:
+            yield self._keep(Record(round=0, updates=0))
+        while self.round < self.total and self.stopped is None:
+            yield self._keep(self.step())
+
+    def step(self) -> Record:
+        """One round, without evaluation."""
+        with one_thread():
+            return self._step()
+
+    def last_of(self, client: Hashable) -> Tensor:
+        """A client's last model, where these are watched."""
+        return getattr(self.states.get(client), LAST)
+
+    def saved(self) -> dict[str, dict[str, Any]]:
+        """All that a run which goes on later needs, besides the records and the clients' states."""
+        return {
+            "server": dict(self.server.items()),
+            "buffers": dict(self.buffers),
+            "means": {"cohort": self.cohort_mean, "last": self.last_mean},
+            "ended": {"stopped": self.stopped},
+            "clock": {"now": self.now},
+        }
+
+    def restore(self, part: Callable[[str], dict[str, Any]], records: Sequence[Record]) -> None:
+        """Go on from what `saved` gave, part by part, after the last of the records."""
+        self.records = list(records)
+        self.round = self.records[-1].round
+        self.server = Server(**part("server"))
+        self.buffers = part("buffers")
+        means = part("means")
+        self.cohort_mean, self.last_mean = means["cohort"], means["last"]
+        self.stopped = part("ended")["stopped"]
+        self.now = part("clock")["now"]
+        self._spans = sum(len(record.spans) for record in self.records)
+
+    def _setting(self, **more: Any) -> Setting:
+        return Setting(
+            clients=len(self.roster),
+            equal=self.roster.equal,
+            takes_steps=self.local.takes_steps,
+            buffers=bool(self.losses.initial_buffers()),
+            **more,
+        )
+
+    def _load(self, draw: Callable[[str], float] = lambda purpose: 0.0) -> Load:
+        """What a client receives, computes and sends, besides its steps."""
+        traffic = traffic_of(self.method, draw)
+        shape = self.x0.numel(), self.x0.element_size()
+        buffers = statistics(self.buffers)
+        up = traffic.bytes_up(*shape) | buffers
+        return Load(traffic.bytes_down(*shape) | buffers, sum(up.values()), traffic.first_gradient)
+
+    def _take_over(self, server: Server, result: RoundResult) -> None:
+        """Take over what an update changed, at once."""
+        name = self.method.name
+        require(
+            isinstance(server, Server) and "x" in server,
+            f"{name}'s fold must return a Server with the model x, not {server!r}.",
+        )
+        require(
+            server.x.shape == self.x0.shape,
+            f"{name}'s fold returned a model of shape {list(server.x.shape)} instead of "
+            f"{list(self.x0.shape)}.",
+        )
+        if not bool(server.x.isfinite().all()):
+            raise Diverged(
+                f"In round {self.round + 1} the server's model is not finite (NaN or Inf), though "
+                f"every update was; a smaller learning rate or step may help."
+            )
+        self.server = server
+        if result.buffers:
+            self.buffers = self.method.fold_buffers(self.buffers, result.buffers)
+        if result.cohort_mean is not None:
+            self.cohort_mean = result.cohort_mean
+        if result.last_change is not None:
+            self.last_mean = self.last_mean + result.last_change
+
+    def _write_down(self, record: Record, span: Span) -> None:
+        """Write down that a client worked, as long as it is for a picture of the first rounds."""
+        if self._spans < SPANS:
+            record.spans.append(span)
+            self._spans += 1
+
+    def _keep(self, record: Record) -> Record:
+        """Measure, write down, and see whether to go on."""
+        if self._evaluated(record.round):
+            self._measure(record)
+        self.records.append(record)
+        for callback in self.callbacks:
+            if callback(self, record):
+                self.stopped = self.stopped or "a callback asked to stop"
+        if self.stopped and not record.metrics:
+            self._measure(record)
+        return record
+
+    def _evaluated(self, round: int) -> bool:
+        """Whether a round is measured and diagnosed."""
+        return round == self.total or round % self.evaluation.every == 0
+
+    def _measure(self, record: Record) -> None:
+        with one_thread():
+            record.metrics = measure(self)
+        self.stopped = self.stopped or reached(self.target, record.metrics)

@@ -1,0 +1,60 @@
+"""FedBuff."""
+
+from undrift.errors import require_whole
+from undrift.methods.base import Averaging
+from undrift.methods.staleness import discount
+from undrift.problem import Client, Number, Server
+from undrift.replies import Replies
+from undrift.server import Plain, ServerOptimizer, require_optimizer
+
+
+class FedBuff(Averaging):
+    """Federated learning with buffered asynchronous aggregation (Nguyen et al., AISTATS 2022).
+
+    Clients work at their own pace; whenever M replies have arrived, x ← x + (N/M) Σ q_k·s(u_k)·Δ_k
+    with Δ_k = x_k − (the model it read) and u_k the number of updates since. The paper's clients
+    count alike (N·q_k = 1). Biased like FedAvg, and towards clients that reply more often; with
+    u_k = 0 it is FedAvg with scheme II-delta.
+
+    Parameters
+    ----------
+    buffer
+        M, how many replies make an update
+    server
+        what the server does with the average move, e.g. `ud.server.Plain(lr=0.5)`
+    staleness
+        s: "constant", "polynomial", (1 + u)^(−a), or "hinge", 1/(1 + a(u − b)) beyond u = b
+    a, b
+        its parameters
+    """
+
+    paper = "Nguyen et al., Federated Learning with Buffered Asynchronous Aggregation, AISTATS 2022"
+    converges_to = "averaging"
+    asynchronous = True
+    meant_asynchronous = True
+
+    def __init__(
+        self,
+        buffer: int = 10,
+        server: ServerOptimizer = Plain(),
+        staleness: str = "polynomial",
+        a: float = 0.5,
+        b: float = 4.0,
+    ):
+        self.buffer = require_whole("FedBuff's buffer", buffer, at_least=1)
+        self.server = require_optimizer(server)
+        discounted = discount("FedBuff", staleness, a, b)
+        self.staleness = staleness
+        self.a = a
+        self.b = b
+
+        def fresh(client: Client) -> Number:
+            """q_k·s(u_k), the weight of a move."""
+            return client.q * discounted(client.staleness)
+
+        self._fresh = fresh
+        self.uploads = {"moved": fresh}
+
+    def fold(self, server: Server, replies: Replies) -> Server:
+        update = replies.clients / replies.count * replies.sum("moved", by=self._fresh)
+        return Server(**self.move(server, update, replies))

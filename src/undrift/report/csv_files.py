@@ -1,0 +1,149 @@
+"""The tables of a report as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from undrift.errors import UndriftError, require
+from undrift.files import written_whole
+from undrift.report.participation import Participation, participation
+from undrift.report.reading import Runs, read_runs, rows
+from undrift.report.tables import Final, Over, Row, Targets, final_table, target_table
+from undrift.report.timing import Timing, time_table
+
+
+def csv_text(table: Iterable[Mapping[str, Any]]) -> str:
+    """Rows as CSV, with a column for every name that occurs."""
+    table = list(table)
+    names = list(dict.fromkeys(name for row in table for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(table)
+    return text.getvalue()
+
+
+def tables_as_rows(runs: Runs, costs: Sequence[Row]) -> dict[str, list[dict[str, Any]]]:
+    """Every table but the records themselves, as plain rows under the name of its file."""
+    found = {
+        "targets": list(_target_rows(runs, costs)),
+        "final": list(_final_rows(final_table(runs))),
+        "runs": list(_run_rows(runs)),
+        "participation": list(_participation_rows(participation(runs))),
+    }
+    timed = list(_time_rows(time_table(runs)))
+    return found | ({"time": timed} if timed else {})
+
+
+def _target_rows(runs: Runs, table: Iterable[Row]) -> Iterator[dict[str, Any]]:
+    for row in table:
+        direction = row.target[0] if isinstance(row.target, tuple) else ""
+        level = row.target[1] if isinstance(row.target, tuple) else row.target
+        any_cost = next(iter(row.costs.values()), Over(()))
+        values: dict[str, Any] = {
+            "metric": row.metric,
+            "direction": direction,
+            "target": level,
+            "method": row.method,
+            "seeds": len(any_cost.values),
+            "seeds_that_reached_it": len(any_cost.values) - any_cost.missed,
+        }
+        for name in runs.costs:
+            if name in row.costs:
+                values[f"{name}_mean"] = row.costs[name].mean
+                values[f"{name}_std"] = row.costs[name].std
+                values[f"{name}_saving"] = row.savings.get(name, "")
+        yield values
+
+
+def _final_rows(table: Iterable[Final]) -> Iterator[dict[str, Any]]:
+    for row in table:
+        values: dict[str, Any] = {"method": row.method, "made": row.made, "seeds": row.seeds}
+        for name, over in (row.metrics | row.costs).items():
+            values |= {f"{name}_mean": over.mean, f"{name}_std": over.std}
+        yield values
+
+
+def _run_rows(runs: Runs) -> Iterator[dict[str, Any]]:
+    for group in runs.groups:
+        for run in group.runs:
+            spent = {name: values[-1:] for name, values in group.totals(run).items()}
+            yield {
+                "method": group.label,
+                "made": run.method,
+                "seed": run.seed,
+                "status": run.status,
+                "reason": run.reason or "",
+                "rounds_done": run.done,
+                "rounds_asked": run.rounds,
+                **{n: spent[n][0] if spent[n] else 0 for n in runs.costs if n != "rounds"},
+                **run.metrics,
+            }
+
+
+def _participation_rows(table: Iterable[Participation]) -> Iterator[dict[str, Any]]:
+    for each in table:
+        for times, clients in sorted(each.times.items()):
+            yield {
+                "methods": "; ".join(each.methods),
+                "seeds": len(each.never),
+                "replies": times,
+                "clients": clients,
+            }
+
+
+def _time_rows(table: Iterable[Timing]) -> Iterator[dict[str, Any]]:
+    for row in table:
+        values: dict[str, Any] = {"method": row.method, "seeds": len(row.clock.values)}
+        numbers = {
+            "virtual_seconds": row.clock,
+            "updates": row.updates,
+            "rounds_skipped": row.skipped,
+            "replies": row.replies,
+            "partial": row.partial,
+            **{f"lost_{reason}": over for reason, over in row.lost.items()},
+            "wasted_share": row.wasted,
+            "idle_share": row.idle,
+            "staleness": row.stale,
+            "never_replied": row.never,
+        }
+        for name, over in numbers.items():  # what does not apply to a method stays empty
+            there = bool(over.values)
+            values |= {f"{name}_mean": over.mean if there else ""}
+            values |= {f"{name}_std": over.std if there else ""}
+        yield values | {"staleness_largest": max(row.staleness, default="")}
+
+
+def write_csv(
+    folders: Sequence[str | Path] | str | Path | Runs,
+    out_dir: str | Path,
+    targets: Targets | None = None,
+    baseline: str | None = None,
+) -> list[Path]:
+    """Write all records and every table as CSV files."""
+    runs = folders if isinstance(folders, Runs) else read_runs(folders)
+    tables: dict[str, Iterable[Mapping[str, Any]]] = {"records": rows(runs)}
+    tables |= tables_as_rows(runs, target_table(runs, targets, baseline))
+    out_dir = ready(out_dir)
+    paths = []
+    for name, table in tables.items():
+        path = out_dir / f"{name}.csv"
+        with written_whole(path) as partial:
+            partial.write_text(csv_text(table), encoding="utf-8")
+        paths.append(path)
+    return paths
+
+
+def ready(folder: str | Path) -> Path:
+    """A folder to write to, made if need be."""
+    folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UndriftError(f"{folder} cannot be made a folder: {error.strerror}.") from error
+    require(folder.is_dir(), f"{folder} is not a folder.")
+    return folder

@@ -1,0 +1,141 @@
+"""What the sections of the page are made of: tables, links, switches, bars and pictures as HTML.
+
+Everything that comes from a run is escaped, here or by those who call.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from html import escape
+from urllib.parse import quote
+
+from undrift.plots import COLOURS
+from undrift.report.reading import Runs
+
+PICTURES = 1_200_000
+"""Bytes of pictures in a section, at most."""
+
+
+def amount(number: int, noun: str) -> str:
+    """A number of things."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def as_table(
+    head: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    name: str,
+    text: Sequence[int] = (),
+    long: Sequence[int] = (),
+) -> str:
+    """A table of cells that are HTML already; the first of each row is its head."""
+    kinds = dict.fromkeys(text, ' class="text"') | dict.fromkeys(long, ' class="text long"')
+    top = "".join(f'<th scope="col"{kinds.get(at, "")}>{h}</th>' for at, h in enumerate(head))
+    top = f"<thead><tr>{top}</tr></thead>" if any(head) else ""
+    body = "".join(
+        f'<tr><th scope="row">{row[0]}</th>'
+        + "".join(f"<td{kinds.get(at, '')}>{cell}</td>" for at, cell in enumerate(row[1:], 1))
+        + "</tr>\n"
+        for row in rows
+    )
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(name)}"><table>'
+        f"{top}\n<tbody>{body}</tbody></table></div>"
+    )
+
+
+def csv_link(name: str, text: str) -> str:
+    """A table to take away."""
+    return (
+        f'<a class="button" download="{name}.csv" '
+        f'href="data:text/csv;charset=utf-8,{quote(text)}">↓ {name}.csv</a>'
+    )
+
+
+def named(runs: Runs, method: str) -> str:
+    """A method's label, with its colour."""
+    number = next(at for at, group in enumerate(runs.groups) if group.label == method)
+    dashed = " dashed" if number >= len(COLOURS) else ""
+    swatch = f'<span class="swatch{dashed}" data-method="{number}"></span>'
+    return f'{swatch}<span class="name">{escape(method)}</span>'
+
+
+def radios(name: str, choices: Mapping[str, str], chosen: str) -> str:
+    """A switch of several positions."""
+    return '<span class="segments">{}</span>'.format(
+        "".join(
+            f'<label><input type="radio" name="{name}" value="{key}"'
+            f"{' checked' * (key == chosen)}>{label}</label>"
+            for key, label in choices.items()
+        )
+    )
+
+
+def chart(name: str, head: str, log: bool) -> str:
+    """The place of a chart of one metric or diagnostic."""
+    return (
+        f'<figure data-name="{escape(name)}" data-log="{str(log).lower()}"><div class="head">'
+        f'{head}<label><input type="checkbox"> log scale</label></div>'
+        f'<div class="plot"></div></figure>'
+    )
+
+
+def picture(svg: bytes, alt: str) -> str:
+    """An SVG that can do nothing but be looked at."""
+    content = base64.b64encode(svg).decode()
+    source = f"data:image/svg+xml;base64,{content}"
+    return f'<img class="picture" alt="{escape(alt)}" src="{source}">'
+
+
+def histogram(
+    title: str, times: Counter[int], x: str, y: str, hint: Callable[[int, str], str]
+) -> str:
+    """Bars as SVG: how often each whole number occurs; `hint` says it of one bar in words."""
+    found = bars(times)
+    if not found:
+        return ""
+    width, height, left, bottom = 480, 170, 46, 34
+    most = max(count for _, _, count in found)
+    step = min((width - left) / len(found), 60)  # a few bars are no walls
+    shapes = []
+    for at, (first, last, count) in enumerate(found):
+        size = (height - bottom - 12) * count / most
+        reach = f"{first}" if first == last else f"{first} to {last}"
+        shapes.append(
+            f'<rect x="{left + at * step + 0.5:.1f}" y="{height - bottom - size:.1f}" '
+            f'width="{max(step - 1, 0.5):.1f}" height="{size:.1f}">'
+            f"<title>{escape(hint(count, reach))}</title></rect>"
+        )
+    every = math.ceil(len(found) / 9)
+    ticks = "".join(
+        f'<text x="{left + (at + 0.5) * step:.1f}" y="{height - bottom + 14}" '
+        f'text-anchor="middle">{found[at][0]}</text>'
+        for at in range(0, len(found), every)
+    )
+    return f"""<figure><h3>{escape(title)}</h3>
+<svg class="histogram" viewBox="0 0 {width} {height}" role="img"
+aria-label="{escape(f"{y} by {x}: {title}")}">
+<line x1="{left}" x2="{width}" y1="{height - bottom}" y2="{height - bottom}"/>
+<text x="{left - 6}" y="{16}" text-anchor="end">{most:,}</text>
+<text x="{left - 6}" y="{height - bottom}" text-anchor="end">0</text>
+{"".join(shapes)}{ticks}
+<text x="{(left + width) / 2}" y="{height - 4}" text-anchor="middle">{escape(x)}</text>
+<text x="12" y="{(height - bottom) / 2}" text-anchor="middle"
+transform="rotate(-90 12 {(height - bottom) / 2})">{escape(y)}</text>
+</svg></figure>"""
+
+
+def bars(times: Counter[int], most: int = 40) -> list[tuple[int, int, int]]:
+    """A histogram of whole numbers: (first, last, how many), in bars of equal width."""
+    if not times:
+        return []
+    low, high = min(times), max(times)
+    width = math.ceil((high - low + 1) / most)
+    found = []
+    for first in range(low, high + 1, width):
+        last = first + width - 1
+        found.append((first, last, sum(times[n] for n in range(first, last + 1))))
+    return found

@@ -1,0 +1,116 @@
+"""What the virtual clock says of methods: time, work that was lost, waiting and staleness."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from undrift.records import LOST, Record
+from undrift.report.participation import clients_of, replied
+from undrift.report.reading import Group, RunFiles, Runs
+from undrift.report.tables import Over
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One method on the virtual clock, over its seeds."""
+
+    method: str
+    clock: Over
+    """virtual seconds in all"""
+    updates: Over
+    """of the server's model"""
+    skipped: Over
+    """rounds without an update; asynchronous training has none that could be skipped"""
+    replies: Over
+    """those that were used"""
+    partial: Over
+    """with less work than was asked for"""
+    lost: dict[str, Over]
+    """under every reason of `LOST`"""
+    wasted: Over
+    """the part of all gradient evaluations that came to nothing"""
+    idle: Over
+    """waiting as a part of waiting and working"""
+    stale: Over
+    """how many updates old a reply was, on average, in asynchronous training"""
+    staleness: Counter[int]
+    """how many replies were so many updates old, with all seeds together"""
+    never: Over
+    """clients that never replied"""
+
+
+def time_table(runs: Runs) -> list[Timing]:
+    """Every method that ran on a virtual clock."""
+    table = []
+    for group in runs.groups:
+        begun = [run for run in group.runs if run.records]
+        if any(record.virtual_seconds for run in begun for record in run.records):
+            table.append(_timing(group, begun))
+    return table
+
+
+def _timing(group: Group, begun: list[RunFiles]) -> Timing:
+    def over(of: Callable[[list[Record]], float]) -> Over:
+        """A number of every seed for which it is defined; the initial model is no round."""
+        values = (of([r for r in run.records if r.round]) for run in begun)
+        return Over(tuple(value for value in values if not math.isnan(value)))
+
+    def lost(reason: str) -> Over:
+        return over(lambda rounds: sum(why == reason for r in rounds for _, why in r.lost))
+
+    clients = clients_of(group)
+    return Timing(
+        method=group.label,
+        clock=Over(tuple(run.records[-1].virtual_seconds for run in begun)),
+        updates=over(lambda rounds: sum(r.updates for r in rounds)),
+        skipped=over(_skipped),
+        replies=over(lambda rounds: sum(len(r.replied) for r in rounds)),
+        partial=over(lambda rounds: sum(r.partial for r in rounds)),
+        lost={reason: lost(reason) for reason in LOST},
+        wasted=over(
+            lambda rounds: _share(
+                sum(r.wasted_gradients for r in rounds), sum(r.gradients for r in rounds)
+            )
+        ),
+        idle=over(
+            lambda rounds: _share(
+                sum(r.idle_seconds for r in rounds), sum(r.busy_seconds for r in rounds)
+            )
+        ),
+        stale=over(lambda rounds: _mean(_staleness(rounds))),
+        staleness=_staleness([record for run in begun for record in run.records]),
+        never=Over(tuple(clients - len(replied(run)) for run in begun)),
+    )
+
+
+def _skipped(rounds: list[Record]) -> float:
+    if any(record.staleness for record in rounds):
+        return math.nan
+    return sum(not record.updates for record in rounds)
+
+
+def _staleness(records: list[Record]) -> Counter[int]:
+    found: Counter[int] = Counter()
+    for record in records:
+        found.update(record.staleness)
+    return found
+
+
+def _mean(times: Counter[int]) -> float:
+    count = times.total()
+    return sum(old * n for old, n in times.items()) / count if count else math.nan
+
+
+def _share(part: float, rest: float) -> float:
+    return part / (part + rest) if part + rest else math.nan
+
+
+def percent(share: Over) -> str:
+    """A share over seeds: "21.4 ± 0.3 %"."""
+    if not share.values:
+        return "–"
+    spread = f" ± {100 * share.std:.1f}" if share.std else ""
+    return f"{100 * share.mean:.1f}{spread} %"
