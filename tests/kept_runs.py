@@ -10,13 +10,17 @@ from undrift.runs.store import Store
 
 
 def plan(rounds=8, seeds=(0,), methods=None, **changed):
-    """Methods with and without client state, with partial participation and watched models."""
+    """Methods with and without client state, in rounds and asynchronous, on devices that fail."""
     methods = methods or {
         "FedAvg": ud.FedAvg(),
         "SCAFFOLD": ud.SCAFFOLD(),
         "FedDyn": ud.FedDyn(alpha=0.5),
         "FedDR": ud.FedDR(eta=0.5, g=ud.L1(1e-4)),
+        "AsyncFedDR": ud.AsyncFedDR(eta=0.5, alpha=0.3, g=ud.L1(1e-4)),
+        "FedBuff": ud.FedBuff(buffer=3),
     }
+    if "FedBuff" in methods:  # older replies are waited for, so that some are held back
+        changed = {"paces": {"AsyncFedDR": ud.AsTheyArrive(max_delay=3)}, **changed}
     setting = dict(
         data=ud.data.synthetic(1, 1, clients=12, seed=0, most=60),
         model=lambda seed: ud.models.mlp(60, 20, classes=10, seed=seed),
@@ -26,6 +30,13 @@ def plan(rounds=8, seeds=(0,), methods=None, **changed):
         seeds=seeds,
         cohort=4,
         evaluation=ud.Evaluation(every=2, models=("server", "all")),
+        devices=ud.Devices(
+            speed=ud.devices.Ladder(10, 60),
+            latency=0.05,
+            jitter=0.3,
+            dropout=0.1,
+            availability=ud.devices.Duty(period=5, share=0.8),
+        ),
     )
     return Plan(**{**setting, **changed})
 

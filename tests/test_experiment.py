@@ -118,7 +118,8 @@ class TestWhatIsRefused:
             ({"local.batchsize": 1}, "local.batchsize", "did you mean 'batch_size'?"),
             ({"local.tolerance": "x"}, "local.tolerance", "a number"),
             ({"local.momentum": 1}, "local.momentum", "below 1"),
-            ({"local.epochs": {"0": 1}}, "local.epochs", "a whole number"),
+            ({"local.epochs": {"0": 1}}, "local.epochs.amount", "'uniform', 'normal'"),
+            ({"local.epochs": "two"}, "local.epochs", "a whole number"),
             ({"sampling.kind": "unifrom"}, "sampling.kind", "did you mean 'uniform'?"),
             ({"sampling.cohort": 7}, "sampling.cohort", "only 6"),
             ({"sampling.cohort": 0}, "sampling.cohort", "at least 1"),
@@ -573,6 +574,7 @@ class TestBuilding:
 
 
 class TestCost:
+    @pytest.mark.filterwarnings("ignore:asyncFedDR's alpha")
     @pytest.mark.parametrize("name", list(ud.METHODS))
     @pytest.mark.parametrize(
         "local",
@@ -713,7 +715,11 @@ class TestTeaching:
         assert found.target == {"test_accuracy": 0.9}
 
     @pytest.mark.parametrize("group", list(GROUPS))
-    def test_everything_is_listed_shown_and_its_example_is_right(self, group):
+    def test_everything_is_listed_shown_and_its_example_is_right(
+        self, group, tmp_path, monkeypatch
+    ):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "devices.csv").write_text("client,speed\n0,1\n")
         assert all(about for _, about in names(group))
         for name in GROUPS[group]:
             assert name in printed(listing(group))

@@ -18,7 +18,7 @@ from undrift.runs.execution import Keeping, execute
 from undrift.runs.folder import alone_in
 from undrift.runs.store import Store
 
-LABELS = ("FedAvg", "SCAFFOLD", "FedDyn", "FedDR")
+LABELS = ("FedAvg", "SCAFFOLD", "FedDyn", "FedDR", "AsyncFedDR", "FedBuff")
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,9 @@ def contents(folder, label, seed=0):
         own / "store", {k: meta[k] for k in ("label", "seed", "parameters", "data")}, "process"
     )
     cpu = torch.device("cpu")
-    parts = {name: store.part(name, cpu) for name in ("server", "buffers", "means", "ended")}
+    names = ["server", "buffers", "means", "ended", "clock"]
+    names += ["under way"] if label in ("AsyncFedDR", "FedBuff") else []
+    parts = {name: store.part(name, cpu) for name in names}
     states = {id: store.client(id, cpu) for id in store.clients()}
     records = [Record.from_json(line) for line in store.records()]
     store.close()
@@ -82,6 +84,8 @@ def test_what_was_kept_is_what_was_computed(undisturbed):
             rounds=8,
             cohort=4,
             evaluate=p.evaluation,
+            devices=p.devices,
+            pace=p.paces.get(label),
         )
         parts, states, records, model = contents(undisturbed, label)
         assert torch.equal(parts["server"]["x"], result.x)
@@ -269,7 +273,7 @@ def test_a_run_that_reached_its_target_is_over(tmp_path):
 
 
 def test_a_run_that_diverges_says_so_and_the_others_go_on(tmp_path):
-    methods = {"wild": ud.FedAvg(), "tame": ud.FedAvg("full")}
+    methods = {"wild": ud.FedAvg(), "tame": ud.FedAvg("original")}
     local = {"wild": ud.SGD(lr=1e30, epochs=1), "tame": ud.SGD(lr=0.01, epochs=1)}
     outcomes = execute(plan(3, methods=methods, local=local, cohort=None), tmp_path)
     assert [o.status for o in outcomes] == ["diverged", "finished"]

@@ -94,6 +94,13 @@ def scheme_named(name: str) -> Scheme:
     return SCHEMES[name]
 
 
+def but_not(participation: str) -> str:
+    """The middle of a sentence on who must take part: why it is not so, and how to mend it."""
+    if participation == "responding":
+        return ", but with these devices and this pace some may not:"
+    return ": leave cohort out, or"
+
+
 def check_sampling(method: str, scheme: Scheme, participation: str, equal: bool) -> None:
     """Refuse a scheme under a sampling for which it averages something else.
 
@@ -101,8 +108,8 @@ def check_sampling(method: str, scheme: Scheme, participation: str, equal: bool)
     """
     if scheme.name == "full" and participation != "all":
         raise UndriftError(
-            f"{method} with scheme 'full' is defined only when every client takes part: leave "
-            f"cohort out, or choose 'II-delta', which is unbiased under uniform sampling."
+            f"{method} with scheme 'full' is defined only when every client takes part"
+            f"{but_not(participation)} choose 'II-delta', which is unbiased under uniform sampling."
         )
     if participation in scheme.sampling or equal:
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from json import dumps
 from pathlib import Path
 from typing import Annotated
 
@@ -79,7 +80,7 @@ def inspect(
 
     Sizes, labels per client, how many classes make up 40, 60 and 80 % of a client's data (Figure 3
     of FedDyn), and the total-variation distance of its labels to everyone's; with a model, the
-    dissimilarity of gradients (B², σ_g²) and Γ.
+    dissimilarity of gradients (B², σ_g²) and Γ; for an experiment file, its devices too.
 
     Examples: `undrift inspect synthetic --set alpha=0 --set beta=0`; `undrift inspect mnist
     --partition dirichlet:0.3 --clients 100 --picture mnist.png`; `undrift inspect my-folder`.
@@ -87,6 +88,7 @@ def inspect(
     from undrift.cli.choosing import chosen_data, chosen_model, sources
     from undrift.runs.building import build_data
     from undrift.runs.experiment import Experiment
+    from undrift.runs.fleets import summary
 
     console = Console(highlight=False)
     if listed or not source:
@@ -98,14 +100,22 @@ def inspect(
         given = {"--partition": partition, "--sizes": sizes, "--clients": clients}
         for option in [name for name, value in given.items() if value is not None]:
             raise UndriftError(f"{option} means nothing for an experiment file: use --set data.….")
-        data = build_data(Experiment.load(source, parsed(settings or [])))
+        experiment = Experiment.load(source, parsed(settings or []))
+        data = build_data(experiment)
+        devices = summary(experiment, data)
     else:
+        devices = None
         data = chosen_data(source, seed, parsed(settings or []), partition, sizes, clients)
     described = data.describe(None if model is None else chosen_model(model, data), gamma)
-    if json:
+    if json and devices is not None:
+        found = described.as_dict() | {"devices": devices.as_dict()}
+        typer.echo(dumps(found, indent=2, allow_nan=False, ensure_ascii=False))
+    elif json:
         typer.echo(described.to_json())
     else:
         console.print(described.table())
+    if devices is not None and not json:
+        console.print("", "[bold]devices[/]", devices, sep="\n")
     if picture is not None:
         described.plot(picture)
         Console(stderr=True, highlight=False).print(f"The picture is in {picture}")

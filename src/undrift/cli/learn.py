@@ -34,8 +34,8 @@ def list_(
     what: Annotated[
         str | None,
         typer.Argument(
-            help="methods, data, models, partitions, samplers, solvers, schedules, servers, …; "
-            "left out: all of them.",
+            help="methods, data, models, partitions, samplers, solvers, devices, paces, laws, "
+            "amounts, systems, …; left out: all of them.",
             show_default=False,
         ),
     ] = None,
@@ -48,7 +48,9 @@ def list_(
 
 @app.command()
 def show(
-    kind: Annotated[str, typer.Argument(help="method, data, model, partition, solver, …")],
+    kind: Annotated[
+        str, typer.Argument(help="method, data, model, solver, device, pace, system, …")
+    ],
     name: Annotated[str, typer.Argument(help="Its name, as `undrift list` gives it.")],
 ) -> None:
     """Explain one of them: formula, paper, parameters with defaults, and how to write it."""

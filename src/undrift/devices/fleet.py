@@ -149,6 +149,10 @@ class Fleet:
         """When clients that are available at time t stop being so, or ∞."""
         return np.minimum(self.windows.until(who, t), self.gone_at[who])
 
+    def leaves_of(self, k: int, t: float) -> float:
+        """When client k, which is available at time t, stops being so, or ∞."""
+        return min(self.windows.until_of(k, t), float(self.gone_at[k]))
+
     def trips(
         self,
         who: np.ndarray,

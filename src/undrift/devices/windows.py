@@ -35,6 +35,10 @@ class Windows(ABC):
         """When the windows end that t is in, of clients that are available at t; later than t."""
 
     @abstractmethod
+    def until_of(self, k: int, t: float) -> float:
+        """When the window ends that t is in, of a client that is available at t; later than t."""
+
+    @abstractmethod
     def is_available(self, k: int, t: float) -> bool:
         """Whether client k is available at time t."""
 
@@ -60,6 +64,9 @@ class AlwaysWindows(Windows):
     def until(self, who: int | np.ndarray, t: float) -> np.ndarray:
         return np.full(np.shape(who), math.inf)
 
+    def until_of(self, k: int, t: float) -> float:
+        return math.inf
+
     def is_available(self, k: int, t: float) -> bool:
         return True
 
@@ -72,6 +79,7 @@ class DutyWindows(Windows):
 
     def __init__(self, phases: np.ndarray, period: float, width: float):
         self._phases = phases
+        self._own: list[float] = phases.tolist()
         self._period = period
         self._width = width
 
@@ -85,13 +93,17 @@ class DutyWindows(Windows):
     def until(self, who: int | np.ndarray, t: float) -> np.ndarray:
         return self._end(self._phases[who], t)
 
+    def until_of(self, k: int, t: float) -> float:
+        begin = _beginning(self._own[k], self._period, t)
+        return max(begin + self._width, math.nextafter(begin, math.inf))
+
     def is_available(self, k: int, t: float) -> bool:
-        return bool(t < self._end(float(self._phases[k]), t))
+        return t < self.until_of(k, t)
 
     def next_of(self, k: int, t: float) -> float:
         if self.is_available(k, t):
             return t
-        return _beginning(float(self._phases[k]), self._period, t, ahead=1)
+        return _beginning(self._own[k], self._period, t, ahead=1)
 
     def _end(self, phase: Times, t: float) -> Times:
         """The end of the last window that begins by t."""
@@ -139,6 +151,9 @@ class ListedWindows(Windows):
 
     def until(self, who: int | np.ndarray, t: float) -> np.ndarray:
         return self._end(self._last(t, who), self._turn(t))
+
+    def until_of(self, k: int, t: float) -> float:
+        return float(self._end(self._last_of(k, t), self._turn(t)))
 
     def is_available(self, k: int, t: float) -> bool:
         last = self._last_of(k, t)
@@ -202,6 +217,9 @@ class MixedWindows(Windows):
 
     def until(self, who: int | np.ndarray, t: float) -> np.ndarray:
         return self._picked([part.until(who, t) for part in self._parts], self._which[who])
+
+    def until_of(self, k: int, t: float) -> float:
+        return self._parts[self._which[k]].until_of(k, t)
 
     def is_available(self, k: int, t: float) -> bool:
         return self._parts[self._which[k]].is_available(k, t)

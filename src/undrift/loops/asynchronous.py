@@ -6,7 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -76,6 +76,11 @@ class Asynchronous(Loop):
         """flights whose reply has arrived and waits for an older one"""
         self._buffer: list[Reply] = []
         """replies that are accepted, but not folded yet"""
+        everyone = self.concurrency == len(self.roster)
+        self._starting = [k if everyone else ANYBODY for k in range(self.concurrency)]
+        """who starts, once all that arrives at the same moment is taken in"""
+        self._ended = 0
+        """how often a client's work was over"""
         self._rejected_in_a_row = 0
 
     @property
@@ -120,15 +125,15 @@ class Asynchronous(Loop):
     def _step(self) -> Record:
         began = time.perf_counter()
         record = Record(round=self.round + 1, updates=0)
-        if not self.flights.launched and not len(self.flights):
-            self._set_out()
-        while len(record.cohort) < self.per_round:
+        while self._ended < (self.round + 1) * self.per_round:
+            if self._starting and self.flights.next_time > self.flights.now:
+                self._start()
             if not len(self.flights):
                 self.stopped = "no client is available any more"
                 break
             flight = self.flights.land()
             if flight.outcome == WAKES:
-                self._go_on(flight.k)
+                self._starting.append(flight.k)
             elif flight.outcome == ARRIVES:
                 self._held.append(flight.number)
                 self._deliver(record)
@@ -139,29 +144,25 @@ class Asynchronous(Loop):
         record.seconds = time.perf_counter() - began
         return record
 
-    def _set_out(self) -> None:
-        """Launch the first clients."""
-        everyone = self.concurrency == len(self.roster)
-        for k in range(self.concurrency):
-            self._go_on(k if everyone else ANYBODY)
-
-    def _go_on(self, k: int) -> None:
-        """Launch client k, or anybody, as soon as it is there."""
-        flights = self.flights
-        who: int | None = k
-        if k == ANYBODY:
-            who = flights.pick()
-        elif not flights.is_available(k):
-            who = None
-        if who is None:
-            flights.wake(k)
-        else:
-            self._launch(who)
+    def _start(self) -> None:
+        """Launch those that are to start, or see to it that they do when they are there."""
+        starting, self._starting = self._starting, []
+        for k in starting:
+            who: int | None = k
+            if k == ANYBODY:
+                who = self.flights.pick()
+            elif not self.flights.is_available(k):
+                who = None
+            if who is None:
+                self.flights.wake(k)
+            else:
+                self._launch(who)
 
     def _launch(self, k: int) -> None:
         """Send client k the model as it is now."""
         assert self.fleet is not None
-        client, work = self._work(k, self.flights.launched, self.round)
+        round = self._ended // self.per_round
+        client, work = self._work(k, self.flights.launched, round)
         solver = self.local.of(client.id)
         flight = self.flights.launch(k, units(self.fleet, client, solver, work.steps, self.load))
         self._tasks[flight.number] = Task(flight, client, work, self.version)
@@ -281,7 +282,7 @@ class Asynchronous(Loop):
         self._end(task, reason, record)
 
     def _end(self, task: Task, outcome: str, record: Record) -> None:
-        """A client's work is over, and another one begins."""
+        """A client's work is over, and another's is to begin."""
         flight = task.flight
         record.cohort.append(task.client.id)
         record.busy_seconds += flight.end - flight.start
@@ -293,16 +294,19 @@ class Asynchronous(Loop):
         if not self._readers[task.version]:
             del self._read[task.version], self._readers[task.version]
         self.flights.free(flight.k)
-        self._go_on(flight.k if self.concurrency == len(self.roster) else ANYBODY)
+        self._starting.append(flight.k if self.concurrency == len(self.roster) else ANYBODY)
+        self._ended += 1
 
     def saved(self) -> dict[str, dict[str, Any]]:
         tasks = [
-            [*astuple(task.flight), task.work.round, task.version] for task in self._tasks.values()
+            [list(task.flight), task.work.round, task.version] for task in self._tasks.values()
         ]
         under_way: dict[str, Any] = {
             "flights": self.flights.saved(),
             "tasks": tasks,
             "held": self._held,
+            "starting": self._starting,
+            "ended": self._ended,
             "version": self.version,
             "versions": list(self._read),
             "rejected_in_a_row": self._rejected_in_a_row,
@@ -322,10 +326,11 @@ class Asynchronous(Loop):
         super().restore(part, records)
         saved = part("under way")
         self.flights.restore(saved["flights"])
-        self._held = saved["held"]
+        self._held, self._starting = saved["held"], saved["starting"]
+        self._ended = saved["ended"]
         self.version = saved["version"]
         self._rejected_in_a_row = saved["rejected_in_a_row"]
-        for *values, round, version in saved["tasks"]:
+        for values, round, version in saved["tasks"]:
             flight = Flight(*values)
             client, work = self._work(flight.k, flight.number, round)
             self._tasks[flight.number] = Task(flight, client, work, version)

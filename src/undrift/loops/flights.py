@@ -6,10 +6,9 @@ from the seed and its number, so that nothing depends on when or where it is com
 
 from __future__ import annotations
 
-import math
-from dataclasses import astuple, dataclass
-from heapq import heapify, heappop, heappush
-from typing import Any
+from heapq import heappop, heappush, heapreplace
+from math import exp, inf
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,10 +24,12 @@ TRIES = 16
 GOLDEN = 0x9E3779B97F4A7C15
 
 
-@dataclass(slots=True)
-class Flight:
+class Flight(NamedTuple):
     """A client's work: when it reads, computes and sends, and what becomes of it."""
 
+    end: float
+    ticket: int
+    """tells apart those that end at the same time: the first to be launched comes first"""
     number: int
     """of the launch; −1 for a wake-up"""
     k: int
@@ -36,7 +37,6 @@ class Flight:
     start: float
     computing: float
     sending: float
-    end: float
     outcome: str
 
 
@@ -59,34 +59,35 @@ class Flights:
         self._reading = reading.tolist()
         self._sending = sending.tolist()
         self._pause = (1 / fleet.speed).tolist()
-        self._jitter = fleet.jitter.tolist() if fleet.jitter.any() else None
+        self._sigma = fleet.jitter.tolist() if fleet.jitter.any() else None
         self._dropout = fleet.dropout.tolist() if fleet.dropout.any() else None
-        self._heap: list[tuple[float, int]] = []
+        self._heap: list[Flight] = []
+        self._landed = False
+        """whether the first of the heap has landed: the next to set out takes its place there"""
         self._tickets = 0
-        self._air: dict[int, Flight] = {}
         self._busy = bytearray(len(fleet))
-        self._block = -1
-        self._draws: dict[str, list[float]] = {}
+        self._draw_block(0)
 
     def __len__(self) -> int:
         """How many are under way, wake-ups included."""
-        return len(self._heap)
+        return len(self._heap) - self._landed
 
     def under_way(self) -> list[Flight]:
         """The flights in the air, in the order in which they land."""
-        flights = (self._air[ticket] for _, ticket in sorted(self._heap))
-        return [flight for flight in flights if flight.outcome != WAKES]
+        self._clear()
+        return [flight for flight in sorted(self._heap) if flight.outcome != WAKES]
 
     def pick(self) -> int | None:
         """A client that is idle and available, each as likely as the others; None without one."""
-        n = len(self._busy)
-        bits = int(self._drawn("choice", self.launched) * 2**53)
+        busy = self._busy
+        n = len(busy)
+        bits = int(self._choices[self._place(self.launched)] * 2**53)
         for _ in range(TRIES):
             k = bits * n >> 53
-            if not self._busy[k] and (self._steady or self._fleet.is_available(k, self.now)):
+            if not busy[k] and (self._steady or self._fleet.is_available(k, self.now)):
                 return k
             bits = _mixed(bits) >> 11
-        there = np.frombuffer(self._busy, dtype=np.uint8) == 0
+        there = np.frombuffer(busy, dtype=np.uint8) == 0
         if not self._steady:
             there &= self._fleet.available(self.now)
         idle = np.flatnonzero(there)
@@ -95,25 +96,28 @@ class Flights:
     def launch(self, k: int, units: float) -> Flight:
         """Client k sets out now, to compute so many units."""
         number, now = self.launched, self.now
-        self.launched += 1
+        self.launched = number + 1
+        place = number - self._first
+        if place >= BLOCK:
+            place = self._place(number)
         factor = 1.0
-        if self._jitter is not None:
-            sigma = self._jitter[k]
-            factor = math.exp(sigma * self._drawn("jitter", number) - sigma * sigma / 2)
+        if self._sigma is not None:
+            sigma = self._sigma[k]
+            factor = exp(sigma * self._jitters[place] - sigma * sigma / 2)
         computing, sending, end = journey(
             now, self._reading[k], units * self._pause[k], self._sending[k], factor
         )
         outcome = ARRIVES
         if self._dropout is not None:
-            p, u = self._dropout[k], self._drawn("dropout", number)
+            p, u = self._dropout[k], self._dropouts[place]
             if u < p:
                 outcome, end = FAILED, now + u / p * (end - now)
         if not self._steady:
-            leaves = float(self._fleet.leaves(k, now))
+            leaves = self._fleet.leaves_of(k, now)
             if leaves < end:
                 outcome, end = LEFT, leaves
-        flight = Flight(number, k, now, computing, sending, end, outcome)
         self._busy[k] = 1
+        flight = Flight(end, self._tickets, number, k, now, computing, sending, outcome)
         self._enter(flight)
         return flight
 
@@ -124,19 +128,27 @@ class Flights:
         """
         if k == ANYBODY:
             idle = np.frombuffer(self._busy, dtype=np.uint8) == 0
-            soon = float(self._fleet.next_available(self.now)[idle].min(initial=math.inf))
+            soon = float(self._fleet.next_available(self.now)[idle].min(initial=inf))
         else:
             soon = self._fleet.next_of(k, self.now)
-        if math.isinf(soon):
+        if soon == inf:
             return False
-        self._enter(Flight(-1, k, soon, soon, soon, soon, WAKES))
+        self._enter(Flight(soon, self._tickets, -1, k, soon, soon, soon, WAKES))
         return True
+
+    @property
+    def next_time(self) -> float:
+        """When the next one lands, or ∞."""
+        self._clear()
+        return self._heap[0].end if self._heap else inf
 
     def land(self) -> Flight:
         """The next to land; the clock goes on to that moment."""
-        end, ticket = heappop(self._heap)
-        self.now = end
-        return self._air.pop(ticket)
+        self._clear()
+        flight = self._heap[0]
+        self._landed = True
+        self.now = flight.end
+        return flight
 
     def free(self, k: int) -> None:
         """Client k is idle again."""
@@ -148,11 +160,12 @@ class Flights:
 
     def saved(self) -> dict[str, Any]:
         """All there is, as plain values."""
+        self._clear()
         return {
             "now": self.now,
             "launched": self.launched,
             "tickets": self._tickets,
-            "air": [[ticket, *astuple(flight)] for ticket, flight in self._air.items()],
+            "heap": [list(each) for each in self._heap],
             "busy": [k for k, busy in enumerate(self._busy) if busy],
         }
 
@@ -161,34 +174,46 @@ class Flights:
         self.now = saved["now"]
         self.launched = saved["launched"]
         self._tickets = saved["tickets"]
-        self._air = {ticket: Flight(*values) for ticket, *values in saved["air"]}
-        self._heap = [(flight.end, ticket) for ticket, flight in self._air.items()]
-        heapify(self._heap)
+        self._heap = [Flight(*each) for each in saved["heap"]]  # a heap, as it was saved
+        self._landed = False
         self._busy = bytearray(len(self._busy))
         for k in saved["busy"]:
             self._busy[k] = 1
+        self._draw_block(self.launched // BLOCK)
 
     def _enter(self, flight: Flight) -> None:
-        self._air[self._tickets] = flight
-        heappush(self._heap, (flight.end, self._tickets))
         self._tickets += 1
+        if self._landed:
+            heapreplace(self._heap, flight)
+            self._landed = False
+        else:
+            heappush(self._heap, flight)
 
-    def _drawn(self, purpose: str, number: int) -> float:
-        """The keyed draw of a flight: uniform, or normal for jitter."""
-        block, place = divmod(number, BLOCK)
-        if block != self._block:
-            self._draw_block(block)
-        return self._draws[purpose][place]
+    def _clear(self) -> None:
+        """Take out the one that has landed."""
+        if self._landed:
+            heappop(self._heap)
+            self._landed = False
+
+    def _place(self, number: int) -> int:
+        """Where the draws of a flight are in its block."""
+        if not 0 <= number - self._first < BLOCK:
+            self._draw_block(number // BLOCK)
+        return number - self._first
 
     def _draw_block(self, block: int) -> None:
-        numbers = np.arange(block * BLOCK + 1, (block + 1) * BLOCK + 1, dtype=np.uint64)
+        """The keyed draws of many flights at once, each from its own number."""
+        numbers = np.arange(1, BLOCK + 1, dtype=np.uint64) + np.uint64(block * BLOCK)
         with np.errstate(over="ignore"):
             hashed = numbers * np.uint64(GOLDEN)
-        for purpose in ("choice", "dropout", "jitter"):
-            drawn = uniforms(self._fleet.seed, f"flight {purpose}", 0, hashed)
-            drawn = normal_scores(drawn) if purpose == "jitter" else drawn
-            self._draws[purpose] = drawn.tolist()
-        self._block = block
+
+        def drawn(purpose: str) -> np.ndarray:
+            return uniforms(self._fleet.seed, f"flight {purpose}", 0, hashed)
+
+        self._choices: list[float] = drawn("choice").tolist()
+        self._dropouts: list[float] = drawn("dropout").tolist()
+        self._jitters: list[float] = normal_scores(drawn("jitter")).tolist()
+        self._first = block * BLOCK
 
 
 def _mixed(bits: int) -> int:

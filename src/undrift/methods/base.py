@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from undrift.averaging import but_not
 from undrift.errors import UndriftError, require, require_choice, require_type
 from undrift.problem import Client, Download, Keep, LocalProblem, LocalResult, Server, Upload
 from undrift.regularizers import Regularizer
@@ -154,8 +155,8 @@ class Method(ABC):
         )
         require(
             not self.needs_all or setting.participation == "all",
-            f"{self.name} is defined only when every client takes part in every round: leave "
-            f"cohort out, or choose a method that allows partial participation.",
+            f"{self.name} is defined only when every client takes part in every round"
+            f"{but_not(setting.participation)} choose a method that allows partial participation.",
         )
         require(
             not self.needs_steps or setting.takes_steps,

@@ -128,7 +128,8 @@ class AsyncFedDR(FedDR):
                 "AsyncFedDR computes eta from smoothness, clients and delay: give all three, or "
                 "eta itself.",
             )
-            eta, alpha, *_ = async_feddr(smoothness, clients, delay, alpha)  # type: ignore[arg-type]
+            sizes = async_feddr(smoothness, clients, delay, alpha)  # type: ignore[arg-type]
+            eta, alpha = sizes.eta, sizes.alpha
         super().__init__(1.0 if eta is None else eta, 1.0 if alpha is None else alpha, g)
         self.smoothness = smoothness
         self.clients = clients

@@ -1,4 +1,4 @@
-"""What an experiment describes, built: data, model, methods, local work, cohorts, evaluation."""
+"""What an experiment describes, built: data, model, methods, local work, devices, evaluation."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from undrift.amounts import Unfinished
 from undrift.data.federated import FederatedData
+from undrift.devices import Profiles
 from undrift.errors import UndriftError, first_line, require
 from undrift.evaluation import Evaluation
 from undrift.keys import key, torch_generator_set_to
 from undrift.methods.base import Method
 from undrift.models import MODELS, fitting
+from undrift.paces import Pace
 from undrift.runs.catalogue import parameters, source_of, takes_anything
 from undrift.runs.parts import Wrong, arguments, guilty
 from undrift.runs.tables import source_function, user_model
@@ -90,6 +93,22 @@ def build_sampler(
 ) -> Sampler | int | None:
     """Who takes part, as `train` takes it: a number is drawn as the methods are defined."""
     return experiment.sampling.build()
+
+
+def build_devices(experiment: Experiment) -> Profiles | None:
+    """What the clients' devices are like; None without a clock."""
+    return None if experiment.devices is None else experiment.devices.build()
+
+
+def build_paces(experiment: Experiment) -> dict[str, Pace]:
+    """When the server goes on, by label, where it is given."""
+    found = {label: experiment.pace_of(label) for label in experiment.labels}
+    return {label: pace for label, pace in found.items() if pace is not None}
+
+
+def build_limit(experiment: Experiment) -> Unfinished | None:
+    """Who leaves work undone."""
+    return None if experiment.limit is None else experiment.limit.build()
 
 
 def build_evaluation(experiment: Experiment) -> Evaluation:

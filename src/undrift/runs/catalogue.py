@@ -11,17 +11,21 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from undrift.amounts import NormalAmount, RandomAmount, UniformAmount
 from undrift.data import PARTITIONS, SIZES, SOURCES, FederatedData, HorizontalFlip, RandomCrop
 from undrift.data.augmentation import Augmentation
 from undrift.data.partitions import Partition
 from undrift.data.sizes import Sizes
+from undrift.devices import AVAILABILITIES, KINDS, LAWS, Availability, Law
 from undrift.methods import METHODS
 from undrift.models import MODELS
+from undrift.paces import PACES, Pace
 from undrift.regularizers import L1, L2, Box, Regularizer
 from undrift.sampling import All, Bernoulli, Fixed, Sampler, Uniform, Weighted
 from undrift.schedules import Constant, Exponential, Inverse, Milestones, Schedule, Theorem1
 from undrift.server import Adagrad, Adam, Momentum, Plain, ServerOptimizer, Yogi
 from undrift.solvers import GD, SGD, Exact, Solver
+from undrift.systems import SYSTEMS
 
 SOLVERS: dict[str, type[Solver]] = {"SGD": SGD, "GD": GD, "Exact": Exact}
 SCHEDULES: dict[str, type[Schedule]] = {
@@ -38,6 +42,7 @@ SAMPLERS: dict[str, type[Sampler]] = {
     "bernoulli": Bernoulli,
     "fixed": Fixed,
 }
+AMOUNTS: dict[str, type[RandomAmount]] = {"uniform": UniformAmount, "normal": NormalAmount}
 AUGMENTATIONS: dict[str, type[Augmentation]] = {"crop": RandomCrop, "flip": HorizontalFlip}
 
 NONE = "none"
@@ -59,12 +64,17 @@ class Family:
     what: str
 
 
+PACE = Family("kind", Pace, PACES, "pace")
 FAMILIES = (
     Family("schedule", Schedule, SCHEDULES, "schedule"),
     Family("name", ServerOptimizer, SERVERS, "server optimiser"),
     Family("name", Regularizer, REGULARIZERS, "regulariser"),
     Family("kind", Sizes, SIZES, "law of sizes"),
     Family("kind", Partition, PARTITIONS, "partition"),
+    Family("amount", RandomAmount, AMOUNTS, "drawn amount"),
+    Family("law", Law, LAWS, "law"),
+    Family("kind", Availability, AVAILABILITIES, "law of availability"),
+    PACE,
 )
 
 GROUPS: dict[str, Mapping[str, Any]] = {
@@ -75,10 +85,16 @@ GROUPS: dict[str, Mapping[str, Any]] = {
     "sizes": SIZES,
     "samplers": SAMPLERS,
     "solvers": SOLVERS,
+    "amounts": AMOUNTS,
     "schedules": SCHEDULES,
     "servers": SERVERS,
     "regularizers": REGULARIZERS,
     "augmentations": AUGMENTATIONS,
+    "systems": SYSTEMS,
+    "devices": KINDS,
+    "laws": LAWS,
+    "availabilities": AVAILABILITIES,
+    "paces": PACES,
 }
 """Everything that can be listed."""
 

@@ -1,7 +1,4 @@
-"""What an experiment will cost, before it runs: gradients, bytes and the clients' states.
-
-The cohorts are the run's own, since they are functions of the seed.
-"""
+"""What an experiment will cost, before it runs: gradients, bytes, states and virtual time."""
 
 from __future__ import annotations
 
@@ -10,17 +7,31 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from undrift.clients import Roster
 from undrift.data.federated import FederatedData
+from undrift.devices import Devices, Fleet
 from undrift.engines.base import Job
+from undrift.errors import UndriftError
+from undrift.loops import pace_of
+from undrift.loops.outings import Load
 from undrift.losses import Losses
 from undrift.methods.base import Method, Setting
-from undrift.runs.building import build_local, build_methods, build_sampler
-from undrift.sampling import All, Sampler
+from undrift.paces import PACES, AsTheyArrive, Pace, RoundPace
+from undrift.runs.building import (
+    build_devices,
+    build_limit,
+    build_local,
+    build_methods,
+    build_paces,
+    build_sampler,
+)
+from undrift.runs.foreseen import Foreseen, as_they_arrive, in_rounds
+from undrift.runs.pacing import least_delay
+from undrift.sampling import Sampler
 from undrift.solvers import SGD
 from undrift.traffic import Traffic, traffic_of
 from undrift.training import shared_sampler
@@ -28,11 +39,6 @@ from undrift.units import short, size
 
 if TYPE_CHECKING:
     from undrift.runs.experiment import Experiment
-
-DRAWN = 200
-"""Cohorts of so many rounds are drawn; more rounds cost as much as these on average."""
-LOOKED_AT = 2_000_000
-"""… but no more than this many clients are looked at in all."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +54,13 @@ class MethodCost:
     bytes_up: float
     """per round"""
     seen: float
-    """how many clients will have taken part"""
+    """how many clients will have replied"""
     state: float
     """bytes of the states of those clients"""
+    pace: str
+    """the word for when the server goes on"""
+    seconds: float | None = None
+    """of the virtual clock per round, where there is one"""
 
 
 @dataclass(frozen=True)
@@ -119,12 +129,27 @@ class Cost:
                 size(self.seeds * self.rounds * travel),
                 size(self.seeds * each.state),
             )
+        clock = any(each.seconds is not None for each in self.methods)
+        times: list[RenderableType] = [Text(""), self._times()] if clock else []
         most = "At most" if self.at_most else "In all"
         foot = (
             f"{most} {short(self.gradients)} gradients of a sample, {size(self.bytes)} down and "
             f"up, {size(self.state)} of client states on disk."
         )
-        return Group(Text(head), Text(""), table, Text(""), Text(foot))
+        return Group(Text(head), Text(""), table, *times, Text(""), Text(foot))
+
+    def _times(self) -> Table:
+        """The virtual time of those methods that have a clock."""
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        table.add_column("method", overflow="fold")
+        table.add_column("pace", no_wrap=True)
+        for name in ("time of a round", "of all rounds"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for each in self.methods:
+            if each.seconds is not None:
+                times = duration(each.seconds), duration(self.rounds * each.seconds)
+                table.add_row(Text(each.label), each.pace, *times)
+        return table
 
 
 def estimate(
@@ -141,32 +166,49 @@ def estimate(
     sizes = data.sizes if isinstance(data, Losses) else data.train.sizes
     roster = Roster(data.ids, sizes, experiment.objective)
     methods = build_methods(experiment)
+    paces = build_paces(experiment)
     shared = _shared_sampler(experiment, data, roster)
     local = {label: build_local(experiment, label) for label in methods}
     early = bool(experiment.target) or any(
         isinstance(each, SGD) and each.tolerance is not None for each in local.values()
     )
     last = bool({"all", "own"} & {*experiment.evaluation.models})
+    seed = experiment.seeds[0]
+    fleet = fleet_of(experiment, roster, seed)
     found = []
     for label, method in methods.items():
+        pace = pace_of(method, paces.get(label))
+        devices = fleet
+        if devices is None and isinstance(pace, AsTheyArrive):
+            devices = Devices().fleet(roster, seed)
         method.check(
             Setting(
                 clients=len(roster),
-                participation=shared.kind(roster),
                 equal=roster.equal,
                 takes_steps=local[label].takes_steps,
                 buffers=buffers > 0,
+                **_participation(method, pace, shared, roster, devices),
             )
         )
-        job = Job(roster, local[label], experiment.seeds[0])
+        job = Job(roster, local[label], seed, build_limit(experiment))
         traffic = traffic_of(method)
-        cohort, gradients, seen = _work(method, job, shared, experiment.rounds, traffic)
-        down = sum(traffic.bytes_down(parameters, itemsize).values()) + buffers
-        up = sum(traffic.bytes_up(parameters, itemsize).values()) + buffers
-        vectors = traffic.kept_vectors + last
-        kept = (vectors * parameters + traffic.kept_numbers) * itemsize
+        load = _load(traffic, parameters, itemsize, buffers)
+        seen = _foreseen(method, job, shared, experiment.rounds, load, pace, devices)
+        clients = seen.seen_after(experiment.rounds, len(roster))
+        kept = ((traffic.kept_vectors + last) * parameters + traffic.kept_numbers) * itemsize
+        rounds = max(1, seen.rounds)
         found.append(
-            MethodCost(label, cohort, gradients, cohort * down, cohort * up, seen, seen * kept)
+            MethodCost(
+                label,
+                cohort=seen.asked / rounds,
+                gradients=seen.gradients / rounds,
+                bytes_down=seen.bytes_down / rounds,
+                bytes_up=seen.bytes_up / rounds,
+                seen=clients,
+                state=clients * kept,
+                pace=next(word for word, kind in PACES.items() if kind is type(pace)),
+                seconds=None if devices is None else seen.seconds / rounds,
+            )
         )
     return Cost(
         rounds=experiment.rounds,
@@ -179,6 +221,60 @@ def estimate(
     )
 
 
+def fleet_of(experiment: Experiment, roster: Roster, seed: int) -> Fleet | None:
+    """The devices of a run's clients, if they have any."""
+    devices = build_devices(experiment)
+    try:
+        return None if devices is None else devices.fleet(roster, seed)
+    except UndriftError as error:
+        raise UndriftError(f"devices: {error}") from None
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: "0.25 s", "12.3 min", "4.56 h", "12.3 d"."""
+    for factor, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * factor:
+            return f"{seconds / factor:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def _participation(
+    method: Method, pace: Pace, sampler: Sampler, roster: Roster, fleet: Fleet | None
+) -> dict[str, Any]:
+    """Who replies, as a method's `Setting` has it."""
+    if isinstance(pace, AsTheyArrive):
+        least = least_delay(method, pace, sampler, len(roster))
+        delay = least if pace.max_delay is None else pace.max_delay
+        return {"participation": "uniform", "asynchronous": True, "delay": delay}
+    assert isinstance(pace, RoundPace)
+    kind = sampler.kind(roster)
+    unreliable = fleet is not None and not fleet.reliable
+    return {"participation": "responding" if kind == "all" and (unreliable or pace.loses) else kind}
+
+
+def _load(traffic: Traffic, parameters: int, itemsize: int, buffers: int) -> Load:
+    """What a client receives, computes and sends, besides its steps."""
+    down = traffic.bytes_down(parameters, itemsize) | {"buffers": buffers}
+    up = sum(traffic.bytes_up(parameters, itemsize).values()) + buffers
+    return Load(down, up, traffic.first_gradient)
+
+
+def _foreseen(
+    method: Method,
+    job: Job,
+    sampler: Sampler,
+    rounds: int,
+    load: Load,
+    pace: Pace,
+    fleet: Fleet | None,
+) -> Foreseen:
+    if isinstance(pace, AsTheyArrive):
+        assert fleet is not None
+        return as_they_arrive(method, job, sampler, rounds, load, pace, fleet)
+    assert isinstance(pace, RoundPace)
+    return in_rounds(method, job, sampler, rounds, load, pace, fleet)
+
+
 def _shared_sampler(experiment: Experiment, data: Any, roster: Roster) -> Sampler:
     """One sampler for all methods, checked against the clients there are."""
     methods = build_methods(experiment)
@@ -188,35 +284,3 @@ def _shared_sampler(experiment: Experiment, data: Any, roster: Roster) -> Sample
     sampler = shared_sampler(cohort, methods.values(), clients, experiment.objective)
     sampler.check(roster)
     return sampler
-
-
-def _work(
-    method: Method, job: Job, sampler: Sampler, rounds: int, traffic: Traffic
-) -> tuple[float, float, float]:
-    """Clients and gradients per round, and how many clients will have taken part."""
-    roster = job.roster
-    if isinstance(sampler, All):
-        drawn = 1
-    else:
-        drawn = max(1, min(rounds, DRAWN, LOOKED_AT // len(roster)))
-    clients = gradients = 0
-    seen: set[Any] = set()
-    by_cohort: dict[Any, int] = {}
-    for t in range(drawn):
-        first = t == 0 and method.starts_with_all
-        cohort = (All() if first else sampler).draw(roster, job.seed, t)
-        seen.update(cohort)
-        clients += len(cohort)
-        known = tuple(cohort) if len(cohort) == len(roster) else t
-        if known not in by_cohort:
-            by_cohort[known] = sum(
-                job.local.of(client.id).evaluations(work.steps, int(client.samples))
-                + (int(client.samples) if traffic.first_gradient else 0)
-                for client, work in job.work(method, cohort, t).items()
-            )
-        gradients += by_cohort[known]
-    share = clients / drawn / len(roster)
-    total = float(len(seen))
-    if drawn < rounds and len(seen) < len(roster):
-        total = len(roster) * (1 - (1 - share) ** rounds)
-    return clients / drawn, gradients / drawn, total

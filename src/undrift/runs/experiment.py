@@ -23,10 +23,14 @@ from undrift.errors import (
     require_whole,
 )
 from undrift.files import written_whole
-from undrift.methods.base import Method, Setting
+from undrift.methods.base import Method
+from undrift.paces import Pace
 from undrift.runs.catalogue import NONE
+from undrift.runs.clock import DevicesTable, LimitTable
 from undrift.runs.folder import slug
-from undrift.runs.parts import Wrong, shown
+from undrift.runs.pacing import Circumstances, require_longest
+from undrift.runs.parts import Wrong, pace_from, shown
+from undrift.runs.presets import filled
 from undrift.runs.settings import applied
 from undrift.runs.tables import (
     Counting,
@@ -39,13 +43,16 @@ from undrift.runs.tables import (
     ModelTable,
     Objective,
     OutputTable,
+    Paced,
     SamplingTable,
     Table,
     Text,
     changed,
     local_of,
+    or_none,
 )
-from undrift.sampling import Fixed, Uniform, as_sampler
+from undrift.sampling import Fixed, as_sampler
+from undrift.solvers import Solver
 from undrift.targets import reached
 from undrift.training import same_regularizer
 
@@ -145,11 +152,27 @@ class Experiment(Table):
     objective: Objective = Field(
         default="samples", description="What is minimised: the mean over samples, or over clients."
     )
+    system: Text | None = Field(
+        default=None,
+        description="A paper's system heterogeneity: it fills in [devices], [pace], [limit], "
+        "[sampling] and the work of [local] wherever the file does not say otherwise.",
+    )
     data: DataTable = Field(description="The data and who holds which of them.")
     model: ModelTable = Field(description="The model.")
     local: LocalTable = Field(description="The clients' local work.")
     sampling: SamplingTable = Field(
         default=SamplingTable(), description="Who takes part in a round."
+    )
+    devices: Annotated[DevicesTable | None, BeforeValidator(or_none)] = Field(
+        default=None, description="What devices the clients have; left out, there is no clock."
+    )
+    pace: Paced = Field(
+        default=None,
+        description="When the server goes on; left out, as each method is meant: asynchronously "
+        "or with everyone.",
+    )
+    limit: Annotated[LimitTable | None, BeforeValidator(or_none)] = Field(
+        default=None, description="Clients that leave work undone; left out, none."
     )
     method: list[MethodTable] = Field(
         min_length=1, description="The methods, on equal cohorts and batches."
@@ -253,6 +276,16 @@ class Experiment(Table):
         require_choice("The method", label, self.labels)
         return next(table for table in self.method if table.label == label)
 
+    def pace_of(self, label: str) -> Pace | None:
+        """The pace that is given for a method: its own, or that of all; None for none."""
+        table = self.of(label).pace or self.pace
+        return None if table is None else pace_from(table)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_system(cls, tables: Any) -> Any:
+        return filled(tables) if isinstance(tables, dict) else tables
+
     @model_validator(mode="after")
     def _as_a_whole(self) -> Experiment:
         """What no table can know alone."""
@@ -273,7 +306,7 @@ class Experiment(Table):
                 raise error.under("method", str(table.label), "local") from None
             if table.local is not None:
                 table.local = {key: complete.get(key, NONE) for key in table.local} or None
-            self._require_setting(str(table.label), method, solver.takes_steps)
+            self._require_pace(table, method, solver)
         self._require_cohort(methods)
         self._require_targets()
         return self
@@ -301,19 +334,19 @@ class Experiment(Table):
                 )
             taken[same] = label
 
-    def _require_setting(self, label: str, method: Method, takes_steps: bool) -> None:
-        """Refuse a method under a sampling for which it cannot be defined, whatever the data."""
-        cohort = self.sampling.build()
-        sampler = as_sampler(cohort, method.draws_by_weight)
-        clients = self._clients()
-        # Only a uniform cohort can turn out to be everyone.
-        all_of_them = isinstance(sampler, Uniform) and (clients is None or clients == sampler.K)
-        kind = "all" if all_of_them else sampler.participation
-        try:
-            # The weights q_k may turn out to be equal, which allows the most.
-            method.check(Setting(clients or 1, kind, equal=True, takes_steps=takes_steps))
-        except UndriftError as error:
-            raise Wrong(str(error), "method", label) from None
+    def _require_pace(self, table: MethodTable, method: Method, solver: Solver) -> None:
+        """Refuse a method under what it cannot be defined for, whatever the data."""
+        label = str(table.label)
+        limit = None if self.limit is None else self.limit.build()
+        around = Circumstances(
+            sampler=as_sampler(self.sampling.build(), method.draws_by_weight),
+            clients=self._clients(),
+            devices=None if self.devices is None else self.devices.build(),
+            limit=limit,
+        )
+        where = ("pace",) if table.pace is None else ("method", label, "pace")
+        around.require_possible(label, method, solver, self.pace_of(label), *where)
+        require_longest(limit, solver)
 
     def _require_cohort(self, methods: list[Method]) -> None:
         clients = self._clients()
@@ -350,6 +383,13 @@ class Experiment(Table):
         """Every value of the sweep must give an experiment."""
         base = self.resolved() | {"sweep": {}}
         for key, values in self.sweep.items():
+            if key == "system":
+                raise Wrong(
+                    "A system fills in what a file leaves out, so it cannot be varied: vary the "
+                    "keys it fills in.",
+                    "sweep",
+                    key,
+                )
             tried = values if isinstance(values, list) else [values["low"], values["high"]]
             for value in tried:
                 try:
@@ -365,6 +405,7 @@ CLOSED: dict[tuple[str, ...], type[Table]] = {
     ("evaluation",): EvaluationTable,
     ("engine",): EngineTable,
     ("output",): OutputTable,
+    ("limit",): LimitTable,
     ("data", "validation"): HoldOut,
     ("data", "test"): HoldOut,
 }

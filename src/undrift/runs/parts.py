@@ -12,13 +12,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from undrift.data.partitions import as_partition
+from undrift.data.partitions import Partition, as_partition
 from undrift.data.sizes import SIZES, Given, Sizes, as_sizes
 from undrift.errors import UndriftError, first_line, require, require_choice
 from undrift.methods import METHODS, Method
+from undrift.paces import Pace
 from undrift.runs.catalogue import (
     FAMILIES,
     NONE,
+    PACE,
     Family,
     Parameter,
     parameters,
@@ -128,6 +130,15 @@ def member(family: Family, table: Mapping[str, Any]) -> Any:
     return make(family.members[name], given, name)
 
 
+def pace_from(value: Any) -> Pace:
+    """The pace of a table, or of a word for one that needs no parameters."""
+    if not isinstance(value, dict | str):
+        example = '{kind = "deadline", seconds = 10}'
+        raise Wrong(f"It is {shown(value)}, but must be a table such as {example}.")
+    pace: Pace = member(PACE, {PACE.word: value} if isinstance(value, str) else value)
+    return pace
+
+
 def table_of(part: object) -> dict[str, Any] | list[Any] | None:
     """The table of a part; None for one that is of no known family."""
     if isinstance(part, Given):
@@ -217,9 +228,9 @@ def _value(parameter: Parameter, value: Any) -> Any:
             return from_words(value, "sizes", SIZES)
         if issubclass(family.base, Sizes) and isinstance(value, list):
             return as_sizes(value)
-        if isinstance(value, str) and family.word == "kind":
+        if issubclass(family.base, Partition) and isinstance(value, str):
             return as_partition(value)
-        if isinstance(value, str) and family.word == "name":
+        if isinstance(value, str) and family.word in ("kind", "name"):
             return member(family, {family.word: value})
     except Wrong as error:
         raise error.under(parameter.name) from None

@@ -10,10 +10,13 @@ from undrift.data.federated import FederatedData
 from undrift.errors import UndriftError, require
 from undrift.runs.building import (
     build_data,
+    build_devices,
     build_evaluation,
+    build_limit,
     build_local,
     build_methods,
     build_model,
+    build_paces,
     build_sampler,
     build_target,
 )
@@ -36,6 +39,9 @@ def plan_of(experiment: Experiment, data: FederatedData) -> Plan:
         cohort=build_sampler(experiment, methods),
         objective=experiment.objective,
         evaluation=build_evaluation(experiment),
+        limit=build_limit(experiment),
+        devices=build_devices(experiment),
+        paces=build_paces(experiment),
         target=build_target(experiment),
         settings=experiment.resolved(),
     )

@@ -9,6 +9,7 @@ from typing import Any
 from undrift.data.partitions import PARTITIONS
 from undrift.data.sizes import SIZES
 from undrift.data.sources import SOURCES
+from undrift.devices import KINDS, Devices
 from undrift.methods import METHODS
 from undrift.models import MODELS
 from undrift.runs.catalogue import (
@@ -24,6 +25,7 @@ from undrift.runs.catalogue import (
 )
 from undrift.runs.experiment import METRICS, Experiment
 from undrift.runs.teaching import lesson, meanings
+from undrift.systems import SYSTEMS
 
 Schema = dict[str, Any]
 
@@ -53,7 +55,8 @@ def json_schema() -> Schema:
     _by_name(tables["ModelTable"], "name", MODELS, other="file.py:function")
     _by_name(tables["LocalTable"], "solver", SOLVERS, other=None)
     _by_name(tables["MethodTable"], "name", METHODS, other="file.py:Class")
-    for table in ("LocalTable", "MethodTable", "DataTable", "ModelTable"):
+    _by_name(tables["DevicesTable"], "kind", KINDS, other=None)
+    for table in ("LocalTable", "MethodTable", "DataTable", "ModelTable", "DevicesTable"):
         tables[table]["type"] = "object"
     tables["MethodTable"]["properties"]["local"] = {
         "type": "object",
@@ -61,6 +64,7 @@ def json_schema() -> Schema:
         "properties": _all_parameters(SOLVERS) | {"solver": {"enum": [*SOLVERS]}},
         "additionalProperties": False,
     }
+    _describe_time(schema["properties"], tables)
     for name in ("test", "validation"):
         held = tables["DataTable"]["properties"][name]
         share = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
@@ -72,6 +76,41 @@ def json_schema() -> Schema:
             if each.get("default", 0) is None:
                 each.pop("default")
     return schema
+
+
+def _describe_time(own: Schema, tables: Schema) -> None:
+    """What a file may say about systems, devices, paces and limits."""
+    words = [{"const": name, "description": each.about} for name, each in SYSTEMS.items()]
+    own["system"] = {"description": own["system"]["description"], "oneOf": words}
+    for place in (own, tables["MethodTable"]["properties"]):
+        pace = place["pace"]
+        place["pace"] = {
+            "description": pace["description"],
+            "anyOf": [{"$ref": "#/definitions/pace"}, {"const": NONE}],
+        }
+    for key in ("devices", "limit"):
+        own[key]["anyOf"] = [each for each in own[key]["anyOf"] if "$ref" in each]
+        own[key]["anyOf"].append({"const": NONE})
+        own[key].pop("default", None)
+    share = {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
+    one = {
+        "type": "object",
+        "description": "A class of devices.",
+        "properties": {
+            "share": {**share, "description": "Its share of the clients."},
+            **_parameters(Devices),
+        },
+        "required": ["share"],
+        "additionalProperties": False,
+    }
+    for rule in tables["DevicesTable"]["allOf"]:
+        if "classes" in rule["then"]["properties"]:
+            rule["then"]["properties"]["classes"] = {
+                "type": "object",
+                "description": "The classes by name, each with its share and its devices.",
+                "minProperties": 1,
+                "additionalProperties": one,
+            }
 
 
 def text() -> str:
@@ -115,7 +154,7 @@ def _by_name(
             p.name for p in parameters(build).values() if p.required and p.name not in DERIVED
         ]
         given = {"properties": {key: {"const": name}}}
-        if key != "solver" or name != "SGD":
+        if default.get("default") != name:
             given["required"] = [key]  # type: ignore[assignment]
         known_keys = {**dict.fromkeys(own, True), **options}
         then: Schema = {"properties": known_keys, "additionalProperties": False}
@@ -162,13 +201,12 @@ def _family(family: Family) -> list[Schema]:
     """A table that names one of a family, or its words."""
     tables: list[Schema] = []
     for name, build in family.members.items():
-        required = [p.name for p in parameters(build).values() if p.required]
         tables.append(
             {
                 "type": "object",
                 "description": lesson(build).first,
                 "properties": {family.word: {"const": name}, **_parameters(build)},
-                "required": [family.word, *required],
+                "required": [family.word, *_needs(build)],
                 "additionalProperties": False,
             }
         )
@@ -178,9 +216,14 @@ def _family(family: Family) -> list[Schema]:
         tables.append({"type": "string", "pattern": pattern})
         if family.what == "law of sizes":
             tables.append({"type": "array", "items": {"type": "integer", "minimum": 1}})
-    elif family.word == "name":
-        tables.append({"enum": [*family.members]})
+    elif family.word in ("name", "kind"):
+        alone = [n for n, b in family.members.items() if not _needs(b) or family.word == "name"]
+        tables.append({"enum": alone})
     return tables
+
+
+def _needs(build: Callable[..., Any]) -> list[str]:
+    return [each.name for each in parameters(build).values() if each.required]
 
 
 def _target(metric: str) -> Schema:

@@ -12,6 +12,7 @@ from typing import Any
 
 from undrift.data.partitions import as_partition
 from undrift.errors import UndriftError, require
+from undrift.runs.catalogue import NONE
 from undrift.runs.parts import shown, table_of
 
 
@@ -87,9 +88,11 @@ def _set(table: Any, parts: list[str | int], value: Any, key: str) -> None:
 
 
 def _opened(parts: list[str | int], words: str) -> Any:
-    """The table that the words of a partition stand for, so that a part of it can be set."""
+    """The table that the word of a part stands for, so that a part of it can be set."""
     if parts == ["data", "partition"]:
         return table_of(as_partition(words))
+    if words != NONE and parts[-1] in ("pace", "availability"):
+        return {"kind": words}
     return words
 
 
@@ -101,11 +104,13 @@ def _exchange(raw: dict[str, Any], parts: list[str | int], settings: Mapping[str
             del sampling["kind"]
         return
     others = {"steps": "epochs", "epochs": "steps"}
-    if len(parts) < 2 or parts[-2] != "local" or parts[-1] not in others:
+    place = parts.index("local") if "local" in parts else len(parts)
+    unit = str(parts[place + 1]) if place + 1 < len(parts) else ""
+    if unit not in others:
         return
-    other = others[str(parts[-1])]
+    other = others[unit]
     table: Any = raw
-    for part in parts[:-1]:
+    for part in parts[: place + 1]:
         table = table[part]
-    if not any(key.endswith(f"local.{other}") for key in settings):
+    if not any(f"local.{other}" in key for key in settings):
         table.pop(other, None)

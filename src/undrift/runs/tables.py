@@ -54,8 +54,10 @@ from undrift.runs.parts import (
     guilty,
     make,
     method_of,
+    pace_from,
     require_types,
     shown,
+    table_of,
     user_object,
 )
 from undrift.runs.store import DURABILITIES
@@ -127,17 +129,24 @@ def _text(value: Any, info: ValidationInfo) -> Any:
     return value
 
 
-def _or_none(value: Any) -> Any:
+def or_none(value: Any) -> Any:
+    """A value, or None for the word that stands for it."""
     return None if isinstance(value, str) and value == NONE else value
 
 
 def _share(value: Any, info: ValidationInfo) -> Any:
     """A number alone is the share that is held out."""
-    value = _or_none(value)
+    value = or_none(value)
     if value is None or isinstance(value, dict):
         return value
     require_range(str(info.field_name), value, above=0, below=1)
     return {"share": value}
+
+
+def _pace(value: Any) -> Any:
+    """The table of a pace with all defaults."""
+    value = or_none(value)
+    return None if value is None else table_of(pace_from(value))
 
 
 def _augmentations(value: Any, info: ValidationInfo) -> Any:
@@ -154,11 +163,13 @@ Counting = Annotated[int, Field(ge=1), BeforeValidator(_at_least(1))]
 Positive = Annotated[float, Field(gt=0), BeforeValidator(_within(above=0))]
 NotNegative = Annotated[float, Field(ge=0), BeforeValidator(_within(at_least=0))]
 Fraction = Annotated[float, Field(gt=0, lt=1), BeforeValidator(_within(above=0, below=1))]
+Share = Annotated[float, Field(ge=0, le=1), BeforeValidator(_within(at_least=0, at_most=1))]
 Objective = Annotated[str, BeforeValidator(_one_of(OBJECTIVES)), _words(OBJECTIVES)]
 By = Annotated[str, BeforeValidator(_one_of(BY)), _words(BY)]
 Engine = Annotated[str, BeforeValidator(_one_of(ENGINES)), _words(ENGINES)]
 Durability = Annotated[str, BeforeValidator(_one_of(DURABILITIES)), _words(DURABILITIES)]
 Reported = Annotated[list[str], BeforeValidator(_some_of(REPORTED, 1)), _lists(REPORTED)]
+Paced = Annotated[Plain | None, BeforeValidator(_pace)]
 Loggers = Annotated[list[str], BeforeValidator(_some_of(LOGGERS, 0)), _lists(LOGGERS)]
 
 
@@ -219,12 +230,12 @@ class DataTable(OpenTable):
         if source_of(source) is not None:
             fixed["source"] = source = source.replace("_", "-")
         elif "\0" not in source:
-            fixed["source"] = source = _client_folder(source, _folder(info))
+            fixed["source"] = source = _client_folder(source, seen_from(info))
         if isinstance(given.get("folder"), str) and given["folder"] != NONE:
-            given["folder"] = absolute(given["folder"], _folder(info))
+            given["folder"] = absolute(given["folder"], seen_from(info))
         seed = {"seed": fixed["seed"]} if isinstance(fixed.get("seed"), int) else {}
         for name in ("test", "validation"):  # a part is held out by the data's seed
-            held = _or_none(fixed.get(name))
+            held = or_none(fixed.get(name))
             if isinstance(held, dict):
                 fixed[name] = seed | held
             elif held is not None and not isinstance(held, bool) and isinstance(held, int | float):
@@ -291,7 +302,7 @@ def _client_folder(source: str, folder: Path) -> str:
     return str(path)
 
 
-def _folder(info: ValidationInfo) -> Path:
+def seen_from(info: ValidationInfo) -> Path:
     """The folder from which relative paths are seen."""
     return Path((info.context or {}).get("folder", "."))
 
@@ -300,7 +311,7 @@ class ModelTable(OpenTable):
     """The model; other keys are its parameters, where the data do not say them."""
 
     name: Text = Field(description="One of the library, or file.py:function of your own.")
-    seed: Annotated[Any, BeforeValidator(_or_none)] = Field(
+    seed: Annotated[Any, BeforeValidator(or_none)] = Field(
         default=None,
         description="The initial weights are a function of it; left out, of the run's seed.",
         json_schema_extra={"type": "integer", "minimum": 0},
@@ -313,8 +324,8 @@ class ModelTable(OpenTable):
             return table
         fixed = {key: table[key] for key in cls.model_fields if key in table}
         given = {key: value for key, value in table.items() if key not in fixed}
-        name = fixed["name"] = anchored(fixed["name"], _folder(info))
-        seed = _or_none(fixed.get("seed"))
+        name = fixed["name"] = anchored(fixed["name"], seen_from(info))
+        seed = or_none(fixed.get("seed"))
         if seed is not None:
             try:
                 require_whole("seed", seed, at_least=0)
@@ -424,7 +435,7 @@ def changed(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Plain:
 class SamplingTable(Table):
     """Who takes part in a round; everyone, unless it says otherwise."""
 
-    kind: Annotated[str | None, BeforeValidator(_or_none), _words(SAMPLERS)] = Field(
+    kind: Annotated[str | None, BeforeValidator(or_none), _words(SAMPLERS)] = Field(
         default=None,
         description="all; uniform (without replacement); weighted (with replacement, by q_k); "
         "bernoulli; fixed. Left out: as the methods are defined.",
@@ -492,6 +503,7 @@ class MethodTable(OpenTable):
         description="What it is called in records, folders and reports; its name if left out.",
     )
     local: Plain | None = Field(default=None, description="Changes to [local] for this method.")
+    pace: Paced = Field(default=None, description="Takes the place of [pace] for this method.")
 
     @model_validator(mode="before")
     @classmethod
@@ -500,7 +512,7 @@ class MethodTable(OpenTable):
             return table
         fixed = {key: table[key] for key in cls.model_fields if key in table}
         given = {key: value for key, value in table.items() if key not in fixed}
-        fixed["name"] = anchored(fixed["name"], _folder(info))
+        fixed["name"] = anchored(fixed["name"], seen_from(info))
         _, values = method_of(fixed["name"], given)
         return fixed | values
 
@@ -518,7 +530,7 @@ class EvaluationTable(Table):
         description="Which models to report: the server's, the means of the cohort's or of all "
         "clients' last models, the clients' own.",
     )
-    gradient_mapping: Annotated[Positive | None, BeforeValidator(_or_none)] = Field(
+    gradient_mapping: Annotated[Positive | None, BeforeValidator(or_none)] = Field(
         default=None,
         description="η of the gradient mapping |x − prox(x − η∇f(x))|/η; left out, none.",
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
@@ -18,10 +18,13 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
+from undrift.amounts import NormalAmount, UniformAmount
+from undrift.devices import Between, Normal
 from undrift.errors import require_choice
 from undrift.methods.base import INITIAL, NUMBER, Method
 from undrift.runs.catalogue import DERIVED, GROUPS, NONE, REQUIRED, Parameter, parameters
 from undrift.runs.parts import completed, table_of
+from undrift.systems import System
 
 SINGULAR = {
     "method": "methods",
@@ -35,6 +38,12 @@ SINGULAR = {
     "server": "servers",
     "regularizer": "regularizers",
     "augmentation": "augmentations",
+    "amount": "amounts",
+    "system": "systems",
+    "device": "devices",
+    "law": "laws",
+    "availability": "availabilities",
+    "pace": "paces",
 }
 """The words of `undrift show`, with the group each belongs to."""
 
@@ -50,6 +59,12 @@ WHERE = {
     "servers": "[[method]] server",
     "regularizers": "[[method]] g, for FedDR",
     "augmentations": "[data] augment",
+    "amounts": "[local] epochs or steps",
+    "systems": "system",
+    "devices": "[devices] kind",
+    "laws": "[devices] speed and other quantities",
+    "availabilities": "[devices] availability",
+    "paces": "[pace] kind, or [[method]] pace",
 }
 """Where in an experiment file the words of a group stand."""
 
@@ -92,6 +107,8 @@ def showing(kind: str, name: str) -> RenderableType:
     name = name.replace("_", "-") if group == "data" else name
     require_choice(f"The {kind}", name, GROUPS[group])
     build = GROUPS[group][name]
+    if isinstance(build, System):
+        return _system(name, build)
     told = lesson(build)
     parts: list[RenderableType] = [Text(name, style="bold"), Text(told.first)]
     if told.rest:
@@ -107,8 +124,25 @@ def showing(kind: str, name: str) -> RenderableType:
     return Group(*parts)
 
 
+def _system(name: str, system: System) -> RenderableType:
+    """What a system is, how to name it, and the tables it stands for."""
+    toml = (
+        Syntax(text, "toml", background_color="default")
+        for text in (example("systems", name), _tables(system.tables))
+    )
+    stands = Text("It stands for this, wherever the file does not say otherwise:")
+    head = [Text(name, style="bold"), Text(system.about), Text("")]
+    return Group(*head, next(toml), stands, Text(""), next(toml))
+
+
+def _tables(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    return "\n".join(_lines(f"[{name}]", dict(table)) for name, table in tables.items())
+
+
 def lesson(build: Callable[..., Any]) -> Lesson:
-    """What a part's docstring says."""
+    """What a part's docstring says, or a system's words."""
+    if isinstance(build, System):
+        return Lesson(build.about, "", {})
     text = inspect.cleandoc(build.__doc__ or "")
     before, _, after = text.partition("\nParameters\n----------\n")
     first, _, rest = before.strip().partition("\n\n")
@@ -151,6 +185,10 @@ def traffic(method: Method) -> list[str]:
         where = {"optimum": "the optimum of F"}
         point = where.get(method.converges_to, f"the fixed point of {method.converges_to}")
         lines.append(f"Converges to {point}.")
+    if method.meant_asynchronous:
+        lines.append("Runs asynchronously, unless a pace says otherwise.")
+    elif method.asynchronous:
+        lines.append('Can run asynchronously: pace = {kind = "asynchronous"}.')
     if method.needs_all:
         lines.append("Every client must take part in every round.")
     return lines
@@ -159,8 +197,15 @@ def traffic(method: Method) -> list[str]:
 def example(group: str, name: str) -> str:
     """A piece of an experiment file that names the part, with its defaults."""
     build = GROUPS[group][name]
+    if group == "systems":
+        return f"system = {inline(name)}\n"
+    if (group, name) == ("devices", "classes"):
+        rows = {"phone": {"share": 0.8, "speed": 10.0}, "laptop": {"share": 0.2, "speed": 50.0}}
+        return _tables(
+            {"devices": {"kind": name}, **{f"devices.classes.{n}": t for n, t in rows.items()}}
+        )
     needed = {n: EXAMPLES.get(n, 0.1) for n, p in parameters(build).items() if p.required}
-    values = completed(build, needed)
+    values = completed(build, needed | OWN.get(build, {}))
     if group == "methods":
         return _lines("[[method]]", {"name": name, **values})
     if group == "data":
@@ -186,7 +231,24 @@ def example(group: str, name: str) -> str:
         return _lines("[[method]]", {"name": "FedAvg", "server": {"name": name, **values}})
     if group == "regularizers":
         return _lines("[[method]]", {"name": "FedDR", "g": {"name": name, **values}})
+    if group == "amounts":
+        return _lines("[local]", {"epochs": {"amount": name, **values}})
+    if group == "devices":
+        return _lines("[devices]", {"kind": name, **values})
+    if group == "laws":
+        return _lines("[devices]", {"speed": {"law": name, **values}})
+    if group == "availabilities":
+        return _lines("[devices]", {"availability": {"kind": name, **values}})
+    if group == "paces":
+        return _pace(name, values)
     return _lines("[data]", {"augment": [f"{name}:{next(iter(values.values()))}"]})
+
+
+def _pace(name: str, values: dict[str, Any]) -> str:
+    """A pace with what it needs: devices, or a method that can."""
+    if name == "asynchronous":
+        return _lines("[[method]]", {"name": "FedBuff", "pace": {"kind": name, **values}})
+    return _tables({"devices": {"speed": 100.0}, "pace": {"kind": name, **values}})
 
 
 def _lines(head: str, table: dict[str, Any]) -> str:
@@ -213,8 +275,26 @@ EXAMPLES: dict[str, Any] = {
     "high": 1.0,
     "K": 10,
     "cohorts": [0, 1, 2],
+    "slowest": 50.0,
+    "fastest": 100.0,
+    "median": 50.0,
+    "sigma": 0.5,
+    "value": 100.0,
+    "period": 86400.0,
+    "share": 0.3,
+    "seconds": 10.0,
+    "replies": 10,
+    "path": "devices.csv",
 }
 """Values for parameters that have no default."""
+
+OWN: dict[Any, dict[str, Any]] = {
+    Between: {"low": 10.0, "high": 100.0},
+    Normal: {"mean": 30.0, "std": 20.0, "low": 1.0, "high": 96.0},
+    UniformAmount: {"low": 2, "high": 5},
+    NormalAmount: {"mean": 30.0, "std": 20.0, "low": 1, "high": 96},
+}
+"""Values for parts that those above do not fit."""
 
 
 def _names(group: str) -> Table:

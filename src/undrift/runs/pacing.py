@@ -1,0 +1,144 @@
+"""How each method of an experiment goes on, and whether it can, as far as that is known by then.
+
+What is refused here is refused by the loops as well; here it is said before anything runs, with the
+key at fault.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+
+from undrift.amounts import RandomAmount, Unfinished
+from undrift.devices import Devices, Duty, Law, Profiles
+from undrift.errors import UndriftError
+from undrift.loops import pace_of
+from undrift.methods.base import Method, Setting
+from undrift.paces import AsTheyArrive, Pace, RoundPace
+from undrift.runs.parts import Wrong
+from undrift.sampling import All, Sampler, Uniform
+from undrift.solvers import Solver
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """What all methods of an experiment share, for the question how they go on."""
+
+    sampler: Sampler
+    clients: int | None
+    """how many there are, where that is known"""
+    devices: Profiles | None
+    limit: Unfinished | None
+
+    def require_possible(
+        self, label: str, method: Method, solver: Solver, given: Pace | None, *where: str
+    ) -> None:
+        """Refuse a method with a pace under which it cannot go on; `where` is the pace's key."""
+        pace = pace_of(method, given)
+        if isinstance(pace, AsTheyArrive):
+            setting = self._as_they_arrive(label, method, solver, pace, where)
+        else:
+            assert isinstance(pace, RoundPace)
+            setting = self._in_rounds(method, solver, pace, where)
+        try:
+            with warnings.catch_warnings():  # the run itself warns
+                warnings.simplefilter("ignore")
+                method.check(setting)
+        except UndriftError as error:
+            raise Wrong(str(error), "method", label) from None
+
+    def _as_they_arrive(
+        self, label: str, method: Method, solver: Solver, pace: AsTheyArrive, where: tuple[str, ...]
+    ) -> Setting:
+        if self.limit is not None:
+            raise Wrong(
+                f"A limit is for rounds, but {label} runs asynchronously, where a client works at "
+                f"its own speed: give its local work or its device instead.",
+                "limit",
+            )
+        if not isinstance(self.sampler, All | Uniform):
+            raise Wrong(
+                f"{label} runs asynchronously, where a number of clients is at work at once, drawn "
+                f"uniformly: give that number as the cohort, with kind 'uniform' or 'all'.",
+                "sampling",
+                "kind",
+            )
+        delay = pace.max_delay
+        at_once = concurrency(pace, self.sampler, self.clients)
+        least = least_delay(method, pace, self.sampler, self.clients)
+        if delay is not None and delay < least and pace.stale != "discard":
+            buffer = method.buffer if pace.buffer is None else pace.buffer
+            raise Wrong(
+                f"max_delay is {delay}, but with {at_once} clients at work at once and {buffer} "
+                f"to an update some reply is {least} updates old: allow that, or fewer clients "
+                f"at once.",
+                *where,
+                "max_delay",
+            )
+        return Setting(
+            # A method that was made for a number of clients is not refused for an unknown one.
+            clients=self.clients or getattr(method, "clients", None) or 1,
+            participation="uniform",
+            equal=True,
+            takes_steps=solver.takes_steps,
+            asynchronous=True,
+            delay=least if delay is None else delay,
+        )
+
+    def _in_rounds(
+        self, method: Method, solver: Solver, pace: RoundPace, where: tuple[str, ...]
+    ) -> Setting:
+        if pace.needs_devices and self.devices is None:
+            raise Wrong(
+                f"{type(pace).__name__} needs a clock: say what the devices are like, in a table "
+                f"[devices] such as speed = 100.",
+                *where,
+            )
+        # Only a uniform cohort can turn out to be everyone.
+        clients, sampler = self.clients, self.sampler
+        everyone = isinstance(sampler, Uniform) and (clients is None or clients == sampler.K)
+        kind = "all" if everyone else sampler.participation
+        if kind == "all" and (pace.loses or fails(self.devices)):
+            kind = "responding"
+        # The weights q_k may turn out to be equal, which allows the most.
+        return Setting(clients or 1, kind, equal=True, takes_steps=solver.takes_steps)
+
+
+def concurrency(pace: AsTheyArrive, sampler: Sampler, clients: int | None) -> int | None:
+    """How many clients are at work at once, where that is known."""
+    given = pace.concurrency
+    if given is None and isinstance(sampler, Uniform):
+        given = sampler.K
+    known = [each for each in (given, clients) if each is not None]
+    return min(known) if known else None
+
+
+def least_delay(method: Method, pace: AsTheyArrive, sampler: Sampler, clients: int | None) -> int:
+    """How many updates old some reply must be; 0 where it is not known."""
+    at_once = concurrency(pace, sampler, clients) or 1
+    buffer = method.buffer if pace.buffer is None else pace.buffer
+    return math.ceil((at_once - 1) / buffer)
+
+
+def fails(devices: Profiles | None) -> bool:
+    """Whether devices are known to be away or to fail at times."""
+    if not isinstance(devices, Devices):
+        return False  # it depends on who gets which
+    certain = [each for each in (devices.dropout, devices.damage) if not isinstance(each, Law)]
+    away = isinstance(devices.availability, Duty) and devices.availability.share < 1
+    return away or devices.lifetime is not None or any(each > 0 for each in certain)
+
+
+def require_longest(limit: Unfinished | None, solver: Solver) -> None:
+    """Refuse a limit that would leave a client less than nothing to do."""
+    longest = None if limit is None else limit.longest
+    work = getattr(solver, "epochs", None) or getattr(solver, "steps", None)
+    least = work.low if isinstance(work, RandomAmount) and hasattr(work, "low") else work
+    if longest is not None and isinstance(least, int) and longest > least:
+        raise Wrong(
+            f"longest is {longest}, but a client may be asked for {least} only: it must be at most "
+            f"that.",
+            "limit",
+            "longest",
+        )
