@@ -132,19 +132,19 @@ CASES = {
     "AsyncFedDR l1": (ud.AsyncFedDR(0.6, 0.7, ud.L1(0.1)), feddr(prox=soft), ud.Exact(), ONE),
     "AsyncFedDR GD": (ud.AsyncFedDR(0.6, 0.7), feddr(lr=LR), GD, STEPS),
     "FedAsync constant": (
-        ud.FedAsync(0.6, staleness="constant"),
+        ud.FedAsync(0.6, staleness=ud.staleness.Constant()),
         fedasync(0.6, clock.constant),
         GD,
         STEPS,
     ),
     "FedAsync polynomial": (
-        ud.FedAsync(0.9, a=0.7),
+        ud.FedAsync(0.9, staleness=ud.staleness.Polynomial(0.7)),
         fedasync(0.9, clock.polynomial(0.7)),
         GD,
         STEPS,
     ),
     "FedAsync hinge": (
-        ud.FedAsync(0.8, staleness="hinge", a=2.0, b=1.0),
+        ud.FedAsync(0.8, staleness=ud.staleness.Hinge(2.0, 1.0)),
         fedasync(0.8, clock.hinge(2.0, 1.0)),
         GD,
         STEPS,
@@ -158,13 +158,13 @@ CASES = {
     "FedBuff 1": (ud.FedBuff(1), fedbuff(1, clock.polynomial(0.5)), GD, STEPS),
     "FedBuff 3": (ud.FedBuff(3), fedbuff(3, clock.polynomial(0.5)), GD, STEPS),
     "FedBuff 3 constant": (
-        ud.FedBuff(3, server=ud.server.Plain(0.7), staleness="constant"),
+        ud.FedBuff(3, server=ud.server.Plain(0.7), staleness=ud.staleness.Constant()),
         fedbuff(3, clock.constant, 0.7),
         GD,
         STEPS,
     ),
     "FedBuff 3 hinge": (
-        ud.FedBuff(3, staleness="hinge", a=2.0, b=0.0),
+        ud.FedBuff(3, staleness=ud.staleness.Hinge(2.0, 0.0)),
         fedbuff(3, clock.hinge(2.0, 0.0)),
         GD,
         STEPS,

@@ -123,7 +123,9 @@ def test_a_step_size_outside_the_bound_is_warned_of():
     run(ud.AsyncFedDR(eta=0.1, alpha=1.0), losses, 1, pace=ud.WaitForAll())
 
 
-@pytest.mark.parametrize("method", [ud.FedBuff(buffer=1), ud.FedBuff(buffer=1, a=3.0)])
+@pytest.mark.parametrize(
+    "method", [ud.FedBuff(buffer=1), ud.FedBuff(buffer=1, staleness=ud.staleness.Polynomial(3.0))]
+)
 def test_fedbuff_without_delay_is_fedavg_with_one_client_at_a_time(method):
     losses, local = problem(), ud.GD(lr=0.1, steps=3)
     alone = Asynchronous(method, losses, local, ud.Uniform(1), 20, devices=LADDER)
@@ -300,7 +302,8 @@ def test_what_makes_no_sense_is_refused(options, sentence):
         (lambda: ud.AsyncFedDR(smoothness=1.0), "give all three"),
         (lambda: ud.AsyncFedDR(smoothness=-1.0), "smoothness is -1.0"),
         (lambda: ud.FedAsync(alpha=1.5), "at most 1"),
-        (lambda: ud.FedAsync(staleness="old"), "one of 'constant', 'polynomial', 'hinge'"),
+        (lambda: ud.FedAsync(staleness="old"), "must be one of ud.staleness"),
+        (lambda: ud.staleness.Polynomial(-1), "at least 0"),
         (lambda: ud.FedBuff(buffer=0), "at least 1"),
         (lambda: ud.AsTheyArrive(concurrency=0), "at least 1"),
         (lambda: ud.AsTheyArrive(stale="never"), "'wait', 'discard'"),
@@ -318,9 +321,9 @@ def test_parameters_out_of_range_are_refused(make, sentence):
 def test_old_replies_count_less():
     """x ← x + w(x_k − x), with w = α·s(u) and the weights N·q_k of unequal clients."""
     fresh = {
-        "constant": lambda u: 1.0,
-        "polynomial": lambda u: (1 + u) ** -0.5,
-        "hinge": lambda u: 1.0 if u <= 4 else 1 / (1 + 0.5 * (u - 4)),
+        ud.staleness.Constant(): lambda u: 1.0,
+        ud.staleness.Polynomial(0.5): lambda u: (1 + u) ** -0.5,
+        ud.staleness.Hinge(0.5, 4): lambda u: 1.0 if u <= 4 else 1 / (1 + 0.5 * (u - 4)),
     }
     for kind, s in fresh.items():
         method = ud.FedAsync(alpha=0.4, staleness=kind)

@@ -369,9 +369,9 @@ class TestWhatIsRefused:
     def test_a_delay_that_cannot_be_kept_as_the_loop_says_it(self):
         pace = {"kind": "asynchronous", "max_delay": 6}
         said = refused(alone("FedAsync", pace=pace))
-        assert said.startswith("pace.max_delay is 6, but with 8 clients")
+        assert said.startswith("pace.max_delay: AsTheyArrive's max_delay is 6, but with 8 clients")
         own = refused(alone("FedAsync", method={"pace": pace}))
-        assert own.startswith("method.FedAsync.pace.max_delay is 6")
+        assert own.startswith("method.FedAsync.pace.max_delay: AsTheyArrive's max_delay is 6")
         found = Experiment.from_dict(alone("FedAsync", pace=pace | {"max_delay": 7}))
         data = build_data(found)
         with pytest.raises(UndriftError) as caught:
@@ -383,7 +383,7 @@ class TestWhatIsRefused:
                 pace=ud.AsTheyArrive(max_delay=6),
                 rounds=0,
             )
-        assert str(caught.value).endswith(said.partition("max_delay")[2])
+        assert str(caught.value).endswith(said.partition(": ")[2])
         for fine in ({"stale": "discard"}, {"concurrency": 7}, {"buffer": 2}):
             Experiment.from_dict(alone("FedAsync", pace=pace | fine))
 

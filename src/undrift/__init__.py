@@ -27,6 +27,7 @@ from undrift.methods import (
     FedProx,
     FedSplit,
     Method,
+    staleness,
 )
 from undrift.paces import AsTheyArrive, Deadline, FirstToRespond, WaitForAll
 from undrift.problem import (
@@ -121,6 +122,7 @@ __all__ = [
     "q",
     "schedules",
     "server",
+    "staleness",
     "theory",
     "train",
 ]

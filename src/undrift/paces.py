@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
 
-from undrift.errors import require_choice, require_range, require_whole
+from undrift.errors import require, require_choice, require_range, require_whole
 
 LATE = ("partial", "dropped")
 STALE = ("wait", "discard")
@@ -184,6 +185,27 @@ class AsTheyArrive(Pace):
             if value is not None:
                 require_whole(f"AsTheyArrive's {name}", value, at_least=least)
         require_choice("AsTheyArrive's stale", self.stale, STALE)
+
+    def at_once(self, cohort: int | None, clients: int) -> int:
+        """How many of the clients are at work at once; `cohort` is None for everyone."""
+        wanted = cohort if self.concurrency is None else self.concurrency
+        return clients if wanted is None else min(wanted, clients)
+
+    def delay(self, at_once: int, buffer: int) -> int:
+        """The bound on delays: the one to be enforced, or the least there is.
+
+        One that cannot be kept is refused.
+        """
+        least = math.ceil((at_once - 1) / buffer)
+        if self.max_delay is None:
+            return least
+        require(
+            self.max_delay >= least or self.stale == "discard",
+            f"AsTheyArrive's max_delay is {self.max_delay}, but with {at_once} clients at work at "
+            f"once and {buffer} to an update some reply is {least} updates old: allow that, or "
+            f"fewer clients at once.",
+        )
+        return self.max_delay
 
 
 PACES: dict[str, type[Pace]] = {

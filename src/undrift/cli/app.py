@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -38,6 +39,12 @@ def _undrift(
     ] = False,
 ) -> None:
     """Federated learning over heterogeneous clients, with the answer the papers promise."""
+    warnings.showwarning = _note
+
+
+def _note(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+    """A warning as a sentence, without the place in the code."""
+    typer.echo(f"Note: {message}", err=True)
 
 
 def require_picture(path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -86,11 +85,8 @@ class Asynchronous(Loop):
     @property
     def concurrency(self) -> int:
         """How many clients are at work at once."""
-        there = len(self.roster)
-        given = self.pace.concurrency
-        if given is None:
-            given = self.sampler.K if isinstance(self.sampler, Uniform) else there
-        return min(given, there)
+        cohort = self.sampler.K if isinstance(self.sampler, Uniform) else None
+        return self.pace.at_once(cohort, len(self.roster))
 
     @property
     def buffer(self) -> int:
@@ -108,18 +104,10 @@ class Asynchronous(Loop):
             f"In asynchronous training a number of clients is at work at once, drawn uniformly: "
             f"give that number as the cohort, not {self.sampler!r}.",
         )
-        least = math.ceil((self.concurrency - 1) / self.buffer)
-        delay = self.pace.max_delay
-        require(
-            delay is None or delay >= least or self.pace.stale == "discard",
-            f"AsTheyArrive's max_delay is {delay}, but with {self.concurrency} clients at work at "
-            f"once and {self.buffer} to an update some reply is {least} updates old: allow that, "
-            f"or fewer clients at once.",
-        )
         return self._setting(
             participation="uniform",
             asynchronous=True,
-            delay=least if delay is None else delay,
+            delay=self.pace.delay(self.concurrency, self.buffer),
         )
 
     def _step(self) -> Record:
@@ -260,7 +248,8 @@ class Asynchronous(Loop):
         for reply in self._buffer:
             result.take(reply)
         before = self.server
-        self._take_over(self.method.fold(before, result.replies), result)
+        share = min(1.0, len(self._buffer) / self.concurrency)
+        self._take_over(self.method.fold(before, result.replies), result, share)
         self._buffer = []
         self.version += 1
         record.updates += 1

@@ -154,8 +154,11 @@ class Loop(ABC):
         up = traffic.bytes_up(*shape) | buffers
         return Load(traffic.bytes_down(*shape) | buffers, sum(up.values()), traffic.first_gradient)
 
-    def _take_over(self, server: Server, result: RoundResult) -> None:
-        """Take over what an update changed, at once."""
+    def _take_over(self, server: Server, result: RoundResult, share: float = 1.0) -> None:
+        """Take over what an update changed, at once.
+
+        `share` is the part of the clients at work that it comes from: buffers move so far only.
+        """
         name = self.method.name
         require(
             isinstance(server, Server) and "x" in server,
@@ -173,7 +176,13 @@ class Loop(ABC):
             )
         self.server = server
         if result.buffers:
-            self.buffers = self.method.fold_buffers(self.buffers, result.buffers)
+            means = self.method.fold_buffers(self.buffers, result.buffers)
+            self.buffers = {
+                name: self.buffers[name].lerp(mean, share)
+                if share < 1 and mean.is_floating_point()
+                else mean
+                for name, mean in means.items()
+            }
         if result.cohort_mean is not None:
             self.cohort_mean = result.cohort_mean
         if result.last_change is not None:

@@ -1,11 +1,10 @@
 """FedAsync."""
 
-import torch
 from torch import Tensor
 
 from undrift.errors import require_range
 from undrift.methods.base import Averaging
-from undrift.methods.staleness import discount
+from undrift.methods.staleness import Polynomial, Staleness, require_staleness
 from undrift.problem import (
     Client,
     Download,
@@ -33,9 +32,7 @@ class FedAsync(Averaging):
     mu
         the pull towards the model that was read, (μ/2)|x − x_read|² (the paper's ρ)
     staleness
-        s: "constant", "polynomial", (1 + u)^(−a), or "hinge", 1/(1 + a(u − b)) beyond u = b
-    a, b
-        its parameters
+        s, e.g. `ud.staleness.Polynomial(0.5)`, `Hinge(10, 4)` or `Constant()`
     """
 
     paper = "Xie et al., Asynchronous Federated Optimization, 2019"
@@ -47,22 +44,17 @@ class FedAsync(Averaging):
         self,
         alpha: float = 0.6,
         mu: float = 0.0,
-        staleness: str = "polynomial",
-        a: float = 0.5,
-        b: float = 4.0,
+        staleness: Staleness = Polynomial(),
     ):
         require_range("FedAsync's alpha", alpha, above=0, at_most=1)
         require_range("FedAsync's mu", mu, at_least=0)
-        discounted = discount("FedAsync", staleness, a, b)
         self.alpha = alpha
         self.mu = mu
-        self.staleness = staleness
-        self.a = a
-        self.b = b
+        self.staleness = require_staleness("FedAsync", staleness)
 
         def mixing(client: Client) -> Number:
             """The weight w of a reply."""
-            w = alpha * discounted(client.staleness) / client.scale  # N·q_k = 1/scale
+            w = alpha * staleness(client.staleness) / client.scale  # N·q_k = 1/scale
             return w.clamp(max=1) if isinstance(w, Tensor) else min(1.0, w)
 
         self._mixing = mixing
@@ -80,11 +72,3 @@ class FedAsync(Averaging):
         w = self._mixing
         update = replies.sum("model", by=w) - replies.weight(w) * server.x
         return Server(x=server.x + update / replies.count)
-
-    def fold_buffers(
-        self, buffers: dict[str, Tensor], means: dict[str, Tensor]
-    ) -> dict[str, Tensor]:
-        return {
-            name: torch.lerp(buffers[name], mean, self.alpha) if mean.is_floating_point() else mean
-            for name, mean in means.items()
-        }

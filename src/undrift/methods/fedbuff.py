@@ -2,7 +2,7 @@
 
 from undrift.errors import require_whole
 from undrift.methods.base import Averaging
-from undrift.methods.staleness import discount
+from undrift.methods.staleness import Polynomial, Staleness, require_staleness
 from undrift.problem import Client, Number, Server
 from undrift.replies import Replies
 from undrift.server import Plain, ServerOptimizer, require_optimizer
@@ -23,9 +23,7 @@ class FedBuff(Averaging):
     server
         what the server does with the average move, e.g. `ud.server.Plain(lr=0.5)`
     staleness
-        s: "constant", "polynomial", (1 + u)^(−a), or "hinge", 1/(1 + a(u − b)) beyond u = b
-    a, b
-        its parameters
+        s, e.g. `ud.staleness.Polynomial(0.5)`, `Hinge(10, 4)` or `Constant()`
     """
 
     paper = "Nguyen et al., Federated Learning with Buffered Asynchronous Aggregation, AISTATS 2022"
@@ -37,20 +35,15 @@ class FedBuff(Averaging):
         self,
         buffer: int = 10,
         server: ServerOptimizer = Plain(),
-        staleness: str = "polynomial",
-        a: float = 0.5,
-        b: float = 4.0,
+        staleness: Staleness = Polynomial(),
     ):
         self.buffer = require_whole("FedBuff's buffer", buffer, at_least=1)
         self.server = require_optimizer(server)
-        discounted = discount("FedBuff", staleness, a, b)
-        self.staleness = staleness
-        self.a = a
-        self.b = b
+        self.staleness = require_staleness("FedBuff", staleness)
 
         def fresh(client: Client) -> Number:
             """q_k·s(u_k), the weight of a move."""
-            return client.q * discounted(client.staleness)
+            return client.q * staleness(client.staleness)
 
         self._fresh = fresh
         self.uploads = {"moved": fresh}

@@ -1,35 +1,62 @@
-"""How much less an old reply counts: the staleness functions of FedAsync."""
+"""How much less an old reply counts: the staleness functions of Xie et al., FedAsync, 2019."""
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import torch
 
-from undrift.errors import require_choice, require_range
+from undrift.errors import require_range, require_type
 from undrift.problem import Number
 
-STALENESS = ("constant", "polynomial", "hinge")
+
+class Staleness(ABC):
+    """s(u), by which a reply counts that is u updates old: 1 for a fresh one, less for others."""
+
+    @abstractmethod
+    def __call__(self, updates: Number) -> Number:
+        """s(u)"""
 
 
-def discount(method: str, kind: str, a: float, b: float) -> Callable[[Number], Number]:
-    """s(u) for a reply that is u updates old: 1 for u = 0, and less for older ones.
+@dataclass(frozen=True)
+class Constant(Staleness):
+    """s(u) = 1: old replies count as much as fresh ones."""
 
-    constant
-        1
-    polynomial
-        (1 + u)^(−a)
-    hinge
-        1 up to u = b, then 1 / (1 + a(u − b))
-    """
-    require_choice(f"{method}'s staleness", kind, STALENESS)
-    require_range(f"{method}'s a", a, at_least=0)
-    require_range(f"{method}'s b", b, at_least=0)
-    if kind == "constant":
-        return lambda u: 1.0
-    if kind == "polynomial":
-        return lambda u: (1.0 + u) ** -a
-    return lambda u: 1.0 / (1.0 + a * _beyond(u, b))
+    def __call__(self, updates: Number) -> Number:
+        return 1.0
 
 
-def _beyond(u: Number, b: float) -> Number:
-    """max(0, u − b)"""
-    return (u - b).clamp(min=0) if isinstance(u, torch.Tensor) else max(0.0, u - b)
+@dataclass(frozen=True)
+class Polynomial(Staleness):
+    """s(u) = (1 + u)^(−a)"""
+
+    a: float = 0.5
+
+    def __post_init__(self) -> None:
+        require_range("Polynomial's a", self.a, at_least=0)
+
+    def __call__(self, updates: Number) -> Number:
+        return (1.0 + updates) ** -self.a
+
+
+@dataclass(frozen=True)
+class Hinge(Staleness):
+    """s(u) = 1 up to u = b, then 1 / (1 + a(u − b))"""
+
+    a: float = 10.0
+    b: float = 4.0
+
+    def __post_init__(self) -> None:
+        require_range("Hinge's a", self.a, at_least=0)
+        require_range("Hinge's b", self.b, at_least=0)
+
+    def __call__(self, updates: Number) -> Number:
+        beyond = updates - self.b
+        beyond = beyond.clamp(min=0) if isinstance(beyond, torch.Tensor) else max(0.0, beyond)
+        return 1.0 / (1.0 + self.a * beyond)
+
+
+def require_staleness(method: str, staleness: object) -> Staleness:
+    """Refuse what is no staleness function."""
+    require_type(f"{method}'s staleness", staleness, Staleness, "one of ud.staleness")
+    assert isinstance(staleness, Staleness)
+    return staleness

@@ -17,7 +17,8 @@ from undrift.data.augmentation import Augmentation
 from undrift.data.partitions import Partition
 from undrift.data.sizes import Sizes
 from undrift.devices import AVAILABILITIES, KINDS, LAWS, Availability, Law
-from undrift.methods import METHODS
+from undrift.methods import METHODS, staleness
+from undrift.methods.staleness import Staleness
 from undrift.models import MODELS
 from undrift.paces import PACES, Pace
 from undrift.regularizers import L1, L2, Box, Regularizer
@@ -35,6 +36,9 @@ SERVERS: dict[str, type[ServerOptimizer]] = {
     each.__name__: each for each in (Plain, Momentum, Adam, Yogi, Adagrad)
 }
 REGULARIZERS: dict[str, type[Regularizer]] = {each.__name__: each for each in (L1, L2, Box)}
+STALENESS: dict[str, type[Staleness]] = {
+    each.__name__: each for each in (staleness.Constant, staleness.Polynomial, staleness.Hinge)
+}
 SAMPLERS: dict[str, type[Sampler]] = {
     "all": All,
     "uniform": Uniform,
@@ -69,6 +73,7 @@ FAMILIES = (
     Family("schedule", Schedule, SCHEDULES, "schedule"),
     Family("name", ServerOptimizer, SERVERS, "server optimiser"),
     Family("name", Regularizer, REGULARIZERS, "regulariser"),
+    Family("name", Staleness, STALENESS, "staleness function"),
     Family("kind", Sizes, SIZES, "law of sizes"),
     Family("kind", Partition, PARTITIONS, "partition"),
     Family("amount", RandomAmount, AMOUNTS, "drawn amount"),
@@ -89,6 +94,7 @@ GROUPS: dict[str, Mapping[str, Any]] = {
     "schedules": SCHEDULES,
     "servers": SERVERS,
     "regularizers": REGULARIZERS,
+    "staleness": STALENESS,
     "augmentations": AUGMENTATIONS,
     "systems": SYSTEMS,
     "devices": KINDS,

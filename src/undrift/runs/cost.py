@@ -13,14 +13,11 @@ from rich.text import Text
 
 from undrift.clients import Roster
 from undrift.data.federated import FederatedData
-from undrift.devices import Devices, Fleet
-from undrift.engines.base import Job
+from undrift.devices import Fleet
 from undrift.errors import UndriftError
 from undrift.loops import pace_of
-from undrift.loops.outings import Load
 from undrift.losses import Losses
-from undrift.methods.base import Method, Setting
-from undrift.paces import PACES, AsTheyArrive, Pace, RoundPace
+from undrift.paces import PACES
 from undrift.runs.building import (
     build_devices,
     build_limit,
@@ -29,11 +26,10 @@ from undrift.runs.building import (
     build_paces,
     build_sampler,
 )
-from undrift.runs.foreseen import Foreseen, as_they_arrive, in_rounds
-from undrift.runs.pacing import least_delay
+from undrift.runs.foreseen import foresee, shape_of
 from undrift.sampling import Sampler
 from undrift.solvers import SGD
-from undrift.traffic import Traffic, traffic_of
+from undrift.traffic import traffic_of
 from undrift.training import shared_sampler
 from undrift.units import short, size
 
@@ -157,12 +153,9 @@ def estimate(
 ) -> Cost:
     """What an experiment costs on its data, with a model or with the losses of a run."""
     if isinstance(model, Losses):
-        parameters, itemsize = model.dimension, model.initial().element_size()
-        buffers = sum(v.numel() * v.element_size() for v in model.initial_buffers().values())
+        parameters, buffers = torch.zeros_like(model.initial()), model.initial_buffers()
     else:
-        own = [p for p in model.parameters() if p.requires_grad]
-        parameters, itemsize = sum(p.numel() for p in own), own[0].element_size() if own else 4
-        buffers = sum(v.numel() * v.element_size() for v in model.buffers())
+        parameters, buffers = shape_of(model)
     sizes = data.sizes if isinstance(data, Losses) else data.train.sizes
     roster = Roster(data.ids, sizes, experiment.objective)
     methods = build_methods(experiment)
@@ -174,29 +167,35 @@ def estimate(
     )
     last = bool({"all", "own"} & {*experiment.evaluation.models})
     seed = experiment.seeds[0]
-    fleet = fleet_of(experiment, roster, seed)
+    devices = build_devices(experiment)
+    fleet_of(experiment, roster, seed)  # refused with their key if they cannot be
     found = []
     for label, method in methods.items():
-        pace = pace_of(method, paces.get(label))
-        devices = fleet
-        if devices is None and isinstance(pace, AsTheyArrive):
-            devices = Devices().fleet(roster, seed)
-        method.check(
-            Setting(
-                clients=len(roster),
-                equal=roster.equal,
-                takes_steps=local[label].takes_steps,
-                buffers=buffers > 0,
-                **_participation(method, pace, shared, roster, devices),
-            )
-        )
-        job = Job(roster, local[label], seed, build_limit(experiment))
         traffic = traffic_of(method)
-        load = _load(traffic, parameters, itemsize, buffers)
-        seen = _foreseen(method, job, shared, experiment.rounds, load, pace, devices)
+        try:
+            seen, run = foresee(
+                method,
+                list(data.ids),
+                sizes,
+                parameters,
+                buffers,
+                traffic,
+                experiment.rounds,
+                local=local[label],
+                sampler=shared,
+                objective=experiment.objective,
+                seed=seed,
+                limit=build_limit(experiment),
+                devices=devices,
+                pace=paces.get(label),
+            )
+        except UndriftError as error:
+            raise UndriftError(f"method.{label}: {error}") from None
         clients = seen.seen_after(experiment.rounds, len(roster))
-        kept = ((traffic.kept_vectors + last) * parameters + traffic.kept_numbers) * itemsize
+        vectors = traffic.kept_vectors + last
+        kept = vectors * parameters.numel() + traffic.kept_numbers
         rounds = max(1, seen.rounds)
+        pace = pace_of(method, paces.get(label))
         found.append(
             MethodCost(
                 label,
@@ -205,9 +204,9 @@ def estimate(
                 bytes_down=seen.bytes_down / rounds,
                 bytes_up=seen.bytes_up / rounds,
                 seen=clients,
-                state=clients * kept,
+                state=clients * kept * parameters.element_size(),
                 pace=next(word for word, kind in PACES.items() if kind is type(pace)),
-                seconds=None if devices is None else seen.seconds / rounds,
+                seconds=None if run.fleet is None else seen.seconds / rounds,
             )
         )
     return Cost(
@@ -215,7 +214,7 @@ def estimate(
         seeds=len(experiment.seeds),
         clients=len(roster),
         samples=int(sizes.sum()),
-        parameters=parameters,
+        parameters=parameters.numel(),
         methods=tuple(found),
         at_most=early,
     )
@@ -236,43 +235,6 @@ def duration(seconds: float) -> str:
         if seconds >= 2 * factor:
             return f"{seconds / factor:.3g} {unit}"
     return f"{seconds:.3g} s"
-
-
-def _participation(
-    method: Method, pace: Pace, sampler: Sampler, roster: Roster, fleet: Fleet | None
-) -> dict[str, Any]:
-    """Who replies, as a method's `Setting` has it."""
-    if isinstance(pace, AsTheyArrive):
-        least = least_delay(method, pace, sampler, len(roster))
-        delay = least if pace.max_delay is None else pace.max_delay
-        return {"participation": "uniform", "asynchronous": True, "delay": delay}
-    assert isinstance(pace, RoundPace)
-    kind = sampler.kind(roster)
-    unreliable = fleet is not None and not fleet.reliable
-    return {"participation": "responding" if kind == "all" and (unreliable or pace.loses) else kind}
-
-
-def _load(traffic: Traffic, parameters: int, itemsize: int, buffers: int) -> Load:
-    """What a client receives, computes and sends, besides its steps."""
-    down = traffic.bytes_down(parameters, itemsize) | {"buffers": buffers}
-    up = sum(traffic.bytes_up(parameters, itemsize).values()) + buffers
-    return Load(down, up, traffic.first_gradient)
-
-
-def _foreseen(
-    method: Method,
-    job: Job,
-    sampler: Sampler,
-    rounds: int,
-    load: Load,
-    pace: Pace,
-    fleet: Fleet | None,
-) -> Foreseen:
-    if isinstance(pace, AsTheyArrive):
-        assert fleet is not None
-        return as_they_arrive(method, job, sampler, rounds, load, pace, fleet)
-    assert isinstance(pace, RoundPace)
-    return in_rounds(method, job, sampler, rounds, load, pace, fleet)
 
 
 def _shared_sampler(experiment: Experiment, data: Any, roster: Roster) -> Sampler:

@@ -12,7 +12,7 @@ from typing import Any
 from undrift.errors import require
 from undrift.runs.settings import applied
 
-TUNED = ("local", "method", "model", "sampling", "rounds")
+TUNED = ("local", "method", "model", "sampling", "rounds", "devices", "pace", "limit")
 """The parts of an experiment that a sweep may change; the rest says how points are judged."""
 
 

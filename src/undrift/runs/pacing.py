@@ -6,7 +6,6 @@ key at fault.
 
 from __future__ import annotations
 
-import math
 import warnings
 from dataclasses import dataclass
 
@@ -64,18 +63,13 @@ class Circumstances:
                 "sampling",
                 "kind",
             )
-        delay = pace.max_delay
-        at_once = concurrency(pace, self.sampler, self.clients)
-        least = least_delay(method, pace, self.sampler, self.clients)
-        if delay is not None and delay < least and pace.stale != "discard":
-            buffer = method.buffer if pace.buffer is None else pace.buffer
-            raise Wrong(
-                f"max_delay is {delay}, but with {at_once} clients at work at once and {buffer} "
-                f"to an update some reply is {least} updates old: allow that, or fewer clients "
-                f"at once.",
-                *where,
-                "max_delay",
-            )
+        # What is not known is taken to be no obstacle.
+        cohort = self.sampler.K if isinstance(self.sampler, Uniform) else None
+        at_once = pace.at_once(cohort, self.clients or cohort or pace.concurrency or 1)
+        try:
+            delay = pace.delay(at_once, method.buffer if pace.buffer is None else pace.buffer)
+        except UndriftError as error:
+            raise Wrong(str(error), *where, "max_delay") from None
         return Setting(
             # A method that was made for a number of clients is not refused for an unknown one.
             clients=self.clients or getattr(method, "clients", None) or 1,
@@ -83,7 +77,7 @@ class Circumstances:
             equal=True,
             takes_steps=solver.takes_steps,
             asynchronous=True,
-            delay=least if delay is None else delay,
+            delay=delay,
         )
 
     def _in_rounds(
@@ -103,22 +97,6 @@ class Circumstances:
             kind = "responding"
         # The weights q_k may turn out to be equal, which allows the most.
         return Setting(clients or 1, kind, equal=True, takes_steps=solver.takes_steps)
-
-
-def concurrency(pace: AsTheyArrive, sampler: Sampler, clients: int | None) -> int | None:
-    """How many clients are at work at once, where that is known."""
-    given = pace.concurrency
-    if given is None and isinstance(sampler, Uniform):
-        given = sampler.K
-    known = [each for each in (given, clients) if each is not None]
-    return min(known) if known else None
-
-
-def least_delay(method: Method, pace: AsTheyArrive, sampler: Sampler, clients: int | None) -> int:
-    """How many updates old some reply must be; 0 where it is not known."""
-    at_once = concurrency(pace, sampler, clients) or 1
-    buffer = method.buffer if pace.buffer is None else pace.buffer
-    return math.ceil((at_once - 1) / buffer)
 
 
 def fails(devices: Profiles | None) -> bool:

@@ -10,6 +10,7 @@ from undrift.methods import (
     VRLSGD,
     FedAvg,
     FedAvgMin,
+    FedBuff,
     FedDR,
     FedDyn,
     FedLGA,
@@ -19,12 +20,22 @@ from undrift.methods import (
     FedSplit,
 )
 from undrift.methods.base import Method
-from undrift.sampling import Weighted
+from undrift.sampling import Fixed, Uniform, Weighted
 from undrift.solvers import GD, Exact
 from undrift.theory import Quadratics
 from undrift.verify import problems
 from undrift.verify.problems import START
-from undrift.verify.runs import LR, Finding, between, changed, partial, path, run_of, worst
+from undrift.verify.runs import (
+    LR,
+    Finding,
+    arriving,
+    between,
+    changed,
+    partial,
+    path,
+    run_of,
+    worst,
+)
 from undrift.verify.subjects import Subject
 
 
@@ -77,6 +88,8 @@ def _like_fedavg(method: Method, problem: Quadratics) -> Finding | None:
         twin, note = changed(method, mu=0.0), "equal steps are FedAvg"
     elif isinstance(method, FedAvgMin):
         note = "equal steps are FedAvg"
+    elif isinstance(method, FedBuff):
+        note = "in rounds it is FedAvg"
     elif isinstance(method, SCAFFOLD | VRLSGD | FedNova):
         rounds, note = 1, "the first round is FedAvg's"
     else:
@@ -120,4 +133,26 @@ def _dual(method: Method, problem: Quadratics) -> Finding | None:
     return between(a, b, "FedDyn = FedPD with eta = 1/alpha, everyone taking part")
 
 
-EQUIVALENCES = (_single_client, _one_step, _like_fedavg, _fedlga, _splitting, _dual)
+def _without_delay(method: Method, problem: Quadratics) -> Finding | None:
+    """Arrivals without delay are rounds of one client."""
+    if not method.asynchronous or method.buffer > 1:
+        return None
+    local = Exact() if isinstance(method, FedDR) else GD(lr=LR, steps=3)
+    alone = arriving(method, problem, local, Uniform(1))
+    models, order = [], []
+    for _ in range(12):
+        order.append(list(alone.step().cohort))
+        models.append(alone.server.x.clone())
+    rounds = path(run_of(method, problem, local, Fixed(order)), 12)
+    return between(torch.stack(models), rounds, "without delay it is rounds of one client")
+
+
+EQUIVALENCES = (
+    _single_client,
+    _one_step,
+    _like_fedavg,
+    _fedlga,
+    _splitting,
+    _dual,
+    _without_delay,
+)

@@ -20,6 +20,7 @@ from undrift.verify.runs import (
     LR,
     Finding,
     allows,
+    arriving,
     between,
     changed,
     common_objective,
@@ -106,6 +107,8 @@ def acts(subject: Subject) -> Finding | None:
         return 1 if client in (1, 3) else None
 
     def end(of: Method) -> Tensor:
+        if of.meant_asynchronous:
+            return path(arriving(of, problems.quadratics(), steps(subject)), 6)
         slow = None if subject.equal_steps else half_done
         run = run_of(of, problems.quadratics(), steps(subject), sampler, objective, slow)
         return path(run, 6)
@@ -114,7 +117,9 @@ def acts(subject: Subject) -> Finding | None:
     before = end(method)
     for name, value in method.hyperparameters().items():
         if isinstance(value, int | float) and not isinstance(value, bool):
-            other = changed(method, **{name: value * 0.5 or 0.1})
+            other = changed(
+                method, **{name: value + 1 if isinstance(value, int) else value / 2 or 0.1}
+            )
             changes[name] = float((end(other) - before).abs().max())
     tilted = _tilt(subject, sampler, objective)
     if tilted is not None:

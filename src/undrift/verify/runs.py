@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from undrift.clients import Roster
+from undrift.devices import Devices, Ladder
 from undrift.engines.base import Limit
 from undrift.errors import UndriftError
 from undrift.evaluation import Evaluation
-from undrift.loops.synchronous import Synchronous
+from undrift.loops import Asynchronous, Loop, Synchronous
 from undrift.losses import Losses
 from undrift.methods.base import Method, Setting
 from undrift.sampling import All, Sampler, Uniform, Weighted
@@ -49,7 +51,31 @@ def run_of(
     )
 
 
-def path(run: Synchronous, rounds: int) -> Tensor:
+def arriving(
+    method: Method,
+    losses: Losses,
+    local: Local,
+    sampler: Sampler = All(),
+    objective: str = "samples",
+) -> Asynchronous:
+    """A run whose replies arrive one by one from unequal devices, stepped by hand."""
+    devices = Devices(speed=Ladder(1, 3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # step sizes need not be those of a theorem here
+        return Asynchronous(
+            method,
+            losses,
+            local,
+            sampler,
+            10**9,
+            objective,
+            seed=1,
+            evaluation=NEVER,
+            devices=devices,
+        )
+
+
+def path(run: Loop, rounds: int) -> Tensor:
     """The server's models over some rounds, `[rounds, P]`."""
     models = []
     for _ in range(rounds):
@@ -58,7 +84,7 @@ def path(run: Synchronous, rounds: int) -> Tensor:
     return torch.stack(models)
 
 
-def settle(run: Synchronous, goal: Tensor, close: float, rounds: int = 4000) -> Tensor:
+def settle(run: Loop, goal: Tensor, close: float, rounds: int = 4000) -> Tensor:
     """Where a run ends; it is watched until it is close to the goal or hopeless."""
     for t in range(rounds):
         run.step()

@@ -54,6 +54,9 @@ def ours() -> list[Subject]:
         Subject("FedDR", m.FedDR(eta=1.0, alpha=1.0)),
         Subject("FedDR l1", m.FedDR(eta=1.0, alpha=1.0, g=L1(0.2))),
         Subject("FedLGA", m.FedLGA()),
+        Subject("AsyncFedDR", m.AsyncFedDR(eta=1.0, alpha=1.0)),
+        Subject("FedAsync", m.FedAsync(alpha=0.3)),
+        Subject("FedBuff", m.FedBuff()),
     ]
 
 
