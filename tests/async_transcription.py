@@ -268,7 +268,7 @@ def first_to_respond(fleet, asked, down, up, cohorts, K):
 
 
 def deadline_partial(fleet, asked, down, up, cohorts, seconds):
-    """Every client does as many steps as fit; one for whom none fits does not take part."""
+    """Every client does as many steps as fit; one for whom none fits is waited for in vain."""
     t, found = 0.0, []
     for cohort in cohorts:
         steps = {}
@@ -277,7 +277,8 @@ def deadline_partial(fleet, asked, down, up, cohorts, seconds):
             steps[k] = max(0, min(asked(k), math.floor(left * fleet.speed[k])))
         used = [k for k in cohort if steps[k] > 0]
         absent = [k for k in cohort if steps[k] == 0]
-        t = max(fleet.reply_at(k, t, steps[k], down, up) for k in used)
+        last = max(fleet.reply_at(k, t, steps[k], down, up) for k in used)
+        t = t + seconds if absent else last
         found.append(Round(used, [], absent, steps, t))
     return found
 

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 
@@ -368,3 +369,34 @@ def test_when_everyone_is_gone_the_run_ends():
 def test_updates_that_are_all_unusable_end_the_run():
     with pytest.raises(ud.Diverged, match="the last 5 replies were unusable"):
         run(ud.FedAsync(), problem(), 50, ud.GD(lr=1e200, steps=9))
+
+
+def test_whose_reply_is_damaged_is_a_function_of_its_number():
+    devices = ud.Devices(speed=ud.devices.Ladder(1, 3), damage=0.4)
+    result = run(ud.FedAsync(alpha=0.3), problem(), 8, ud.GD(lr=0.1, steps=2), devices=devices)
+    fleet = result.run.fleet
+    spans = sorted(
+        (span for record in result.records for span in record.spans),
+        key=lambda span: (span.start, span.client),
+    )
+    assert len({span.outcome for span in spans}) == 2
+    number = {}
+    for span in spans[:5]:  # all set out together, in the order of their ids
+        number[span.client] = len(number)
+        damaged = bool(fleet.damaged(number[span.client], np.array([span.client]))[0])
+        assert (span.outcome == "rejected") == damaged
+    assert any(span.outcome == "rejected" for span in spans[:5])
+
+
+def test_bytes_of_replies_that_came_too_late_are_counted():
+    result = run(
+        ud.FedAsync(),
+        problem(),
+        3,
+        ud.GD(lr=0.1, steps=2),
+        devices=LADDER,
+        pace=ud.AsTheyArrive(max_delay=0, stale="discard"),
+    )
+    for record in result.records[1:]:
+        assert {reason for _, reason in record.lost} == {"stale"}
+        assert sum(record.bytes_up.values()) == sum(record.bytes_down.values()) == 5 * 4 * 8

@@ -296,3 +296,34 @@ def test_jitter_and_failures_are_the_same_for_all_methods():
     lost = [[record.lost for record in result.records] for result in results]
     assert lost[0] == lost[1] == lost[2]
     assert any(lost[0])
+
+
+def test_a_round_in_which_nobody_is_drawn_takes_no_time(tmp_path):
+    """The server does not wait for a client that is away as long as others are there."""
+    table, windows = tmp_path / "devices.csv", tmp_path / "windows.csv"
+    table.write_text("client,speed\n0,1\n1,1\n2,1\n")
+    windows.write_text("client,from,to\n0,0,1e9\n1,0,1e9\n2,50000,1e9\n")
+    fleet = ud.DeviceFile(table, windows=windows)
+    options = {"devices": fleet, "objective": "clients"}
+    result = run(ud.FedAvg(), problem(3), 20, cohort=ud.Bernoulli(0.3), **options)
+    assert [] in [record.cohort for record in result.records[1:]]
+    assert 0 < result.records[-1].virtual_seconds <= 80
+    fixed = run(ud.FedAvg(), problem(3), 2, cohort=ud.Fixed([2]), **options)
+    assert [record.virtual_seconds for record in fixed.records] == [0, 50004, 50008]
+
+
+def test_the_server_waits_until_the_deadline_for_who_will_not_reply(tmp_path):
+    fleet = devices(tmp_path, speed=[0.5, 8, 8])
+    result = run(ud.FedAvg(), problem(3), 2, devices=fleet, pace=ud.Deadline(1.0))
+    assert [record.virtual_seconds for record in result.records] == [0, 1, 2]
+    alone = run(ud.FedAvg(), problem(3), 2, devices=fleet, pace=ud.Deadline(9.0))
+    assert [record.virtual_seconds for record in alone.records] == [0, 8, 16]
+
+
+def test_a_deadline_is_as_strict_late_as_it_is_early():
+    pace = ud.Deadline(1.0, "dropped")
+    ends, both = np.array([0.5, 1.0 + 1e-6]), np.array([True, True])
+    for start in (0.0, 1e8):
+        used, over = pace.closes(start, start + ends, both)
+        assert used.tolist() == [True, False]
+        assert over == start + 1

@@ -231,8 +231,6 @@ def test_time_at_work_adds_up(options):
 @quick
 @given(runs)
 def test_a_run_ends_early_only_when_nobody_will_ever_be_there_again(options):
-    if isinstance(options["pace"], ud.AsTheyArrive):
-        options["pace"] = replace(options["pace"], stale="discard")  # for "wait", see below
     run = finished(**options)
     for_ever = [math.isinf(run.fleet.next_of(k, run.now)) for k in range(len(run.roster))]
     assert (run.stopped is None) or all(for_ever)
@@ -501,19 +499,12 @@ def due_and_lost(folder, column, value):
     )
 
 
-WAITS_IN_VAIN = pytest.mark.xfail(
-    strict=True, reason="a client that is lost does not release the replies that wait for it"
-)
-
-
-@WAITS_IN_VAIN
 def test_replies_do_not_wait_for_a_device_that_is_gone_for_good(tmp_path):
     result = due_and_lost(tmp_path, "lifetime", 5)
     assert result.stopped is None
     assert all(record.replied for record in result.records[1:])
 
 
-@WAITS_IN_VAIN
 def test_replies_do_not_wait_for_work_that_failed(tmp_path):
     result = due_and_lost(tmp_path, "dropout", 1)
     failures = [s.end for r in result.records for s in r.spans if s.outcome == "failed"]
@@ -528,9 +519,6 @@ class Ahead(SerialEngine):
     together = 4
 
 
-@pytest.mark.xfail(
-    strict=True, reason="replies that were computed ahead and came too late are kept for ever"
-)
 def test_replies_that_were_computed_in_vain_are_forgotten():
     def start():
         return started(

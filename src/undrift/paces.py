@@ -110,7 +110,7 @@ class Deadline(RoundPace):
     ) -> tuple[np.ndarray, float]:
         # Work that was cut to fit may end a rounding error after the deadline.
         due = start + self.seconds
-        in_time = end <= due + 1e-9 * max(abs(due), self.seconds)
+        in_time = end <= due + 1e-9 * self.seconds + 4 * math.ulp(due)
         over = float(end.max(initial=start)) if bool(in_time.all()) else due
         return arrives & in_time, over
 
@@ -167,8 +167,8 @@ class AsTheyArrive(Pace):
     max_delay
         the most updates between a client's reading of the model and its reply; None for no bound
     stale
-        how that is enforced: "wait", newer replies wait for an old one that is due; "discard",
-        replies that are too old come to nothing
+        how that is enforced: "wait", a reply that would make older ones come too late waits for
+        them; "discard", replies that are too old come to nothing
     replies
         how many clients' work makes one round of the records; None for `concurrency`
     """

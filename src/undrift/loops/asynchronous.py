@@ -60,10 +60,8 @@ class Asynchronous(Loop):
         assert self.fleet is not None
         self.version = 0
         """how often the server's model was updated"""
-        down = sum(self.load.down.values())
-        self.flights = Flights(
-            self.fleet, self.fleet.reading(down), self.fleet.sending(self.load.up)
-        )
+        down, up = sum(self.load.down.values()), sum(self.load.up.values())
+        self.flights = Flights(self.fleet, self.fleet.reading(down), self.fleet.sending(up))
         self._tasks: dict[int, Task] = {}
         """the work under way and held back, by the number of the launch"""
         self._read: dict[int, tuple[Download, dict[str, Tensor]]] = {}
@@ -124,9 +122,9 @@ class Asynchronous(Loop):
                 self._starting.append(flight.k)
             elif flight.outcome == ARRIVES:
                 self._held.append(flight.number)
-                self._deliver(record)
             else:
                 self._lose(self._tasks[flight.number], flight.outcome, record)
+            self._deliver(record)
         self.round += 1
         self.now = record.virtual_seconds = self.flights.now
         record.seconds = time.perf_counter() - began
@@ -268,6 +266,8 @@ class Asynchronous(Loop):
         record.wasted_gradients += self.local.of(id).evaluations(steps, int(task.client.samples))
         if flight.end >= flight.computing:
             record.bytes_down = dict(Counter(record.bytes_down) + Counter(self.load.down))
+        if flight.outcome == ARRIVES:
+            record.bytes_up = dict(Counter(record.bytes_up) + Counter(self.load.up))
         self._end(task, reason, record)
 
     def _end(self, task: Task, outcome: str, record: Record) -> None:
@@ -279,6 +279,7 @@ class Asynchronous(Loop):
         moments = flight.start, flight.computing, flight.sending, flight.end
         self._write_down(record, Span(task.client.id, *moments, outcome).until(flight.end))
         del self._tasks[flight.number]
+        self._computed.pop(flight.number, None)  # computed in vain, if it was too old
         self._readers[task.version] -= 1
         if not self._readers[task.version]:
             del self._read[task.version], self._readers[task.version]

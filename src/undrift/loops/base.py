@@ -151,8 +151,11 @@ class Loop(ABC):
         traffic = traffic_of(self.method, draw)
         shape = self.x0.numel(), self.x0.element_size()
         buffers = statistics(self.buffers)
-        up = traffic.bytes_up(*shape) | buffers
-        return Load(traffic.bytes_down(*shape) | buffers, sum(up.values()), traffic.first_gradient)
+        return Load(
+            traffic.bytes_down(*shape) | buffers,
+            traffic.bytes_up(*shape) | buffers,
+            traffic.first_gradient,
+        )
 
     def _take_over(self, server: Server, result: RoundResult, share: float = 1.0) -> None:
         """Take over what an update changed, at once.

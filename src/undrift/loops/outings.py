@@ -58,9 +58,8 @@ class Load:
     """What a client receives, computes and sends, besides its steps."""
 
     down: Mapping[str, int]
-    """bytes received, by tensor"""
-    up: int
-    """bytes sent"""
+    up: Mapping[str, int]
+    """bytes received and sent, by tensor"""
     first_gradient: bool
     """whether it computes its full gradient first"""
 
@@ -86,7 +85,8 @@ def on_the_clock(
 ) -> Outing:
     """What becomes of a cohort that sets out now, until the pace ends the round."""
     roster = job.roster
-    reading, sending = fleet.reading(sum(load.down.values())), fleet.sending(load.up)
+    reading = fleet.reading(sum(load.down.values()))
+    sending = fleet.sending(sum(load.up.values()))
     places = np.array([roster.position[id] for id in cohort], dtype=np.int64)
     factor = dict(zip(cohort, fleet.factor(round, places).tolist(), strict=True))
     budget = pace.budget
@@ -115,11 +115,14 @@ def on_the_clock(
     )
     trips = fleet.trips(who, computed, now, reading[who], sending[who], round)
     used, over = pace.closes(now, trips.end, trips.outcome == ARRIVES)
+    absent = _absent(cohort, work)
+    if absent and budget is not None:
+        over = now + budget  # the server does not know that they will not reply
     end = np.minimum(trips.end, over)
     done = share_done(trips.computing, trips.sending, end)
     damaged = fleet.damaged(round, who)
 
-    found = Outing({}, _absent(cohort, work), over=over)
+    found = Outing({}, absent, over=over)
     found.busy = float((end - now).sum())
     found.idle = float((over - end[used]).sum())
     for place, (client, own) in enumerate(work.items()):

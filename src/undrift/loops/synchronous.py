@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from undrift.diagnostics import diagnose
 from undrift.engines.base import Errand
 from undrift.errors import Diverged, require, require_type
@@ -16,7 +18,7 @@ from undrift.loops.outings import Outing, on_the_clock, without_clock
 from undrift.methods.base import Method, Setting
 from undrift.paces import RoundPace, WaitForAll
 from undrift.records import Record
-from undrift.sampling import All, Cohort
+from undrift.sampling import All, Cohort, Fixed
 
 
 class Synchronous(Loop):
@@ -97,14 +99,19 @@ class Synchronous(Loop):
         sampler = All() if first else self.sampler
         if self.fleet is None or self.fleet.steady:
             return sampler.draw(self.roster, self.seed, self.round)
-        there = self.fleet.available(self.now)
-        if not there.any():
-            soon = float(self.fleet.next_available(self.now).min())
+        # Some of those who can be drawn are waited for: anybody, or the cohort that is given.
+        wanted = np.ones(len(self.roster), dtype=bool)
+        if isinstance(sampler, Fixed):
+            wanted[:] = False
+            given = sampler.draw(self.roster, self.seed, self.round)
+            wanted[[self.roster.position[client] for client in given]] = True
+        if not (self.fleet.available(self.now) & wanted).any():
+            soon = float(self.fleet.next_available(self.now)[wanted].min())
             if math.isinf(soon):
                 self.stopped = "no client is available any more"
                 return {}
             self.now = soon
-            there = self.fleet.available(soon)
+        there = self.fleet.available(self.now)
         return sampler.draw(self.roster, self.seed, self.round, there)
 
     def _outing(self, cohort: Cohort, draw: Callable[[str], float]) -> Outing:
@@ -125,11 +132,4 @@ class Synchronous(Loop):
         unused = {client: "rejected" for client, _ in record.rejected} | dict(record.lost)
         for span in outing.spans:
             self._write_down(record, span._replace(outcome=unused.get(span.client, "replied")))
-        over = outing.over
-        if over == self.now and not self.fleet.steady:
-            # Nobody of the cohort was there: go on when someone else comes.
-            missing = ~self.fleet.available(self.now)
-            soon = float(self.fleet.next_available(self.now)[missing].min(initial=math.inf))
-            over = soon if math.isfinite(soon) else over
-        self.now = over
-        record.virtual_seconds = over
+        self.now = record.virtual_seconds = outing.over

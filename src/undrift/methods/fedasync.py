@@ -23,7 +23,8 @@ class FedAsync(Averaging):
 
     A client that finishes is mixed into the server's model at once, x ← (1 − w)x + w·x_k with
     w = min(1, α·N·q_k·s(u)), where u is the number of updates since it read the model. The paper's
-    clients count alike (N·q_k = 1). Biased like FedAvg, and towards clients that reply more often.
+    clients count alike (N·q_k = 1). Of several replies at once, with a buffer or in rounds, the
+    mean change is taken. Biased like FedAvg, and towards clients that reply more often.
 
     Parameters
     ----------
