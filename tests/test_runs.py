@@ -213,6 +213,18 @@ def test_other_data_are_not_gone_on_with(half):
     assert go_on()[0].status == "finished"
 
 
+def test_another_table_of_devices_is_not_gone_on_with(tmp_path):
+    table = tmp_path / "devices.csv"
+    table.write_text("client,speed\n" + "\n".join(f"{k},{k + 1}" for k in range(12)))
+    one = {"methods": {"FedAvg": ud.FedAvg()}, "devices": ud.DeviceFile(table)}
+    folder = tmp_path / "run"
+    run(folder, 2, **one)
+    table.write_text(table.read_text().replace("0,1", "0,9"))
+    (folder / "FedAvg" / "seed-0" / "run.json").unlink()  # as if it had been killed
+    with pytest.raises(ud.UndriftError, match="its devices was"):
+        run(folder, 2, **one)
+
+
 def test_what_a_power_loss_leaves_empty_is_written_again(tmp_path):
     methods = {"FedDyn": ud.FedDyn(alpha=0.5)}
     run(tmp_path, rounds=3, methods=methods)

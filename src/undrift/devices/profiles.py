@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,8 @@ from undrift.devices.quantities import ABSENT, LIMITS, UNITS
 from undrift.devices.traces import read_devices, read_windows
 from undrift.devices.windows import AlwaysWindows, ListedWindows, MixedWindows, Windows
 from undrift.errors import (
+    UndriftError,
+    first_line,
     require,
     require_choice,
     require_range,
@@ -235,6 +238,17 @@ class DeviceFile:
             spans = read_windows(Path(self.windows), places, self.repeat, path)
             windows = ListedWindows(spans, device, self.repeat)
         return _fleet(roster, values, self.unit, windows, seed)
+
+    def fingerprint(self) -> str:
+        """A word that is another one when the files are."""
+        found = blake2b(digest_size=8)
+        for path in (self.path, self.windows):
+            if path is not None:
+                try:
+                    found.update(Path(path).read_bytes())
+                except OSError as error:
+                    raise UndriftError(f"{path} cannot be read: {first_line(error)}.") from None
+        return found.hexdigest()
 
     def _matched(self, roster: Roster, seed: int, places: dict[str, int]) -> np.ndarray:
         """The place in the file of each client's device."""

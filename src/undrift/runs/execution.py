@@ -12,7 +12,7 @@ from torch import nn
 
 from undrift.data.federated import FederatedData
 from undrift.data.fingerprint import fingerprint
-from undrift.devices import Profiles
+from undrift.devices import DeviceFile, Profiles
 from undrift.engines.base import Limit
 from undrift.errors import Diverged, UndriftError, first_line, require, require_range
 from undrift.evaluation import Evaluation
@@ -254,11 +254,13 @@ class Work:
 
     def _meta(self) -> dict[str, Any]:
         """What the store belongs to: with other data it would go on with another run."""
+        devices = self.plan.devices
         return {
             "label": self.label,
             "seed": self.seed,
             "parameters": self.losses.dimension,
             "data": self.data,
+            **({"devices": devices.fingerprint()} if isinstance(devices, DeviceFile) else {}),
         }
 
     def _say(self, status: str, reason: str | None) -> None:
