@@ -37,6 +37,7 @@ SINGULAR = {
     "schedule": "schedules",
     "server": "servers",
     "regularizer": "regularizers",
+    "staleness": "staleness",
     "augmentation": "augmentations",
     "amount": "amounts",
     "system": "systems",
@@ -58,6 +59,7 @@ WHERE = {
     "schedules": "[local] lr",
     "servers": "[[method]] server",
     "regularizers": "[[method]] g, for FedDR",
+    "staleness": "[[method]] staleness, for FedAsync and FedBuff",
     "augmentations": "[data] augment",
     "amounts": "[local] epochs or steps",
     "systems": "system",
@@ -231,6 +233,8 @@ def example(group: str, name: str) -> str:
         return _lines("[[method]]", {"name": "FedAvg", "server": {"name": name, **values}})
     if group == "regularizers":
         return _lines("[[method]]", {"name": "FedDR", "g": {"name": name, **values}})
+    if group == "staleness":
+        return _lines("[[method]]", {"name": "FedAsync", "staleness": {"name": name, **values}})
     if group == "amounts":
         return _lines("[local]", {"epochs": {"amount": name, **values}})
     if group == "devices":
