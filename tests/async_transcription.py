@@ -177,9 +177,6 @@ def asynchronous(
 ):
     """`rounds` times `pieces` pieces of work, folded as they arrive.
 
-    Replies that wait for an older one are taken in with it, all in the same round, even if it has
-    more pieces then; the next one has fewer.
-
     `size` is the bytes of a model. `launches` says who sets out at a time; unless it is given,
     everyone is at work and starts again at once.
     """
@@ -222,20 +219,21 @@ def asynchronous(
         starting.append(k)
 
     found, starting = [], list(range(len(fleet.speed)))
-    t, total = 0.0, 0
+    t = 0.0
     while len(found) < rounds:
         done = Done()
-        while total + len(done.cohort) < (len(found) + 1) * pieces:
+        while len(done.cohort) < pieces:
+            ready = next((f for f in held if not must_wait(f)), None)
+            if ready is not None:
+                held.remove(ready)
+                take(ready, done, t)
+                continue
             if starting and not (queue and queue[0][0] == t):
                 for k in starting if launches is None else launches(t):
                     launch(k, t)
                 starting.clear()
             t, _, flight = heapq.heappop(queue)
             held.append(flight)
-            while (ready := next((f for f in held if not must_wait(f)), None)) is not None:
-                held.remove(ready)
-                take(ready, done, t)
-        total += len(done.cohort)
         done.time, done.x = t, method.x
         found.append(done)
     return found

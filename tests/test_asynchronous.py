@@ -217,7 +217,7 @@ def test_what_is_saved_is_all_there_is(method, pace, stop, together):
             break
     saved = {
         name: {key: _copied(value) for key, value in part.items()}
-        for name, part in first.saved().items()
+        for name, part in (first.saved() | first.lasting()).items()
     }
     later = start()
     later.states = first.states
@@ -300,7 +300,7 @@ def test_what_makes_no_sense_is_refused(options, sentence):
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: ud.AsyncFedDR(smoothness=1.0), "give all three"),
+        (lambda: ud.AsyncFedDR(smoothness=1.0), "give all "),
         (lambda: ud.AsyncFedDR(smoothness=-1.0), "smoothness is -1.0"),
         (lambda: ud.FedAsync(alpha=1.5), "at most 1"),
         (lambda: ud.FedAsync(staleness="old"), "must be one of ud.staleness"),
@@ -400,3 +400,42 @@ def test_bytes_of_replies_that_came_too_late_are_counted():
     for record in result.records[1:]:
         assert {reason for _, reason in record.lost} == {"stale"}
         assert sum(record.bytes_up.values()) == sum(record.bytes_down.values()) == 5 * 4 * 8
+
+
+def test_a_delay_that_nothing_bounds_is_warned_of():
+    losses = problem(5)
+    method = ud.AsyncFedDR(smoothness=smoothness(losses), clients=5, delay=5)
+    with pytest.warns(UserWarning, match="delays up to 5, but nothing bounds them"):
+        run(method, losses, 1, devices=LADDER)
+    run(method, losses, 1, devices=LADDER, pace=ud.AsTheyArrive(max_delay=5))
+    given = ud.AsyncFedDR(eta=0.01, smoothness=1.0, clients=5, delay=5)
+    assert given.eta == 0.01
+    assert given.alpha == ud.theory.step_sizes.async_feddr(1.0, 5, 5).alpha
+
+
+def test_rounds_of_the_records_have_the_same_number_of_clients():
+    pace = ud.AsTheyArrive(max_delay=4, replies=3)
+    devices = ud.Devices(speed=ud.devices.Ladder(1, 5), jitter=0.4)
+    result = run(
+        ud.FedAsync(alpha=0.3), problem(), 20, ud.GD(lr=0.1, steps=2), devices=devices, pace=pace
+    )
+    assert {len(record.cohort) for record in result.records[1:]} == {3}
+
+
+def test_the_mean_of_last_models_is_that_of_the_clients_between_updates():
+    losses = problem()
+    evaluation = ud.Evaluation(every=1, models=("server", "all"))
+    run_ = Asynchronous(
+        ud.FedBuff(4),
+        losses,
+        ud.GD(lr=0.1, steps=2),
+        ud.All(),
+        6,
+        evaluation=evaluation,
+        devices=LADDER,
+        pace=ud.AsTheyArrive(replies=3),
+    )
+    for _ in run_.rounds():
+        q = run_.roster.weights
+        mean = sum(w * run_.last_of(id) for w, id in zip(q, run_.roster.ids, strict=True))
+        assert torch.allclose(mean, run_.last_mean, atol=1e-12)

@@ -210,8 +210,68 @@ def test_fewer_replies_than_are_required_change_nothing(tmp_path):
     enough = run(ud.SCAFFOLD(), losses, 2, devices=fleet, pace=ud.WaitForAll(min_replies=4))
     assert not torch.equal(enough.x, losses.initial())
     # Without a clock, too.
-    few = run(ud.FedAvg(), losses, 2, cohort=3, pace=ud.WaitForAll(min_replies=4))
-    assert torch.equal(few.x, losses.initial())
+    absent = run(
+        ud.FedAvg(), losses, 2, limit={0: 0, 1: 0, 2: 0}, pace=ud.WaitForAll(min_replies=4)
+    )
+    assert torch.equal(absent.x, losses.initial())
+
+
+@pytest.mark.parametrize(
+    ("pace", "cohort", "sentence"),
+    [
+        (ud.WaitForAll(7), None, "no more than 6 clients"),
+        (ud.WaitForAll(4), 3, "no more than 3 clients"),
+        (ud.WaitForAll(3), ud.Fixed([[0], [1, 2]]), "no more than 2 clients"),
+    ],
+)
+def test_more_replies_than_there_can_be_are_not_required(pace, cohort, sentence):
+    with pytest.raises(ud.UndriftError, match=sentence):
+        run(ud.FedAvg(), problem(), 1, cohort=cohort, pace=pace)
+    with pytest.raises(ud.UndriftError, match="a round ends with 2 replies"):
+        ud.FirstToRespond(2, min_replies=3)
+
+
+@pytest.mark.parametrize("method", [ud.FedPD(), ud.FedSplit(), ud.VRLSGD()])
+def test_a_method_that_needs_everyone_is_not_run_without_some(method):
+    slow = ud.Devices(speed=ud.devices.Ladder(0.1, 100))
+    with pytest.raises(ud.UndriftError, match="manages no work, but"):
+        run(method, problem(), 2, devices=slow, pace=ud.Deadline(1.0))
+    with pytest.raises(ud.UndriftError, match="client 0 manages no work"):
+        run(method, problem(), 2, limit={0: 0})
+
+
+def test_work_that_was_refused_or_cut_short_is_wasted():
+    losses = problem(4)
+    refused = run(ud.FedAvg(), losses, 1, devices=ud.Devices(damage=0.5))
+    record = refused.records[1]
+    assert 0 < len(record.rejected) < 4
+    assert record.steps == 4 * len(record.replied)
+    assert record.wasted_steps == 4 * len(record.rejected)
+    # The full gradient of SCAFFOLD's option I comes first; all but finished clients did it.
+    fleet = ud.Devices(speed=ud.devices.Ladder(0.99, 1), unit="samples")
+    late = run(ud.SCAFFOLD("I"), losses, 1, devices=fleet, pace=ud.FirstToRespond(1))
+    record, sizes = late.records[1], losses.sizes.tolist()
+    least = min(range(4), key=lambda k: late.run.fleet.speed[k] ** -1 * sizes[k])
+    assert record.replied == [least]
+    assert record.gradients == 5 * sizes[least]
+    assert record.wasted_gradients >= 3 * sizes[least]
+
+
+@pytest.mark.parametrize(
+    ("devices", "options", "sentence"),
+    [
+        (ud.Devices(speed=1e-320), {}, "the virtual clock is at inf"),
+        (ud.Devices(latency=1e308), {}, "the virtual clock is at inf"),
+        (ud.Devices(speed=5.0), {"pace": ud.Deadline(1e308)}, None),
+    ],
+)
+def test_extreme_devices_get_a_sentence_or_an_answer(devices, options, sentence):
+    if sentence is None:
+        assert run(ud.FedAvg(), problem(), 1, devices=devices, **options).records[1].steps == 24
+        return
+    for method in (ud.FedAvg(), ud.FedAsync()):
+        with pytest.raises(ud.UndriftError, match=sentence):
+            run(method, problem(), 1, devices=devices, **options)
 
 
 def reasons(lost):

@@ -76,7 +76,7 @@ round_paces = st.one_of(
     st.builds(
         ud.Deadline, st.floats(0.2, 4.0), st.sampled_from(["partial", "dropped"]), min_replies
     ),
-    st.builds(ud.FirstToRespond, st.integers(1, 4), min_replies),
+    st.builds(lambda K, least: ud.FirstToRespond(K, min(K, least)), st.integers(1, 4), min_replies),
 )
 
 
@@ -88,13 +88,14 @@ def in_rounds(draw):
         st.sampled_from([ud.All(), ud.Bernoulli(0.6), ud.Weighted(4)])
         | st.builds(ud.Uniform, st.integers(1, clients))
     )
-    method = draw(st.sampled_from(IN_ROUNDS))
+    method, pace = draw(st.sampled_from(IN_ROUNDS)), draw(round_paces)
+    most = min(getattr(sampler, "K", clients), clients)
     return dict(
         method=method,
         losses=problem(clients),
         sampler=sampler,
         devices=draw(devices),
-        pace=draw(round_paces),
+        pace=replace(pace, min_replies=min(pace.min_replies, most)),
         seed=draw(st.integers(0, 1000)),
         objective="clients",
     )
@@ -361,6 +362,8 @@ def test_only_those_whose_reply_was_accepted_remember_it(options):
 @quick
 @given(in_rounds(), st.integers(1, 5))
 def test_a_round_with_too_few_replies_changes_nothing(options, least):
+    most = min(getattr(options["sampler"], "K", 9), len(options["losses"].ids))
+    least = min(least, most, getattr(options["pace"], "replies", least))
     options["pace"] = replace(options["pace"], min_replies=least)
     run = started(**options, states=Watched)
     for record, puts, before, after in steps_of(run):
@@ -473,7 +476,7 @@ def test_a_run_that_goes_on_later_is_the_same_run(options, rounds):
     for record in first.rounds():
         if record.round == rounds:
             break
-    saved = copy.deepcopy(first.saved())
+    saved = copy.deepcopy(first.saved() | first.lasting())
     second.restore(saved.__getitem__, first.records)
     second.states = first.states
     for _ in second.rounds():
@@ -537,7 +540,7 @@ def test_replies_that_were_computed_in_vain_are_forgotten():
     for record in first.rounds():
         if record.round == 4:
             break
-    second.restore(copy.deepcopy(first.saved()).__getitem__, first.records)
+    second.restore(copy.deepcopy(first.saved() | first.lasting()).__getitem__, first.records)
     second.states = first.states
     for _ in second.rounds():
         pass

@@ -181,6 +181,16 @@ class ModuleLosses(Losses):
         self._initial_buffers = {name: buffers[name] for name in sorted(self._moving)}
         self._warn_about_statistics()
 
+    @property
+    def train_part(self) -> Part:
+        """The training samples, where the model is."""
+        return self._train
+
+    @property
+    def moving(self) -> frozenset[str]:
+        """The buffers that training changes."""
+        return self._moving
+
     def initial(self) -> Tensor:
         return self._initial.clone()
 

@@ -136,6 +136,11 @@ class FirstToRespond(RoundPace):
     def __post_init__(self) -> None:
         require_whole("FirstToRespond's replies", self.replies, at_least=1)
         self._check()
+        require(
+            self.min_replies <= self.replies,
+            f"FirstToRespond's min_replies is {self.min_replies}, but a round ends with "
+            f"{self.replies} replies: it must be at most that.",
+        )
 
     @property
     def loses(self) -> bool:

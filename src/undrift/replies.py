@@ -91,6 +91,11 @@ class Replies:
         for name, parts in later._single.items():
             self._single.setdefault(name, []).extend(parts)
 
+    def finite(self) -> bool:
+        """Whether all sums and numbers are finite, as they are if every upload is."""
+        values = [*self._sums.values(), *(each for some in self._single.values() for each in some)]
+        return all(bool(value.isfinite().all()) for value in values)
+
     def _add_sum(self, which: tuple[str, str], part: Tensor) -> None:
         self._sums[which] = self._sums[which] + part if which in self._sums else part
 
@@ -144,7 +149,7 @@ def _weighted(value: Tensor, weight: Number) -> Tensor:
         return value * float(weight)
     if not isinstance(weight, Tensor):
         return value.sum(0) * weight
-    return (value * weight.to(value.dtype)).sum(0)
+    return weight.to(value.dtype).reshape(-1) @ value
 
 
 def _unstack(client: Client) -> list[Client]:

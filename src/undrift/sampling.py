@@ -35,6 +35,10 @@ class Sampler(ABC):
     def check(self, roster: Roster) -> None:
         """Refuse a roster the sampler cannot draw from."""
 
+    def most(self, roster: Roster) -> int:
+        """How many clients take part in a round at most."""
+        return len(roster)
+
     def kind(self, roster: Roster) -> str:
         """The kind of sampling from a roster."""
         return self.participation
@@ -72,6 +76,9 @@ class Uniform(Sampler):
             f"{len(roster)}, or ud.Weighted({self.K}) to draw with replacement.",
         )
 
+    def most(self, roster: Roster) -> int:
+        return self.K
+
     def kind(self, roster: Roster) -> str:
         return "all" if len(roster) == self.K else self.participation
 
@@ -96,6 +103,9 @@ class Weighted(Sampler):
 
     def __post_init__(self) -> None:
         require_whole("The cohort", self.K, at_least=1)
+
+    def most(self, roster: Roster) -> int:
+        return min(self.K, len(roster))
 
     def draw(
         self, roster: Roster, seed: int, round: int, among: np.ndarray | None = None
@@ -159,6 +169,9 @@ class Fixed(Sampler):
                     raise UndriftError(
                         f"The fixed cohort names client {client!r}, which does not exist."
                     )
+
+    def most(self, roster: Roster) -> int:
+        return max(len(set(self._of(round))) for round in range(len(self.cohorts)))
 
     def draw(
         self, roster: Roster, seed: int, round: int, among: np.ndarray | None = None

@@ -215,20 +215,21 @@ class SGD(Solver):
         return amount * self._per_epoch(samples) if self.epochs is not None else amount
 
     def evaluations(self, steps: int, samples: int) -> int:
-        size = self._batch(samples)
+        size = self.batch_of(samples)
         if self.fresh_batches:
             return steps * size
         epochs, rest = divmod(steps, self._per_epoch(samples))
         return epochs * samples + rest * size
 
     def steps_within(self, evaluations: float, samples: int) -> int:
-        size = self._batch(samples)
+        size = self.batch_of(samples)
         if self.fresh_batches:
             return int(evaluations // size)
         epochs, rest = divmod(evaluations, samples)
         return int(epochs) * self._per_epoch(samples) + int(rest // size)
 
-    def _batch(self, samples: int) -> int:
+    def batch_of(self, samples: int) -> int:
+        """How many samples a whole batch of a client has."""
         return samples if self.batch_size is None else min(self.batch_size, samples)
 
     def _per_epoch(self, samples: int) -> int:

@@ -25,8 +25,13 @@ class Traffic:
     """by name, whether it is a vector of all parameters (or else a number)"""
     kept_vectors: int
     kept_numbers: int
-    first_gradient: bool = False
-    """whether a client computes its full gradient at the start"""
+    asks: tuple[str, ...] = ()
+    """what a client reports besides the end of its work: see `LocalProblem`"""
+
+    @property
+    def first_gradient(self) -> bool:
+        """Whether a client computes its full gradient at the start."""
+        return "first_gradient" in self.asks
 
     def bytes_down(self, parameters: int, itemsize: int) -> dict[str, int]:
         """Bytes to a client, by name: vectors as they are, numbers in eight bytes."""
@@ -62,7 +67,7 @@ def traffic_of(method: Method, draw: Callable[[str], float] = lambda purpose: 0.
             _vectors(upload),
             kept_vectors,
             kept_numbers,
-            "first_gradient" in problem.ask,
+            problem.ask,
         )
     except Exception:  # a user's method that cannot do without a real model: what it declares
         return Traffic(

@@ -46,13 +46,13 @@ class Part:
     def client(self, k: int) -> tuple[Tensor, Tensor]:
         """A client's inputs and targets: views where its samples lie together, else copies."""
         own = self.of(k)
-        if self._in_order and len(own):
+        if self.in_order and len(own):
             chosen = slice(int(own[0]), int(own[0]) + len(own))
             return self.x[chosen], self.y[chosen]
         return self.x[own], self.y[own]
 
     @cached_property
-    def _in_order(self) -> bool:
+    def in_order(self) -> bool:
         """Whether the rows are 0, 1, 2, …"""
         return torch.equal(self.rows, torch.arange(len(self.rows), device=self.rows.device))
 

@@ -105,11 +105,13 @@ class Fleet:
 
     def reading(self, bytes: float) -> np.ndarray:
         """How long each client takes to receive so many bytes, in seconds before jitter."""
-        return self.latency + bytes / self.down
+        with np.errstate(over="ignore"):  # a time that is too long is refused by the clock
+            return self.latency + bytes / self.down
 
     def sending(self, bytes: float) -> np.ndarray:
         """How long each client takes to send so many bytes, in seconds before jitter."""
-        return self.latency + bytes / self.up
+        with np.errstate(over="ignore"):
+            return self.latency + bytes / self.up
 
     def factor(self, round: int, who: np.ndarray) -> np.ndarray:
         """By how much clients are slower than usual in a round: exp(σz − σ²/2), of mean one."""
@@ -181,9 +183,10 @@ class Fleet:
             the round, of which the draws are made
         """
         factor = self.factor(round, who)
-        computing, sends, arrival = journey(
-            start, reading, units / self.speed[who], sending, factor
-        )
+        with np.errstate(over="ignore"):
+            computing, sends, arrival = journey(
+                start, reading, units / self.speed[who], sending, factor
+            )
         p = self.dropout[who]
         u = uniforms(self.seed, "dropout", round, self.hashes[who])
         drops = u < p

@@ -12,7 +12,7 @@ LIMITS: dict[str, dict[str, float]] = {
     "down": {"above": 0},
     "up": {"above": 0},
     "latency": {"at_least": 0},
-    "jitter": {"at_least": 0},
+    "jitter": {"at_least": 0, "at_most": 10},
     "dropout": {"at_least": 0, "at_most": 1},
     "damage": {"at_least": 0, "at_most": 1},
     "lifetime": {"above": 0},

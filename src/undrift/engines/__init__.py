@@ -1,6 +1,26 @@
-"""Engines: how the cohort's local problems are solved. All give the same answer."""
+"""Engines: how the clients' local problems are solved. All give the same answer."""
 
-from undrift.engines.base import Engine, RoundResult, Watch
+from collections.abc import Callable
+
+from undrift.engines.base import Engine, Errand, Job, Reply, RoundResult, Watch
 from undrift.engines.serial import SerialEngine
+from undrift.engines.vectorised import VectorisedEngine, vectorised
+from undrift.losses import Losses
 
-__all__ = ["Engine", "RoundResult", "SerialEngine", "Watch"]
+ENGINES: dict[str, Callable[[Losses, Job], Engine]] = {
+    "serial": SerialEngine,
+    "vectorised": vectorised,
+}
+"""Every engine, by name."""
+
+__all__ = [
+    "ENGINES",
+    "Engine",
+    "Errand",
+    "Job",
+    "Reply",
+    "RoundResult",
+    "SerialEngine",
+    "VectorisedEngine",
+    "Watch",
+]

@@ -66,7 +66,8 @@ class Reply:
     buffers: dict[str, Tensor]
     steps: int
     evaluations: int
-    complete: bool
+    complete: int
+    """whether all of it was done, or how many clients of several did all"""
     down: Mapping[str, int]
     up: Mapping[str, int]
     """bytes, by tensor"""
@@ -88,9 +89,9 @@ class RoundResult:
         self.up: Counter[str] = Counter()
         self.down: Counter[str] = Counter()
         """bytes that travelled, by tensor"""
-        self.steps = 0
-        self.evaluations = 0
-        """gradients of single samples that were computed"""
+        self.steps = self.wasted_steps = 0
+        self.evaluations = self.wasted_evaluations = 0
+        """gradients of single samples that were computed, for replies that were used or refused"""
         self.partial = 0
         """replies with less work than was asked for"""
         self._buffers = WeightedMean()
@@ -99,15 +100,48 @@ class RoundResult:
         """Take in a client's reply; one that is wrong is counted and left out."""
         self.down.update(reply.down)
         self.up.update(reply.up)
-        self.steps += reply.steps
-        self.evaluations += reply.evaluations
         if reply.wrong is not None:
             self.rejected[reply.client.id] = reply.wrong
+            self.wasted_steps += reply.steps
+            self.wasted_evaluations += reply.evaluations
             return
+        self.steps += reply.steps
+        self.evaluations += reply.evaluations
         self.partial += not reply.complete
         self._buffers.add(reply.buffers, float(reply.client.samples))
         self.replies.add(reply.client, reply.upload)
         self.kept[reply.client.id] = reply.keep
+
+    def take_several(self, reply: Reply, clients: int) -> None:
+        """Take in the replies of several clients as one, `[C, …]`, none of them wrong."""
+        self.down.update(reply.down)
+        self.up.update(reply.up)
+        self.steps += reply.steps
+        self.evaluations += reply.evaluations
+        self.partial += clients - reply.complete
+        self.replies.add(reply.client, reply.upload)
+        for row in range(clients):
+            kept = {name: value[row] for name, value in reply.keep.items()}
+            self.kept[reply.client.id[row]] = Keep(**kept)  # type: ignore[index]
+
+    def merge(self, later: RoundResult) -> None:
+        """Take in what came of the work of further clients, added up by itself."""
+        self.down.update(later.down)
+        self.up.update(later.up)
+        self.steps += later.steps
+        self.evaluations += later.evaluations
+        self.wasted_steps += later.wasted_steps
+        self.wasted_evaluations += later.wasted_evaluations
+        self.partial += later.partial
+        self.rejected |= later.rejected
+        self.kept |= later.kept
+        self.replies.merge(later.replies)
+        self._buffers.merge(later._buffers)
+
+    def finite(self) -> bool:
+        """Whether all sums are finite and all new states."""
+        states = (value for keep in self.kept.values() for _, value in keep.items())
+        return self.replies.finite() and all(bool(v.sum().isfinite()) for v in states)
 
     @property
     def buffers(self) -> dict[str, Tensor]:
@@ -261,6 +295,13 @@ class WeightedMean:
             self._sums[name] = self._sums[name] + part if name in self._sums else part
             self._like[name] = value.dtype
 
+    def merge(self, later: WeightedMean) -> None:
+        """Take in what was added up elsewhere."""
+        self._weight += later._weight
+        self._like |= later._like
+        for name, part in later._sums.items():
+            self._sums[name] = self._sums[name] + part if name in self._sums else part
+
     def value(self) -> dict[str, Tensor]:
         """The mean, in the tensors' own types."""
         means = {}
@@ -318,6 +359,18 @@ def bytes_of(values: Named) -> dict[str, int]:
         else 8
         for name, value in values.items()
     }
+
+
+def damaged(upload: Upload) -> Upload:
+    """What arrives of an upload that a device damaged."""
+    return upload.replace(
+        **{
+            name: torch.full_like(value, torch.nan)
+            if isinstance(value, Tensor) and value.is_floating_point()
+            else float("nan")
+            for name, value in upload.items()
+        }
+    )
 
 
 def statistics(buffers: Mapping[str, Tensor]) -> dict[str, int]:

@@ -19,6 +19,7 @@ from undrift.engines.base import (
     Reply,
     bytes_of,
     check_declared,
+    damaged,
     fault,
     statistics,
 )
@@ -50,7 +51,7 @@ class SerialEngine(Engine):
                 check_declared(method, finished, result.x)
             upload, keep = finished
             if errand.work.damaged:
-                upload = _damaged(upload)
+                upload = damaged(upload)
             wrong = fault(method, upload, keep, result.x) or _fault_of_buffers(buffers)
             travels = statistics(errand.buffers)
             down, up = bytes_of(download) | travels, bytes_of(upload) | travels
@@ -101,18 +102,6 @@ class SerialEngine(Engine):
             upload = upload.replace(**{CHANGE: x - getattr(mine, LAST)})
             keep = keep.replace(**{LAST: x})
         return upload, keep
-
-
-def _damaged(upload: Upload) -> Upload:
-    """What arrives of an upload that a device damaged."""
-    return upload.replace(
-        **{
-            name: torch.full_like(value, torch.nan)
-            if isinstance(value, Tensor) and value.is_floating_point()
-            else float("nan")
-            for name, value in upload.items()
-        }
-    )
 
 
 def _diagnosed(upload: Upload, result: LocalResult, center: Tensor) -> Upload:

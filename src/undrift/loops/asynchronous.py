@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from heapq import nsmallest
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,11 @@ from torch import Tensor
 
 from undrift.devices import ARRIVES, Devices, share_done
 from undrift.diagnostics import diagnose
-from undrift.engines.base import Errand, Reply, RoundResult
+from undrift.engines.base import CHANGE, Errand, Reply, RoundResult
 from undrift.errors import Diverged, require, require_type
 from undrift.loops.base import Loop
 from undrift.loops.flights import ANYBODY, WAKES, Flight, Flights
-from undrift.loops.outings import units
+from undrift.loops.outings import spent, units
 from undrift.loops.under_way import packed, under, unpacked
 from undrift.methods.base import Setting
 from undrift.paces import AsTheyArrive
@@ -106,12 +106,15 @@ class Asynchronous(Loop):
             participation="uniform",
             asynchronous=True,
             delay=self.pace.delay(self.concurrency, self.buffer),
+            bounded=self.pace.max_delay is not None,
         )
 
     def _step(self) -> Record:
         began = time.perf_counter()
         record = Record(round=self.round + 1, updates=0)
         while self._ended < (self.round + 1) * self.per_round:
+            if self._deliver(record):
+                continue
             if self._starting and self.flights.next_time > self.flights.now:
                 self._start()
             if not len(self.flights):
@@ -124,7 +127,6 @@ class Asynchronous(Loop):
                 self._held.append(flight.number)
             else:
                 self._lose(self._tasks[flight.number], flight.outcome, record)
-            self._deliver(record)
         self.round += 1
         self.now = record.virtual_seconds = self.flights.now
         record.seconds = time.perf_counter() - began
@@ -165,55 +167,63 @@ class Asynchronous(Loop):
             work = replace(work, damaged=True)
         return client, work
 
-    def _deliver(self, record: Record) -> None:
-        """Take in the replies that have arrived, as far as older ones need not come first."""
-        while True:
-            number = next((each for each in self._held if self._may_come(each)), None)
-            if number is None:
-                return
-            self._held.remove(number)
-            task = self._tasks[number]
-            staleness = self.version - task.version
-            most = self.pace.max_delay
-            if self.pace.stale == "discard" and most is not None and staleness > most:
-                self._lose(task, "stale", record)
-            else:
-                self._take(task, staleness, record)
+    def _deliver(self, record: Record) -> bool:
+        """Take in a reply that has arrived and for which no older one must come first.
+
+        Gives whether there was one.
+        """
+        number = next((each for each in self._held if self._may_come(each)), None)
+        if number is None:
+            return False
+        self._held.remove(number)
+        task = self._tasks[number]
+        staleness = self.version - task.version
+        most = self.pace.max_delay
+        if self.pace.stale == "discard" and most is not None and staleness > most:
+            self._lose(task, "stale", record)
+        else:
+            self._take(task, staleness, record)
+        return True
 
     def _may_come(self, number: int) -> bool:
         """Whether a reply can be taken in now without making another one too old.
 
         A reply that may be d more updates old must be among the next (d + 1)·M. Those under way
-        can all be in time if no d has more of them; taking one in must leave it so.
+        can all be in time if no d has more of them; taking one in must leave it so: where they are
+        as many as there may be, it must be one of them.
         """
         most = self.pace.max_delay
         if most is None or self.pace.stale == "discard":
             return True
-        left = sorted(
-            most - (self.version - task.version)
-            for each, task in self._tasks.items()
-            if each != number
-        )
-        free = self.buffer - len(self._buffer)
-        return all(place + 2 <= free + d * self.buffer for place, d in enumerate(left))
+        room, under_way = self.buffer - len(self._buffer), 0
+        for version, readers in self._readers.items():  # the oldest first
+            under_way += readers
+            if under_way >= room + (most - (self.version - version)) * self.buffer:
+                return self._tasks[number].version <= version
+        return True
 
     def _take(self, task: Task, staleness: int, record: Record) -> None:
         """Take in a reply: it is accepted or refused, and its client goes on."""
         reply = self._reply(task)
         record.bytes_down = dict(Counter(record.bytes_down) + Counter(reply.down))
         record.bytes_up = dict(Counter(record.bytes_up) + Counter(reply.up))
-        record.steps += reply.steps
-        record.gradients += reply.evaluations
         id = reply.client.id
         if reply.wrong is None:
+            record.steps += reply.steps
+            record.gradients += reply.evaluations
             self._rejected_in_a_row = 0
             self.states.put(id, reply.keep)
             record.partial += not reply.complete
             record.staleness[staleness] = record.staleness.get(staleness, 0) + 1
+            if self.job.watch.last:  # with the state, which is new from now on
+                change = getattr(reply.upload, CHANGE)
+                self.last_mean = self.last_mean + float(reply.client.q) * change
             self._buffer.append(replace(reply, client=replace(reply.client, staleness=staleness)))
             if len(self._buffer) == self.buffer:
                 self._fold(record)
         else:
+            record.wasted_steps += reply.steps
+            record.wasted_gradients += reply.evaluations
             record.rejected.append((id, reply.wrong))
             self._rejected_in_a_row += not task.work.damaged
             if self._rejected_in_a_row >= max(self.concurrency, self.buffer):
@@ -227,27 +237,33 @@ class Asynchronous(Loop):
         """What a client sends back; the engine may compute others that will be needed soon, too."""
         number = task.flight.number
         if number not in self._computed:
-            soon = (self._tasks[flight.number] for flight in self.flights.under_way())
-            others = (
-                each
-                for each in soon
-                if each.flight.outcome == ARRIVES and each.flight.number not in self._computed
-            )
-            tasks = [task, *islice(others, self.engine.together - 1)]
+            tasks = [task, *self._soon(self.engine.together - 1, number)]
             errands = [Errand(each.client, each.work, *self._read[each.version]) for each in tasks]
             replies = self.engine.replies(self.method, errands, self.states)
             for each, reply in zip(tasks, replies, strict=True):
                 self._computed[each.flight.number] = reply
         return self._computed.pop(number)
 
+    def _soon(self, most: int, besides: int) -> list[Task]:
+        """The next tasks to arrive that are not computed yet, at most so many, besides one."""
+        if not most:
+            return []
+        others = (
+            task
+            for number, task in self._tasks.items()
+            if task.flight.outcome == ARRIVES and number != besides and number not in self._computed
+        )
+        return nsmallest(most, others, key=lambda task: task.flight)
+
     def _fold(self, record: Record) -> None:
         """Update the server with the replies in the buffer."""
         result = RoundResult(self.method, self.job, self.round, diagnose=True)
         for reply in self._buffer:
             result.take(reply)
-        before = self.server
+        before, last_mean = self.server, self.last_mean  # which has moved with the states
         share = min(1.0, len(self._buffer) / self.concurrency)
         self._take_over(self.method.fold(before, result.replies), result, share)
+        self.last_mean = last_mean
         self._buffer = []
         self.version += 1
         record.updates += 1
@@ -258,12 +274,10 @@ class Asynchronous(Loop):
         """A client's work comes to nothing."""
         flight, id = task.flight, task.client.id
         record.lost.append((id, reason))
-        done = float(
-            share_done(*(np.array([t]) for t in (flight.computing, flight.sending, flight.end)))[0]
-        )
-        steps = int(task.work.steps * done)
+        times = (np.array([t]) for t in (flight.computing, flight.sending, flight.end))
+        steps, gradients = spent(self.job, task.client, task.work, self.load, share_done(*times)[0])
         record.wasted_steps += steps
-        record.wasted_gradients += self.local.of(id).evaluations(steps, int(task.client.samples))
+        record.wasted_gradients += gradients
         if flight.end >= flight.computing:
             record.bytes_down = dict(Counter(record.bytes_down) + Counter(self.load.down))
         if flight.outcome == ARRIVES:
@@ -303,14 +317,18 @@ class Asynchronous(Loop):
             "computed": list(self._computed),
             "buffer": len(self._buffer),
         }
-        for version, (download, buffers) in self._read.items():
-            under_way |= {f"read {version} {n}": value for n, value in download.items()}
-            under_way |= {f"buffers {version} {n}": value for n, value in buffers.items()}
         for number, reply in self._computed.items():
             under_way |= packed(reply, f"computed {number} ")
         for place, reply in enumerate(self._buffer):
             under_way |= packed(reply, f"buffer {place} ")
         return super().saved() | {"under way": under_way}
+
+    def lasting(self) -> dict[str, dict[str, Any]]:
+        return {
+            f"read {version}": {f"download {n}": value for n, value in download.items()}
+            | {f"buffers {n}": value for n, value in buffers.items()}
+            for version, (download, buffers) in self._read.items()
+        }
 
     def restore(self, part: Callable[[str], dict[str, Any]], records: Sequence[Record]) -> None:
         super().restore(part, records)
@@ -326,8 +344,8 @@ class Asynchronous(Loop):
             self._tasks[flight.number] = Task(flight, client, work, version)
             self._readers[version] += 1
         for version in saved["versions"]:
-            download = Download(**under(f"read {version} ", saved))
-            self._read[version] = (download, under(f"buffers {version} ", saved))
+            read = part(f"read {version}")
+            self._read[version] = Download(**under("download ", read)), under("buffers ", read)
         for number in saved["computed"]:
             self._computed[number] = unpacked(
                 under(f"computed {number} ", saved), self._tasks[number].client

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
@@ -109,7 +110,14 @@ class Loop(ABC):
     def step(self) -> Record:
         """One round, without evaluation."""
         with one_thread():
-            return self._step()
+            record = self._step()
+        times = record.virtual_seconds, record.busy_seconds, record.idle_seconds
+        require(
+            all(map(math.isfinite, times)),
+            f"In round {record.round} the virtual clock is at {record.virtual_seconds:g} seconds: "
+            f"a device is too slow, its speed, down and up must be larger or its latency smaller.",
+        )
+        return record
 
     def last_of(self, client: Hashable) -> Tensor:
         """A client's last model, where these are watched."""
@@ -124,6 +132,10 @@ class Loop(ABC):
             "ended": {"stopped": self.stopped},
             "clock": {"now": self.now},
         }
+
+    def lasting(self) -> dict[str, dict[str, Any]]:
+        """Further parts of that, which stay as they are until they are gone."""
+        return {}
 
     def restore(self, part: Callable[[str], dict[str, Any]], records: Sequence[Record]) -> None:
         """Go on from what `saved` gave, part by part, after the last of the records."""

@@ -58,7 +58,8 @@ class Flights:
         self._steady = fleet.steady
         self._reading = reading.tolist()
         self._sending = sending.tolist()
-        self._pause = (1 / fleet.speed).tolist()
+        with np.errstate(over="ignore"):
+            self._pause = (1 / fleet.speed).tolist()
         self._sigma = fleet.jitter.tolist() if fleet.jitter.any() else None
         self._dropout = fleet.dropout.tolist() if fleet.dropout.any() else None
         self._heap: list[Flight] = []
@@ -71,11 +72,6 @@ class Flights:
     def __len__(self) -> int:
         """How many are under way, wake-ups included."""
         return len(self._heap) - self._landed
-
-    def under_way(self) -> list[Flight]:
-        """The flights in the air, in the order in which they land."""
-        self._clear()
-        return [flight for flight in sorted(self._heap) if flight.outcome != WAKES]
 
     def pick(self) -> int | None:
         """A client that is idle and available, each as likely as the others; None without one."""
@@ -121,20 +117,15 @@ class Flights:
         self._enter(flight)
         return flight
 
-    def wake(self, k: int = ANYBODY) -> bool:
-        """See to it that client k, or anybody who is idle, is thought of when it is there again.
-
-        Gives whether that will ever be.
-        """
+    def wake(self, k: int = ANYBODY) -> None:
+        """See to it that client k, or anybody who is idle, is thought of when it is there again."""
         if k == ANYBODY:
             idle = np.frombuffer(self._busy, dtype=np.uint8) == 0
             soon = float(self._fleet.next_available(self.now)[idle].min(initial=inf))
         else:
             soon = self._fleet.next_of(k, self.now)
-        if soon == inf:
-            return False
-        self._enter(Flight(soon, self._tickets, -1, k, soon, soon, soon, WAKES))
-        return True
+        if soon < inf:
+            self._enter(Flight(soon, self._tickets, -1, k, soon, soon, soon, WAKES))
 
     @property
     def next_time(self) -> float:

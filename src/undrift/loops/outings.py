@@ -73,6 +73,16 @@ def units(fleet: Fleet, client: Client, solver: Solver, steps: int, load: Load) 
     return steps + (solver.steps_within(samples, samples) if load.first_gradient else 0)
 
 
+def spent(job: Job, client: Client, work: Work, load: Load, done: float) -> tuple[int, int]:
+    """The steps and gradients of a client that did a share of its computing."""
+    solver, samples = job.local.of(client.id), int(client.samples)
+    first = samples if load.first_gradient else 0
+    gradients = done * (solver.evaluations(work.steps, samples) + first)
+    room = gradients * (1 + 1e-12) - first
+    steps = min(work.steps, solver.steps_within(room, samples)) if room > 0 else 0
+    return steps, int(gradients)
+
+
 def on_the_clock(
     job: Job,
     method: Method,
@@ -95,14 +105,15 @@ def on_the_clock(
         """How many steps a device manages by the deadline."""
         assert budget is not None
         k = roster.position[client.id]
-        seconds = budget / factor[client.id] - reading[k] - sending[k]
+        seconds = budget / factor[client.id] - float(reading[k]) - float(sending[k])
         # A rounding error must not cost a whole step.
-        room = seconds * fleet.speed[k] * (1 + 1e-12) - units(fleet, client, solver, 0, load)
+        room = seconds * float(fleet.speed[k]) * (1 + 1e-12)
+        room -= units(fleet, client, solver, 0, load)
         if room <= 0:
             return 0
         if fleet.unit == "samples":
-            return solver.steps_within(room, int(client.samples))
-        return int(room)
+            return solver.steps_within(min(room, 2.0**53), int(client.samples))
+        return int(min(room, steps))
 
     work = job.work(method, cohort, round, within=None if budget is None else within)
     who = np.array([roster.position[client.id] for client in work], dtype=np.int64)
@@ -132,11 +143,9 @@ def on_the_clock(
         else:
             late = trips.outcome[place] == ARRIVES or trips.end[place] > over
             outcome = found.lost[client.id] = "late" if late else str(trips.outcome[place])
-            steps = int(own.steps * done[place])
+            steps, gradients = spent(job, client, own, load, float(done[place]))
             found.wasted_steps += steps
-            found.wasted_gradients += job.local.of(client.id).evaluations(
-                steps, int(client.samples)
-            )
+            found.wasted_gradients += gradients
             if end[place] >= trips.computing[place]:
                 found.wasted_down.update(load.down)
         moments = (float(at[place]) for at in (trips.computing, trips.sending, end))

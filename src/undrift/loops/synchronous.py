@@ -11,7 +11,7 @@ import numpy as np
 
 from undrift.diagnostics import diagnose
 from undrift.engines.base import Errand
-from undrift.errors import Diverged, require, require_type
+from undrift.errors import Diverged, UndriftError, require, require_type
 from undrift.keys import generator
 from undrift.loops.base import Loop
 from undrift.loops.outings import Outing, on_the_clock, without_clock
@@ -33,6 +33,12 @@ class Synchronous(Loop):
             f"{type(pace).__name__} needs a clock: say what the devices are like, for example "
             f"devices=ud.Devices(speed=100).",
         )
+        most = self.sampler.most(self.roster)
+        require(
+            pace.min_replies <= most,
+            f"{type(pace).__name__}'s min_replies is {pace.min_replies}, but no more than {most} "
+            f"clients take part in a round: it must be at most that.",
+        )
 
     def setting(self) -> Setting:
         kind = self.sampler.kind(self.roster)
@@ -52,6 +58,12 @@ class Synchronous(Loop):
         server = method.begin(self.server, draw)
         down = method.download(server)
         outing = self._outing(cohort, draw)
+        if method.needs_all and outing.absent:
+            raise UndriftError(
+                f"In round {t + 1} client {outing.absent[0]!r} manages no work, but {method.name} "
+                f"is defined only when every client takes part in every round: give it more time, "
+                f"or choose a method that allows partial participation."
+            )
         diagnosed = self._evaluated(t + 1)
         errands = [Errand(c, work, down, self.buffers) for c, work in outing.used.items()]
         result = self.engine.run(method, errands, self.states, t, diagnosed)
@@ -73,8 +85,8 @@ class Synchronous(Loop):
             bytes_up=dict(result.up),
             steps=result.steps,
             gradients=result.evaluations,
-            wasted_steps=outing.wasted_steps,
-            wasted_gradients=outing.wasted_gradients,
+            wasted_steps=outing.wasted_steps + result.wasted_steps,
+            wasted_gradients=outing.wasted_gradients + result.wasted_evaluations,
         )
         if result.replies.count >= self.pace.min_replies:
             before = self.server

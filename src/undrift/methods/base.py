@@ -48,6 +48,8 @@ class Setting:
     delay: int = 0
     """then, a bound on the updates between reading a model and replying: one that is enforced, or
     the least there is with so many clients at work at once"""
+    bounded: bool = False
+    """whether that bound is enforced"""
 
 
 class Method(ABC):

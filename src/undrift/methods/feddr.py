@@ -122,14 +122,14 @@ class AsyncFedDR(FedDR):
             require_whole("AsyncFedDR's clients", clients, at_least=1)
         if delay is not None:
             require_whole("AsyncFedDR's delay", delay, at_least=0)
-        if eta is None and smoothness is not None:
+        if smoothness is not None and (eta is None or alpha is None):
             require(
                 clients is not None and delay is not None,
-                "AsyncFedDR computes eta from smoothness, clients and delay: give all three, or "
-                "eta itself.",
+                "AsyncFedDR computes eta and alpha from smoothness, clients and delay: give all "
+                "three, or eta and alpha themselves.",
             )
             sizes = async_feddr(smoothness, clients, delay, alpha)  # type: ignore[arg-type]
-            eta, alpha = sizes.eta, sizes.alpha
+            eta, alpha = sizes.eta if eta is None else eta, sizes.alpha
         super().__init__(1.0 if eta is None else eta, 1.0 if alpha is None else alpha, g)
         self.smoothness = smoothness
         self.clients = clients
@@ -144,6 +144,12 @@ class AsyncFedDR(FedDR):
             f"AsyncFedDR's clients is {self.clients}, but there are {setting.clients}: its step "
             f"sizes were computed for another number.",
         )
+        if self.delay is not None and not (setting.bounded and setting.delay <= self.delay):
+            warnings.warn(
+                f"AsyncFedDR's step sizes are for delays up to {self.delay}, but nothing bounds "
+                f"them: max_delay = {self.delay} of the pace would.",
+                stacklevel=2,
+            )
         delay = setting.delay if self.delay is None else max(self.delay, setting.delay)
         # Without a known L only the bound on α says something.
         smoothness = 1e-9 / self.eta if self.smoothness is None else self.smoothness

@@ -19,7 +19,7 @@ from undrift.amounts import RandomAmount
 from undrift.clients import ClientStates
 from undrift.engines.base import Engine, Errand, Job, Reply, bytes_of, statistics
 from undrift.evaluation import Evaluation
-from undrift.loops import Loop, loop
+from undrift.loops import Asynchronous, Loop, loop
 from undrift.methods.base import Method
 from undrift.problem import Keep, Upload
 from undrift.sampling import All
@@ -28,7 +28,7 @@ from undrift.traffic import Traffic
 DRAWN = 200
 """So many rounds are drawn; more rounds are as these on average."""
 LOOKED_AT = 200_000
-"""… but no more than so many clients are looked at in all."""
+"""… but no more than so many clients are looked at in all, a tenth of it one by one."""
 
 
 @dataclass
@@ -90,7 +90,8 @@ def foresee(
             **options,
         )
     found = Foreseen()
-    most = 1 if _all_alike(run) else max(1, min(rounds, DRAWN, LOOKED_AT // len(ids)))
+    asked = run.per_round * 10 if isinstance(run, Asynchronous) else len(ids)
+    most = 1 if _all_alike(run) else max(1, min(rounds, DRAWN, LOOKED_AT // asked))
     while found.rounds < most and run.stopped is None:
         record = run.step()
         found.rounds += 1

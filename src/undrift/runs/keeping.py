@@ -13,7 +13,7 @@ def commit(run: Loop, store: Store, record: Record) -> None:
     """Write all that a round changed, in one transaction."""
     states = run.states
     assert isinstance(states, StoredStates)
-    store.commit(record.round, run.saved(), states.changed(), record.to_json())
+    store.commit(record.round, run.saved(), states.changed(), record.to_json(), run.lasting())
     states.committed()
 
 

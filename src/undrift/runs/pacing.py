@@ -78,6 +78,7 @@ class Circumstances:
             takes_steps=solver.takes_steps,
             asynchronous=True,
             delay=delay,
+            bounded=pace.max_delay is not None,
         )
 
     def _in_rounds(

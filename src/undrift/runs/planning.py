@@ -43,6 +43,7 @@ def plan_of(experiment: Experiment, data: FederatedData) -> Plan:
         devices=build_devices(experiment),
         paces=build_paces(experiment),
         target=build_target(experiment),
+        engine=experiment.engine.name,
         settings=experiment.resolved(),
     )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -23,10 +23,10 @@ import torch
 from undrift.errors import UndriftError, first_line, require, require_choice
 from undrift.runs.packing import pack, unpack
 
-FORMAT = 1
+FORMAT = 2
 FIRST_SIZE = 1 << 28
 DURABILITIES = ("power", "process")
-ROUND, META, CLIENT, RECORD = b"round", b"meta", b"client:", b"record:"
+ROUND, META, CLIENT, RECORD, LASTING = b"round", b"meta", b"client:", b"record:", b"lasting:"
 
 
 class Store:
@@ -97,8 +97,13 @@ class Store:
         parts: Mapping[str, Mapping[str, Any]],
         clients: Mapping[Hashable, Mapping[str, Any]],
         record: str,
+        lasting: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Write a round: the parts of the server's state, the cohort's states and the record."""
+        """Write a round: the parts of the server's state, the cohort's states and the record.
+
+        Of `lasting` parts, which never change, those are written that are new, and those removed
+        that are gone.
+        """
         # Packed only when it is their turn, so that a cohort's states are not held twice.
         values: dict[bytes, Callable[[], bytes]] = {}
         for name, part in parts.items():
@@ -107,11 +112,16 @@ class Store:
             values[_client_key(id)] = partial(pack, state)
         values[RECORD + b"%010d" % round] = record.encode
         values[ROUND] = (b"%d" % round).strip
-        self._write(values)
+        kept = set(self._keys(LASTING))
+        named = {LASTING + name.encode(): part for name, part in (lasting or {}).items()}
+        for key in named.keys() - kept:
+            values[key] = partial(pack, named[key])
+        self._write(values, remove=kept - named.keys())
 
     def part(self, name: str, device: torch.device) -> dict[str, Any]:
         """A part of the server's state."""
         found = self._get(name.encode())
+        found = self._get(LASTING + name.encode()) if found is None else found
         if found is None:
             raise UndriftError(f"The store {self.folder} has no {name}.")
         return unpack(found, f"{name} in {self.folder}", device)
@@ -125,10 +135,16 @@ class Store:
 
     def clients(self) -> Iterator[Hashable]:
         """The clients that have taken part."""
+        with self._reading():
+            for key in self._keys(CLIENT):
+                yield json.loads(key[len(CLIENT) :])
+
+    def _keys(self, prefix: bytes) -> Iterator[bytes]:
+        """All keys that begin with a prefix."""
         with self._reading(), self._env.begin() as txn, txn.cursor() as cursor:
-            going = cursor.set_range(CLIENT)
-            while going and cursor.key().startswith(CLIENT):
-                yield json.loads(cursor.key()[len(CLIENT) :])
+            going = cursor.set_range(prefix)
+            while going and cursor.key().startswith(prefix):
+                yield bytes(cursor.key())
                 going = cursor.next()
 
     def records(self) -> Iterator[str]:
@@ -157,13 +173,17 @@ class Store:
                 raise
             raise UndriftError(f"The store {self.folder} is damaged: {_said(error)}.") from error
 
-    def _write(self, values: Mapping[bytes, Callable[[], bytes]]) -> None:
+    def _write(
+        self, values: Mapping[bytes, Callable[[], bytes]], remove: Collection[bytes] = ()
+    ) -> None:
         """Put all values in one transaction, making room if need be."""
         while True:
             try:
                 with self._env.begin(write=True) as txn:
                     for key, value in values.items():
                         txn.put(key, value())
+                    for key in remove:
+                        txn.delete(key)
                 return
             except lmdb.MapFullError:
                 self._env.set_mapsize(2 * self._env.info()["map_size"])

@@ -23,6 +23,7 @@ from torch import nn
 
 from undrift.data import SOURCES, FederatedData
 from undrift.data.augmentation import Augmentation
+from undrift.engines import ENGINES
 from undrift.errors import (
     UndriftError,
     first_line,
@@ -66,7 +67,6 @@ from undrift.solvers import Solver
 
 OBJECTIVES = ("samples", "clients")
 BY = ("client", "overall")
-ENGINES = ("serial",)
 LOGGERS = ("tensorboard", "mlflow", "wandb")
 FOLDER = "folder"
 """What a folder of client files is called where a source is named."""
@@ -539,7 +539,10 @@ class EvaluationTable(Table):
 class EngineTable(Table):
     """How local problems are solved."""
 
-    name: Engine = Field(default="serial", description="serial: one client after another.")
+    name: Engine = Field(
+        default="serial",
+        description="serial: one client after another; vectorised: many at once, in chunks.",
+    )
 
 
 class OutputTable(Table):
