@@ -1,7 +1,7 @@
 """The clients' devices: how fast they compute and transfer, when they are there, how they fail."""
 
 from undrift.devices.availability import AVAILABILITIES, Always, Availability, Duty
-from undrift.devices.fleet import ARRIVES, FAILED, LEFT, Fleet, Trips, journey, share_done
+from undrift.devices.fleet import ARRIVES, FAILED, FOR_EVER, LEFT, Fleet, Trips, journey, share_done
 from undrift.devices.laws import (
     LAWS,
     Between,
@@ -22,6 +22,7 @@ __all__ = [
     "ARRIVES",
     "AVAILABILITIES",
     "FAILED",
+    "FOR_EVER",
     "KINDS",
     "LAWS",
     "LEFT",

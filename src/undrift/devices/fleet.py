@@ -11,10 +11,16 @@ import numpy as np
 
 from undrift.devices.laws import normal_scores
 from undrift.devices.windows import Times, Windows
+from undrift.errors import require
 from undrift.keys import uniforms
 
 ARRIVES, FAILED, LEFT = "arrives", "failed", "left"
 """What becomes of a client: its reply arrives, it drops out, or its availability ends."""
+
+FOR_EVER = (
+    "A device takes longer than the clock can count: its speed, down and up must be larger, or its "
+    "latency smaller."
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,6 +193,7 @@ class Fleet:
             computing, sends, arrival = journey(
                 start, reading, units / self.speed[who], sending, factor
             )
+        require(bool(np.isfinite(arrival).all()), FOR_EVER)
         p = self.dropout[who]
         u = uniforms(self.seed, "dropout", round, self.hashes[who])
         drops = u < p

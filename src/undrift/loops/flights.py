@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from undrift.devices import ARRIVES, FAILED, LEFT, Fleet, journey, normal_scores
+from undrift.devices import ARRIVES, FAILED, FOR_EVER, LEFT, Fleet, journey, normal_scores
+from undrift.errors import UndriftError
 from undrift.keys import uniforms
 
 WAKES = "wakes"
@@ -103,6 +104,8 @@ class Flights:
         computing, sending, end = journey(
             now, self._reading[k], units * self._pause[k], self._sending[k], factor
         )
+        if not end < inf:
+            raise UndriftError(FOR_EVER)
         outcome = ARRIVES
         if self._dropout is not None:
             p, u = self._dropout[k], self._dropouts[place]
