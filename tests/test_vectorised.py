@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 import undrift as ud
-from undrift.engines import SerialEngine
+from undrift.engines import ENGINES, SerialEngine
+from undrift.engines.threaded import ThreadedEngine
 from undrift.engines.vectorised import VectorisedEngine, stacked_network, vmapped_network
 from undrift.loops import Asynchronous, Synchronous
 from undrift.modules import ModuleLosses
@@ -76,7 +77,7 @@ def engine(network=stacked_network, chunk=4, threads=2):
     return make
 
 
-def run(method, losses, local, engine, rounds=4, objective="clients", **options):
+def run(method, losses, local, engine, rounds=3, objective="clients", **options):
     evaluation = ud.Evaluation(every=2, models=("server", "cohort", "all"))
     options = {"engine": engine, "evaluation": evaluation, **options}
     loop = Synchronous(method, losses, local, ud.All(), rounds, objective, **options)
@@ -100,7 +101,7 @@ def assert_same(one, other, tolerance=1e-10):
         assert ours.partial == theirs.partial
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("solver", ["plain", "unequal, all options"])
 @pytest.mark.parametrize("method", METHODS, ids=repr)
 def test_every_method_and_solver_agrees_with_the_serial_engine(method, solver):
     local = SOLVERS[solver]
@@ -261,17 +262,100 @@ def test_it_is_chosen_by_its_name():
     assert isinstance(analytic.run.engine, SerialEngine)
 
 
-def test_a_model_that_cannot_be_batched_still_trains():
-    class Odd(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(60, 10)
-            self.drop = nn.Dropout(0.2)
+class Odd(nn.Module):
+    """What it does depends on its inputs, so that it cannot be mapped over clients."""
 
-        def forward(self, x):
-            return self.layer(self.drop(x)) if float(x.sum()) > 0 else self.layer(x)
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(60, 10)
+        self.drop = nn.Dropout(0.2)
 
-    setting = dict(model=Odd(), data=DATA, local=SOLVERS["plain"], rounds=2, progress=False)
-    with pytest.warns(UserWarning, match="trained one client after another, since the model is"):
+    def forward(self, x):
+        return self.layer(self.drop(x)) if float(x.sum()) > 0 else self.layer(x)
+
+
+class Noisy(nn.Module):
+    """It draws in a way of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(60, 10)
+
+    def forward(self, x):
+        return self.layer(x + 0.1 * torch.randn_like(x) if self.training else x)
+
+
+class Images(nn.Module):
+    """A small convolution with GroupNorm and dropout, on the features as pixels."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Dropout(0.3), nn.Flatten()
+        )
+        self.head = nn.Linear(4 * 4 * 8, 10)
+
+    def forward(self, x):
+        return self.head(self.body(x.view(len(x), 1, 6, 10)))
+
+
+class Recurrent(nn.Module):
+    """Two LSTM layers over the features."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(10, 5, num_layers=2, batch_first=True)
+        self.head = nn.Linear(5, 10)
+
+    def forward(self, x):
+        return self.head(self.lstm(x.view(len(x), 6, 10))[0][:, -1])
+
+
+class Normalised(nn.Module):
+    """BatchNorm, whose statistics travel beside the parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(60, 6), nn.BatchNorm1d(6), nn.Linear(6, 10))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+@pytest.mark.filterwarnings("ignore:The model has buffers")
+@pytest.mark.parametrize("kind", [Odd, Images, Recurrent, Normalised])
+def test_other_models_are_trained_on_threads(kind):
+    torch.manual_seed(1)
+    losses = ModuleLosses(kind().double(), DATA)
+    local = ud.SGD(lr=0.05, batch_size=10, steps={k: 1 + k % 4 for k in range(11)}, momentum=0.5)
+    local_engine = ENGINES["vectorised"]
+    for method in (ud.FedDyn(0.5), ud.SCAFFOLD("I")):
+        serial = run(method, losses, local, SerialEngine)
+        found = run(method, losses, local, local_engine)
+        assert isinstance(found[0].engine, ThreadedEngine)
+        assert_same(serial, found)
+        for name, value in serial[0].buffers.items():
+            assert torch.allclose(value.double(), found[0].buffers[name].double(), atol=1e-10)
+
+
+def test_threads_change_no_bit_where_each_has_a_client():
+    torch.manual_seed(1)
+    losses = ModuleLosses(Images(), DATA)
+    ends = [
+        run(
+            ud.FedDyn(0.5),
+            losses,
+            SOLVERS["plain"],
+            lambda losses, job, n=threads: ThreadedEngine(losses, job, n),
+        )[0].server.x
+        for threads in (1, 2, 3)
+    ]
+    assert torch.equal(ends[0], ends[1])
+    assert torch.equal(ends[0], ends[2])
+
+
+def test_a_model_that_draws_in_its_own_way_still_trains():
+    setting = dict(model=Noisy(), data=DATA, local=SOLVERS["plain"], rounds=2, progress=False)
+    with pytest.warns(UserWarning, match="in another way than by nn.Dropout"):
         result = ud.train(ud.FedAvg(), engine="vectorised", **setting)
     assert torch.equal(result.x, ud.train(ud.FedAvg(), **setting).x)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
+from copy import copy, deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from undrift.data.augmentation import Augmentation
 from undrift.data.federated import FederatedData
 from undrift.data.part import Part
+from undrift.dropout import with_keyed_dropout
 from undrift.errors import UndriftError, first_line, require, require_type
 from undrift.files import written_whole
 from undrift.keys import generator, torch_generator_set_to
@@ -180,6 +181,25 @@ class ModuleLosses(Losses):
         self.flat.load_buffers(buffers)
         self._initial_buffers = {name: buffers[name] for name in sorted(self._moving)}
         self._warn_about_statistics()
+        self._generator: torch.Generator | None = None
+
+    def twin(self) -> ModuleLosses:
+        """The same losses with a module of its own, which draws from a generator of its own."""
+        found = copy(self)
+        found.flat = FlatModule(self.flat.module, self.device)
+        found._generator = torch.Generator(device=self.device)
+        with_keyed_dropout(found.flat.module, found._generator)
+        return found
+
+    @property
+    def draws_otherwise(self) -> bool:
+        """Whether the model draws from torch's generator in another way than by `nn.Dropout`."""
+        module = self.twin().flat.module.train()
+        rows = self._train.rows[:2].repeat(2)
+        with torch_generator_set_to(0, self.device), torch.no_grad():
+            before = torch.default_generator.get_state()
+            module(self._train.x[rows])
+            return not torch.equal(before, torch.default_generator.get_state())
 
     @property
     def train_part(self) -> Part:
@@ -202,9 +222,14 @@ class ModuleLosses(Losses):
         self.flat.load_buffers(buffers)
         self.flat.module.train()
         x, y = self._train.client(k)
-        with torch_generator_set_to(number, self.device):
-            rng = generator(number, "augmentation")
-            yield ModuleLoss(self.flat, self.task, x, y, self._moving, self.data.augmentations, rng)
+        rng = generator(number, "augmentation")
+        loss = ModuleLoss(self.flat, self.task, x, y, self._moving, self.data.augmentations, rng)
+        if self._generator is not None:
+            self._generator.manual_seed(number % 2**63)
+            yield loss
+        else:
+            with torch_generator_set_to(number, self.device):
+                yield loss
 
     def value(self, k: int, x: Tensor) -> float:
         outputs, targets = self._forward(x, self._train, self._train.of(k))

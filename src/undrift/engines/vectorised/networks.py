@@ -13,6 +13,8 @@ from torch.func import functional_call, grad, vmap
 from undrift.engines.vectorised.batches import Batch
 from undrift.engines.vectorised.draws import Draws
 from undrift.engines.vectorised.layers import Dropout, Layer, Sink, stacked_layers
+from undrift.errors import first_line
+from undrift.keys import torch_generator_set_to
 from undrift.modules import ModuleLosses
 from undrift.tasks import Task, cross_entropies, squared_errors
 
@@ -130,6 +132,26 @@ class VmappedNetwork(Network):
         for number, gradient in enumerate(self._gradient(list(parameters), batch.x, batch.y, w)):
             sink.plain(number, gradient)
 
+    def refused_by(self, losses: ModuleLosses) -> str | None:
+        """Why torch.func cannot map the module over clients, or None if it can."""
+        part = losses.train_part
+        rows = part.rows[:2].repeat(2)
+        x = part.x[rows].view(2, 2, *part.x.shape[1:])
+        y = part.y[rows].view(2, 2, *part.y.shape[1:])
+        parameters = [p.detach()[None].repeat(2, *[1] * p.ndim) for n, p in self._own()]
+        weights = parameters[0].new_full((2, 2), 0.5)
+        self._module.train()
+        try:
+            with torch_generator_set_to(0, losses.device):
+                self._gradient(parameters, x, y, weights)
+        except Exception as error:  # whatever torch.func says
+            return f"it cannot be mapped over clients ({first_line(error)})"
+        return None
+
+    def _own(self) -> list[tuple[str, Tensor]]:
+        named = dict(self._module.named_parameters())
+        return [(name, named[name]) for name in self._names]
+
     def copy(self) -> Network:
         return VmappedNetwork(deepcopy(self._module), self._names, self._task)
 
@@ -150,6 +172,8 @@ def stacked_network(losses: ModuleLosses) -> StackedNetwork | str:
 
 def vmapped_network(losses: ModuleLosses) -> VmappedNetwork | str:
     """The network mapped over clients, or why there is none."""
+    if losses.moving:
+        return "it has statistics that training changes"
     if losses.task.per_sample is None:
         return "its loss is not known for single samples"
     if any(isinstance(m, nn.Dropout) and m.p > 0 for m in losses.flat.module.modules()):
@@ -158,7 +182,8 @@ def vmapped_network(losses: ModuleLosses) -> VmappedNetwork | str:
     for p in module.parameters():
         p.grad = None
         p.data = p.data.clone()
-    return VmappedNetwork(module, losses.flat.names, losses.task)
+    found = VmappedNetwork(module, losses.flat.names, losses.task)
+    return found.refused_by(losses) or found
 
 
 def _over_samples(weights: Tensor | float, like: Tensor) -> Tensor | float:

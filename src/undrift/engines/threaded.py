@@ -1,0 +1,68 @@
+"""One client per thread, each with a module of its own: for convolutions and recurrent layers."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import local
+
+import torch
+
+from undrift.clients import ClientStates
+from undrift.engines.base import Engine, Errand, Job, Reply
+from undrift.engines.serial import SerialEngine
+from undrift.methods.base import Method
+from undrift.modules import ModuleLosses
+from undrift.problem import Keep
+
+
+class ThreadedEngine(Engine):
+    """Trains as many clients at the same time as there are threads.
+
+    Replies come in the order of the errands, so that threads change nothing.
+
+    Parameters
+    ----------
+    losses, job
+        as for every engine
+    threads
+        how many clients work at the same time
+    """
+
+    def __init__(self, losses: ModuleLosses, job: Job, threads: int):
+        self.losses = losses
+        self.job = job
+        self.threads = threads
+        self.together = threads
+        self._own = local()
+        self._pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+
+    def replies(
+        self, method: Method, errands: Iterable[Errand], states: ClientStates, diagnose: bool = True
+    ) -> Iterator[Reply]:
+        ahead: deque[Future[Reply]] = deque()
+        for errand in errands:
+            # States are read here, one ahead of the threads.
+            mine = Remembered(states.get(errand.client.id))
+            ahead.append(self._pool.submit(self._reply, method, errand, mine, diagnose))
+            if len(ahead) > self.threads:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
+
+    def _reply(self, method: Method, errand: Errand, mine: ClientStates, diagnose: bool) -> Reply:
+        if not hasattr(self._own, "engine"):
+            self._own.engine = SerialEngine(self.losses.twin(), self.job)
+        (reply,) = self._own.engine.replies(method, [errand], mine, diagnose)
+        return reply
+
+
+class Remembered(ClientStates):
+    """What one client remembers."""
+
+    def __init__(self, keep: Keep):
+        self._keep = keep
+
+    def get(self, client: Hashable) -> Keep:
+        return self._keep
