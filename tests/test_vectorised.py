@@ -251,6 +251,7 @@ def test_it_is_chosen_by_its_name():
     )
     result = ud.train(ud.FedDyn(0.5), engine="vectorised", **setting)
     assert isinstance(result.run.engine, VectorisedEngine)
+    assert result.run.engine.strategy.startswith("stacked layers, 32 clients at once")
     assert torch.allclose(result.x, ud.train(ud.FedDyn(0.5), **setting).x, atol=1e-5)
     with pytest.raises(ud.UndriftError, match="engine is 'fast', but must be one of 'serial'"):
         ud.train(ud.FedAvg(), engine="fast", **setting)

@@ -170,6 +170,8 @@ class Engine(ABC):
     """
 
     together: int = 1
+    strategy: str = "serial"
+    """how it works, in a few words"""
     job: Job
 
     @abstractmethod

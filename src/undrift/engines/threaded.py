@@ -35,6 +35,7 @@ class ThreadedEngine(Engine):
         self.job = job
         self.threads = threads
         self.together = threads
+        self.strategy = f"a client per thread, {threads} threads"
         self._own = local()
         self._pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
 

@@ -20,14 +20,14 @@ CACHE = 1_500_000
 MOST = 32
 
 
-def vectorised(losses: Losses, job: Job) -> Engine:
+def vectorised(losses: Losses, job: Job, threads: int | None = None) -> Engine:
     """The engine that fits a model: layers written out, vmap, or a client per thread.
 
     An analytic problem, and a model that draws what cannot be keyed, is worked on client by client.
     """
     if not isinstance(losses, ModuleLosses):
         return SerialEngine(losses, job)
-    threads = os.cpu_count() or 1
+    threads = threads or os.cpu_count() or 1
     network: Network | str = stacked_network(losses)
     if isinstance(network, str) and not _is_heavy(losses.flat.module):
         network = vmapped_network(losses)

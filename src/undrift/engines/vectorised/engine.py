@@ -88,6 +88,7 @@ class VectorisedEngine(Engine):
         self.chunk = chunk
         self.threads = threads
         self.together = chunk * threads
+        self.strategy = f"{network.name}, {chunk} clients at once, {threads} threads"
         self._network = network
         self._own = local()
         self._alone = SerialEngine(losses, job)

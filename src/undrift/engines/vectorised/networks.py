@@ -25,6 +25,7 @@ Derivative = Callable[[Tensor, Tensor, Tensor | float], Tensor]
 class Network(ABC):
     """A model that many clients train at once."""
 
+    name: str
     fuses: bool = False
     """whether gradients may go straight into a step"""
     draws: bool = False
@@ -63,6 +64,7 @@ def squared_error_derivative(outputs: Tensor, targets: Tensor, weights: Tensor |
 class StackedNetwork(Network):
     """Layers written out: `layers.py` has them."""
 
+    name = "stacked layers"
     fuses = True
 
     def __init__(self, layers: list[Layer], derivative: Derivative):
@@ -97,6 +99,8 @@ class StackedNetwork(Network):
 
 class VmappedNetwork(Network):
     """Any module that torch.func can map over clients."""
+
+    name = "vmap"
 
     def __init__(self, module: nn.Module, names: Sequence[str], task: Task):
         self._module = module

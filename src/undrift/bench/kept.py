@@ -1,0 +1,44 @@
+"""A run whose rounds are committed, in a temporary folder."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from undrift.loops import Loop
+from undrift.records import Record
+from undrift.runs.execution import MEGABYTE, Keeping
+from undrift.runs.folder import RECORDS, STORE
+from undrift.runs.keeping import commit
+from undrift.runs.states import StoredStates
+from undrift.runs.store import Store
+
+
+class Kept:
+    """What `undrift run` does after every round, with its usual durability and memory."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="undrift-bench-")
+        folder, keeping = Path(self._folder.name), Keeping()
+        self._store = Store(folder / STORE, {}, keeping.durability)
+        self._memory = int(keeping.memory * MEGABYTE)
+        self._lines = (folder / RECORDS).open("a", encoding="utf-8")
+
+    def states(self, kinds: Mapping[str, str], x0: Tensor) -> StoredStates:
+        """The states of the run's clients."""
+        return StoredStates(kinds, x0, self._store, self._memory)
+
+    def commit(self, run: Loop, record: Record) -> None:
+        """Commit a round, and write its record down."""
+        commit(run, self._store, record)
+        self._lines.write(record.to_json() + "\n")
+        self._lines.flush()
+
+    def close(self) -> None:
+        """Remove everything."""
+        self._lines.close()
+        self._store.close()
+        self._folder.cleanup()

@@ -1,0 +1,121 @@
+"""Our side of a measurement: a run of a method on a workload, round by round."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from undrift.bench.kept import Kept
+from undrift.bench.timing import seconds_of, so_many_threads
+from undrift.bench.workloads import Workload
+from undrift.data.federated import FederatedData
+from undrift.engines import ENGINES, Engine, Job
+from undrift.errors import require_choice
+from undrift.evaluation import Evaluation
+from undrift.loops import Loop, loop
+from undrift.losses import Losses
+from undrift.methods import SCAFFOLD, FedAvg, FedDR, FedDyn, FedLGA, FedNova, FedProx, Method
+from undrift.modules import ModuleLosses
+from undrift.sampling import Uniform
+from undrift.solvers import Local
+
+FOR_EVER = 10**9
+"""More rounds than are ever done, so that none is evaluated."""
+
+METHODS: dict[str, Callable[[], Method]] = {
+    "FedAvg": FedAvg,
+    "FedProx": partial(FedProx, mu=0.1),
+    "SCAFFOLD": SCAFFOLD,
+    "FedNova": FedNova,
+    "FedDyn": partial(FedDyn, alpha=0.1),
+    "FedDR": partial(FedDR, eta=1.0, alpha=1.0),
+    "FedLGA": partial(FedLGA, cap=True),
+}
+"""The methods that are timed, with parameters that suit every workload."""
+
+
+def engine_named(name: str, threads: int) -> Callable[[Losses, Job], Engine]:
+    """What makes an engine; one that takes a number of threads is told it."""
+    require_choice("engine", name, ENGINES)
+    make: Callable[..., Engine] = ENGINES[name]
+    if "threads" in inspect.signature(make).parameters:
+        return partial(make, threads=threads)
+    return make
+
+
+class Ours:
+    """A run that is timed, with as many threads as the engine cares to use.
+
+    Parameters
+    ----------
+    workload, data
+        what is trained
+    method, engine
+        their names
+    threads
+        how many an engine may use
+    local, cohort
+        instead of the workload's own
+    committed
+        whether every round is committed to a store in a temporary folder, as `undrift run` does
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        data: FederatedData,
+        method: str = "FedAvg",
+        engine: str = "serial",
+        threads: int = 1,
+        *,
+        local: Local | None = None,
+        cohort: int | None = None,
+        committed: bool = False,
+    ):
+        require_choice("method", method, METHODS)
+        self.workload = workload
+        self.method = method
+        self.engine = engine
+        self.threads = threads
+        self._kept = Kept() if committed else None
+        options: dict[str, Any] = {} if self._kept is None else {"states": self._kept.states}
+        with so_many_threads(threads):
+            self.loop: Loop = loop(
+                METHODS[method](),
+                ModuleLosses(workload.model(), data),
+                local or workload.local(),
+                Uniform(cohort or workload.cohort),
+                FOR_EVER,
+                evaluation=Evaluation(every=FOR_EVER),
+                engine=engine_named(engine, threads),
+                **options,
+            )
+        self.steps = 0
+        """of the last round, over all clients"""
+
+    @property
+    def strategy(self) -> str:
+        """What the engine says of how it works."""
+        return str(getattr(self.loop.engine, "strategy", "serial"))
+
+    def round(self) -> float:
+        """One round; gives its seconds."""
+        with so_many_threads(self.threads):
+            return seconds_of(self._do)
+
+    def step(self) -> float:
+        """One round; gives the seconds per step of a client."""
+        return self.round() / self.steps
+
+    def _do(self) -> None:
+        record = self.loop.step()
+        self.steps = record.steps
+        if self._kept is not None:
+            self._kept.commit(self.loop, record)
+
+    def close(self) -> None:
+        """Remove the store, if there is one."""
+        if self._kept is not None:
+            self._kept.close()

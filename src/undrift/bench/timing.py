@@ -1,0 +1,78 @@
+"""Taking times on a noisy machine: one after another in turn, and the best of each."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+LEAST, MOST = 5, 200
+"""How often each is timed, at least and at most."""
+ENOUGH = 4.0
+"""After so many seconds for all of them, the least is enough."""
+
+Timed = Callable[[], float]
+"""Does something once and says what it took."""
+Tick = Callable[[float], None]
+"""Told which share of the work is done."""
+
+
+def seconds_of(do: Callable[[], object]) -> float:
+    """What doing something takes."""
+    began = time.perf_counter()
+    do()
+    return time.perf_counter() - began
+
+
+def interleaved(
+    timed: Sequence[Timed],
+    repeats: int | None,
+    tick: Tick = lambda share: None,
+    least: int = LEAST,
+    enough: float = ENOUGH,
+) -> list[float]:
+    """The best of each, timed in turn: `repeats` times, or `least` and more while time is left."""
+    best = [float("inf")] * len(timed)
+    began = time.perf_counter()
+    for turn in range(MOST if repeats is None else repeats):
+        spent = (time.perf_counter() - began) / enough
+        if repeats is None and turn >= least and spent >= 1:
+            break
+        for place, do in enumerate(timed):
+            best[place] = min(best[place], do())
+            done = turn + (place + 1) / len(timed)
+            tick(done / repeats if repeats else min(1.0, spent, done / least))
+    tick(1.0)
+    return best
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@contextmanager
+def so_many_threads(threads: int) -> Iterator[None]:
+    """Let torch use so many threads inside an operator for the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def peak_mb() -> float | None:
+    """The most memory this process has had so far, in megabytes; None where nobody says."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6

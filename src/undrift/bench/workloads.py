@@ -1,0 +1,166 @@
+"""What is timed: six workloads, on random data of the right shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+
+from undrift import models
+from undrift.data.federated import FederatedData
+from undrift.data.part import Part
+from undrift.solvers import SGD
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model, balanced clients and their local work, plain SGD.
+
+    `target` is how many times as fast as the bare loop FedAvg is to be, and `allowance` how many
+    times as long as FedAvg's another method's round may take, where that is laid down.
+    """
+
+    name: str
+    stands_for: str
+    model: Callable[[], nn.Module]
+    clients: int
+    samples: int
+    """of each client"""
+    shape: tuple[int, ...]
+    """of an input"""
+    classes: int
+    cohort: int
+    batch: int
+    epochs: int
+    lr: float
+    target: float
+    allowance: float | None = None
+    characters: bool = False
+    """whether inputs are whole numbers below `classes`"""
+
+    @property
+    def steps(self) -> int:
+        """Of a client in a round."""
+        return self.epochs * -(-self.samples // self.batch)
+
+    def local(self) -> SGD:
+        """The clients' local work."""
+        return SGD(lr=self.lr, batch_size=self.batch, epochs=self.epochs)
+
+    def data(self, population: int | None = None) -> FederatedData:
+        """Random samples, in memory.
+
+        Where the population is larger than the workload's own, clients share samples, so that
+        memory does not grow with it.
+        """
+        population = population or self.clients
+        held = min(population, self.clients) * self.samples
+        g = torch.Generator().manual_seed(0)
+        if self.characters:
+            x = torch.randint(self.classes, (held, *self.shape), generator=g)
+        else:
+            x = torch.rand(held, *self.shape, generator=g)
+        y = torch.randint(self.classes, (held,), generator=g)
+        rows = torch.arange(population * self.samples) % held
+        bounds = torch.arange(population + 1) * self.samples
+        return FederatedData(Part(x, y, rows, bounds), name=self.name)
+
+
+_MNIST, _CIFAR = (1, 28, 28), (3, 32, 32)
+
+WORKLOADS: dict[str, Workload] = {
+    workload.name: workload
+    for workload in (
+        Workload(
+            "W1",
+            "overhead-bound research loops",
+            partial(models.logistic, 60, 10),
+            clients=100,
+            samples=100,
+            shape=(60,),
+            classes=10,
+            cohort=30,
+            batch=10,
+            epochs=2,
+            lr=0.1,
+            target=15,
+            allowance=1.5,
+        ),
+        Workload(
+            "W2",
+            "the papers' MNIST",
+            partial(models.mlp, 784, 200, 100, classes=10),
+            clients=100,
+            samples=600,
+            shape=_MNIST,
+            classes=10,
+            cohort=10,
+            batch=50,
+            epochs=1,
+            lr=0.05,
+            target=2.2,
+            allowance=1.2,
+        ),
+        Workload(
+            "W3",
+            "the papers' CIFAR",
+            models.cifar_cnn,
+            clients=100,
+            samples=500,
+            shape=_CIFAR,
+            classes=10,
+            cohort=10,
+            batch=50,
+            epochs=1,
+            lr=0.05,
+            target=1.7,
+        ),
+        Workload(
+            "W4",
+            "many tiny clients",
+            partial(models.mlp, 784, 64, classes=10),
+            clients=10_000,
+            samples=20,
+            shape=_MNIST,
+            classes=10,
+            cohort=200,
+            batch=10,
+            epochs=1,
+            lr=0.05,
+            target=4.5,
+        ),
+        Workload(
+            "W5",
+            "the benchmark of pfl-research",
+            models.pfl_cnn,
+            clients=1000,
+            samples=50,
+            shape=_CIFAR,
+            classes=10,
+            cohort=50,
+            batch=10,
+            epochs=1,
+            lr=0.1,
+            target=1.5,
+        ),
+        Workload(
+            "W6",
+            "Shakespeare",
+            models.char_lstm,
+            clients=100,
+            samples=200,
+            shape=(80,),
+            classes=80,
+            cohort=10,
+            batch=100,
+            epochs=1,
+            lr=0.5,
+            target=1.3,
+            characters=True,
+        ),
+    )
+}
+"""The workloads by name."""

@@ -1,0 +1,214 @@
+"""`undrift bench`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from undrift.cli.app import app
+from undrift.errors import UndriftError, require_choice
+
+if TYPE_CHECKING:
+    from undrift.bench import Workload
+
+
+@app.command()
+def bench(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="W1 … W6",
+            help="Which workloads. Left out: all six (W1 and W2 with --unequal, W1 with --scaling, "
+            "W2 with --profile).",
+            show_default=False,
+        ),
+    ] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="FedAvg (the default), FedProx, SCAFFOLD, FedNova, FedDyn, FedDR or FedLGA; may "
+            "be repeated. FedAvg is timed with every other one, as what that is compared with.",
+            show_default=False,
+        ),
+    ] = None,
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(help="By name; may be repeated (default: serial).", show_default=False),
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="How many an engine may use, and the most that the bare loop tries (default: the "
+            "cores there are).",
+            show_default=False,
+        ),
+    ] = None,
+    population: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Another number of clients; the cohort stays. Beyond the workload's own number "
+            "they share samples.",
+            show_default=False,
+        ),
+    ] = None,
+    repeats: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Rounds of each, of which the best counts (default: at least five, more where "
+            "they are short).",
+            show_default=False,
+        ),
+    ] = None,
+    commits: Annotated[
+        bool,
+        typer.Option("--commits", help="Also time rounds that are committed to a store."),
+    ] = False,
+    unequal: Annotated[
+        bool,
+        typer.Option(
+            "--unequal",
+            help="Instead: clients that do 1 to 96 steps, 30 on average, against 30 for all.",
+        ),
+    ] = False,
+    scaling: Annotated[
+        bool,
+        typer.Option(
+            "--scaling",
+            help="Instead: cohorts of 10 to 300 and populations of 100 to 100 000, and how long "
+            "the start takes.",
+        ),
+    ] = False,
+    profile: Annotated[
+        bool,
+        typer.Option("--profile", help="Instead: where a round of the serial engine spends time."),
+    ] = False,
+    json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Print a list of {workload, method, engine, strategy, ratio, bare_seconds, "
+            "our_seconds, peak_mb, target}; seconds are those of a round.",
+        ),
+    ] = False,
+) -> None:
+    """Time rounds against the same work in plain PyTorch, the bare loop.
+
+    The bare loop is one module, the global weights loaded for each client, a gradient, a fused
+    update, a running mean of the models, and nothing around it, with one thread or all, whichever
+    is faster. Both are timed in turn, without the first round, and the best of each counts.
+
+    W1 logistic regression, W2 MLP on MNIST's shape, W3 CNN on CIFAR's, W4 10 000 tiny clients,
+    W5 the CNN of pfl-research's benchmark, W6 LSTM over 80 characters. Data are random and in
+    memory; nothing is downloaded. All six take some minutes.
+
+    Examples:
+
+    - `undrift bench W1 W2`: two of the workloads
+
+    - `undrift bench W2 --method SCAFFOLD --method FedDyn`: what methods cost beside FedAvg
+
+    - `undrift bench W4 --population 100000`: the same cohort, drawn from more clients
+
+    - `undrift bench W2 --commits`: what it costs to keep every round
+
+    - `undrift bench --profile W2`: where a round's time goes
+
+    - `undrift bench --json > bench.json`: for a machine
+
+    peak_mb is the most memory the process had so far: for one workload's own, time it alone.
+    """
+    from undrift import bench as measuring
+    from undrift.bench import report
+    from undrift.bench.timing import cores
+
+    modes = {"--unequal": unequal, "--scaling": scaling, "--profile": profile}
+    chosen = [name for name, asked in modes.items() if asked]
+    if len(chosen) > 1:
+        raise UndriftError(f"{' and '.join(chosen)} are different measurements: ask for one.")
+    mode = chosen[0] if chosen else ""
+    if commits and mode:
+        raise UndriftError(f"--commits means nothing with {mode}.")
+    if population is not None and mode == "--scaling":
+        raise UndriftError("--population means nothing with --scaling, which tries several.")
+    methods, engines = method or ["FedAvg"], engine or ["serial"]
+    _require_known(methods, engines)
+    if mode == "--profile" and engines != ["serial"]:
+        raise UndriftError("--profile looks into the serial engine only: leave --engine out.")
+    usual = {"--unequal": ["W1", "W2"], "--scaling": ["W1"], "--profile": ["W2"]}
+    workloads = _workloads(names or usual.get(mode) or list(measuring.WORKLOADS))
+    threads = threads or cores()
+    clients: dict[str, Any] = {"population": population}
+    found: list[report.Measured] = []
+    if mode:
+        pieces = [(w, m, e) for w in workloads for m in methods for e in engines]
+        with _progress(len(pieces)) as begin:
+            for w, m, e in pieces:
+                how: dict[str, Any] = {"repeats": repeats, "tick": begin(w.name)}
+                if mode == "--profile":
+                    found.append(measuring.take_profile(w, m, **clients, **how))
+                elif mode == "--unequal":
+                    found.append(measuring.time_unequal(w, m, e, threads, **clients, **how))
+                else:
+                    found += measuring.scale(w, m, e, threads, **how)
+    else:
+        with _progress(len(workloads)) as begin:
+            for w in workloads:
+                how = {"repeats": repeats, "tick": begin(w.name), "commits": commits}
+                found += measuring.compare(w, methods, engines, threads, **clients, **how)
+    if json:
+        typer.echo(report.as_json(found))
+        return
+    console = Console(highlight=False)
+    for part in report.shown(found):
+        console.print(part)
+
+
+def _require_known(methods: list[str], engines: list[str]) -> None:
+    """Refuse names that do not exist before anything is timed."""
+    from undrift.bench.ours import ENGINES, METHODS
+
+    for name in methods:
+        require_choice("A method to time", name, METHODS)
+    for name in engines:
+        require_choice("engine", name, ENGINES)
+
+
+def _workloads(names: list[str]) -> list[Workload]:
+    from undrift.bench import WORKLOADS
+
+    for name in names:
+        require_choice("A workload", name.upper(), WORKLOADS)
+    return [WORKLOADS[name] for name in dict.fromkeys(name.upper() for name in names)]
+
+
+@contextmanager
+def _progress(pieces: int) -> Iterator[Callable[[str], Callable[[float], None]]]:
+    """A bar over so many pieces of work; each begins by its name and says how far it is."""
+    hints = Console(stderr=True)
+    bar = Progress(
+        TextColumn("timing {task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        console=hints,
+        transient=True,
+        disable=not hints.is_terminal,
+    )
+    begun = 0
+    with bar:
+        task = bar.add_task("", total=pieces)
+
+        def begin(name: str) -> Callable[[float], None]:
+            nonlocal begun
+            before, begun = begun, begun + 1
+            bar.update(task, description=name, completed=before)
+            return lambda share: bar.update(task, completed=before + share)
+
+        yield begin

@@ -1,0 +1,225 @@
+"""`undrift bench`: the bare loop does the same work as ours, and what is said has its form."""
+
+import json
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+
+from commands import called
+from undrift import solvers
+from undrift.bench import WORKLOADS, scale
+from undrift.bench.bare import BareLoop, Visit, bare_round
+from undrift.bench.ours import METHODS, Ours
+from undrift.bench.profile import PARTS, REST, Stopwatch, watched
+from undrift.bench.timing import interleaved
+from undrift.keys import generator
+from undrift.models import parameter_count
+from undrift.modules import ModuleLoss, ModuleLosses
+from undrift.solvers import batches
+
+KEYS = {"workload", "method", "engine", "strategy", "ratio"}
+KEYS |= {"bare_seconds", "our_seconds", "peak_mb", "target"}
+
+
+def small(name, **changed):
+    return replace(WORKLOADS[name], **{"clients": 5, "cohort": 2, "samples": 25, **changed})
+
+
+@pytest.mark.parametrize("name", ["W1", "W2", "W6"])
+def test_the_bare_loop_computes_what_ours_does(name):
+    workload = small(name, batch=10)
+    data = workload.data()
+    ours = Ours(workload, data)
+    loop = ours.loop
+    module = workload.model()
+    start = [p.detach().clone() for p in module.parameters()]
+    visits = []
+    for client in loop.sampler.draw(loop.roster, loop.seed, 0):
+        drawn = batches(
+            workload.samples, workload.batch, partial(generator, loop.seed, "batches", 0, client)
+        )
+        chosen = [torch.from_numpy(each) for each in islice(drawn, workload.steps)]
+        visits.append(Visit(*data.client(client), 1 / workload.cohort, chosen))
+    ours.round()
+    assert ours.steps == workload.steps * workload.cohort
+    found = torch.cat([p.reshape(-1) for p in bare_round(module, start, visits, workload.lr)])
+    before = torch.cat([p.reshape(-1) for p in start])
+    assert float((found - before).norm()) > 1e-3
+    torch.testing.assert_close(found, loop.server.x, rtol=1e-4, atol=1e-6)
+
+
+def test_the_bare_loop_goes_through_every_clients_samples_in_batches():
+    workload = small("W1", epochs=3)
+    bare = BareLoop(workload, workload.data())
+    for x, y, weight, chosen in bare._visits(2):
+        assert (len(x), len(y), weight) == (25, 25, 0.5)
+        chosen = list(chosen)
+        assert [len(each) for each in chosen] == [10, 10, 5] * 3
+        assert len(chosen) == workload.steps
+        for epoch in range(3):
+            assert sorted(torch.cat(chosen[3 * epoch : 3 * epoch + 3]).tolist()) == list(range(25))
+    assert bare.settings(2) in ([1], [2], [1, 2])
+    assert bare.timed(1) > 0
+
+
+def test_workloads_have_the_sizes_they_are_known_by():
+    sizes = {name: parameter_count(w.model()) for name, w in WORKLOADS.items()}
+    assert sizes == {
+        "W1": 610,
+        "W2": 178_110,
+        "W3": 797_962,
+        "W4": 50_890,
+        "W5": 1_626_442,
+        "W6": 133_520,
+    }
+    assert [w.steps for w in WORKLOADS.values()] == [20, 12, 10, 2, 5, 2]
+
+
+def test_clients_beyond_the_workloads_own_share_samples():
+    data = small("W1").data(1000)
+    assert len(data) == 1000
+    assert len(data.train.y) == 125
+    assert torch.equal(data.client(7)[0], data.client(2)[0])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_runs(method):
+    workload = small("W1")
+    run = Ours(workload, workload.data(), method)
+    assert run.round() > 0
+    assert run.steps == 2 * workload.steps
+
+
+def test_a_committed_run_leaves_nothing_behind():
+    workload = small("W1")
+    run = Ours(workload, workload.data(), "SCAFFOLD", committed=True)
+    folder = Path(run._kept._folder.name)
+    assert run.round() > 0
+    assert run._kept._store.round == 1
+    run.close()
+    assert not folder.exists()
+
+
+def test_times_are_taken_in_turn_and_the_best_counts():
+    calls, shares = [], []
+    times = {"a": iter([3.0, 1.0, 2.0]), "b": iter([5.0, 6.0, 4.0])}
+
+    def timed(name):
+        calls.append(name)
+        return next(times[name])
+
+    best = interleaved([partial(timed, "a"), partial(timed, "b")], 3, shares.append)
+    assert best == [1.0, 4.0]
+    assert calls == ["a", "b"] * 3
+    assert shares == sorted(shares) and shares[-1] == 1
+
+
+def test_a_clock_stands_still_while_another_part_is_inside(monkeypatch):
+    now = iter([0.0, 1.0, 3.0, 7.0, 8.0, 10.0])
+    monkeypatch.setattr("time.perf_counter", lambda: next(now))
+    watch = Stopwatch()
+    with watch.part("update"), watch.part("fold"):
+        pass
+    found = watch.lap()
+    assert (found[REST], found["update"], found["fold"]) == (1 + 2, 2 + 1, 4)
+
+
+def test_every_seam_of_a_round_is_there_and_is_put_back():
+    workload = small("W1")
+    run = Ours(workload, workload.data(), "SCAFFOLD")
+    before = solvers.batches, ModuleLoss.gradient, ModuleLosses.training
+    with watched(run) as watch:
+        run.round()
+        found = watch.lap()
+    assert all(found[part] > 0 for part in PARTS)
+    assert before == (solvers.batches, ModuleLoss.gradient, ModuleLosses.training)
+    assert "put" not in vars(run.loop.states) and "fold" not in vars(run.loop.method)
+
+
+def test_scaling_counts_clients_steps():
+    found = scale(
+        WORKLOADS["W1"], "FedAvg", "serial", 1, repeats=1, cohorts=(1, 3), populations=(4, 60)
+    )
+    shape = [(each.grows, each.cohort, each.population) for each in found]
+    assert shape == [
+        ("cohort", 1, 1000),
+        ("cohort", 3, 1000),
+        ("population", 4, 4),
+        ("population", 4, 60),
+    ]
+    for each in found:
+        assert each.seconds == pytest.approx(each.step_seconds * 20 * each.cohort)
+    assert found[0].relative == found[2].relative == 1
+
+
+def test_the_command_prints_json(tmp_path):
+    done = called("bench", "W1", "--repeats", "1", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)
+    assert set(row) == KEYS
+    assert (row["workload"], row["method"], row["engine"]) == ("W1", "FedAvg", "serial")
+    assert row["strategy"] == "serial" and row["target"] == 15
+    assert row["ratio"] == pytest.approx(row["bare_seconds"] / row["our_seconds"])
+    assert row["peak_mb"] is None or row["peak_mb"] > 50
+
+
+def test_the_command_prints_a_table_of_eighty_columns(tmp_path):
+    done = called("bench", "w1", "--repeats", "1", "--method", "FedDyn", "--commits", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for word in ("FedAvg", "FedDyn", "kept ms", "target", "Random data"):
+        assert word in done.stdout
+    assert max(len(line) for line in done.stdout.splitlines()) <= 80
+
+
+def test_other_methods_are_measured_beside_fedavg(tmp_path):
+    done = called("bench", "W1", "--repeats", "1", "--method", "FedProx", "--json", cwd=tmp_path)
+    average, prox = json.loads(done.stdout)
+    assert (average["method"], prox["method"]) == ("FedAvg", "FedProx")
+    assert prox["target"] == pytest.approx(average["ratio"] / 1.5)
+
+
+@pytest.mark.parametrize(
+    ("mode", "keys"),
+    [
+        ("--unequal", {"equal_seconds", "unequal_seconds", "ratio", "target"}),
+        ("--profile", {"total_seconds", "seconds"}),
+    ],
+)
+def test_other_measurements_print_json_and_a_table(mode, keys, tmp_path):
+    done = called("bench", "W1", mode, "--repeats", "1", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)
+    assert keys <= set(found)
+    done = called("bench", "W1", mode, "--repeats", "1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert max(len(line) for line in done.stdout.splitlines()) <= 80
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["W9"], "A workload is 'W9', but must be one of 'W1'"),
+        (["--method", "FedAvgg"], "did you mean 'FedAvg'?"),
+        (["--engine", "steam"], "engine is 'steam', but must be one of 'serial'"),
+        (["--scaling", "--profile"], "--scaling and --profile are different measurements"),
+        (["--unequal", "--commits"], "--commits means nothing with --unequal"),
+        (["--scaling", "--population", "9"], "--population means nothing with --scaling"),
+        (["W1", "--population", "9"], "The cohort has 30 clients, but there are only 9"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_with_a_sentence(arguments, said, tmp_path):
+    done = called("bench", *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert said in " ".join(done.stderr.split())
+
+
+def test_help_teaches(tmp_path):
+    done = called("bench", "--help", cwd=tmp_path)
+    assert done.returncode == 0
+    said = " ".join(done.stdout.split())
+    for word in ("undrift bench W1 W2", "--scaling", "--profile", "--unequal", "bare loop"):
+        assert word in said
