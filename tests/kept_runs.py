@@ -53,15 +53,17 @@ def _kill_in_write(number, moment):
     count = 0
     write = Store._write
 
-    def deadly(self, values):
+    def deadly(self, values, remove=()):
         nonlocal count
         count += 1
         if count == number and moment == "during":
             with self._env.begin(write=True) as txn:
+                for key in remove:
+                    txn.delete(key)
                 for key, value in list(values.items())[: len(values) // 2 + 1]:
                     txn.put(key, value())
                 os.kill(os.getpid(), signal.SIGKILL)
-        write(self, values)
+        write(self, values, remove)
         if count == number and moment == "after":
             os.kill(os.getpid(), signal.SIGKILL)
 
