@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from torch import nn
 
@@ -38,6 +38,7 @@ from undrift.runs.folder import (
     write_json,
 )
 from undrift.runs.keeping import commit, restore
+from undrift.runs.loggers import Begun, Logger
 from undrift.runs.states import StoredStates
 from undrift.runs.stopping import asked_to_stop, interrupt
 from undrift.runs.store import Store, require_storable
@@ -45,9 +46,6 @@ from undrift.sampling import Sampler
 from undrift.solvers import Local
 from undrift.targets import Target
 from undrift.training import shared_sampler
-
-if TYPE_CHECKING:
-    from undrift.runs.loggers import Logger
 
 MEGABYTE = 1_000_000
 
@@ -251,8 +249,9 @@ class Work:
 
     def _loggers(self, resumed_from: int | None) -> Sequence[Logger]:
         loggers = self.keeping.loggers()
+        begun = Begun(self.label, self.seed, self.plan.settings, self.folder, resumed_from)
         for logger in loggers:
-            logger.start(self.label, self.seed, self.plan.settings, self.folder, resumed_from)
+            logger.start(begun)
         return loggers
 
     def _meta(self) -> dict[str, Any]:

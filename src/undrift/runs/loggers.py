@@ -16,6 +16,7 @@ import uuid
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -25,19 +26,33 @@ from undrift.records import Record
 from undrift.runs.folder import DONE
 
 
+@dataclass(frozen=True)
+class Begun:
+    """A run that begins in its folder, or goes on."""
+
+    label: str
+    seed: int
+    settings: Mapping[str, object]
+    folder: Path
+    resumed_from: int | None = None
+    """the last round before it goes on"""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return f"{self.label}, seed {self.seed}"
+
+    def described(self) -> dict[str, object]:
+        """All settings, in one table."""
+        return {"label": self.label, "seed": self.seed, **flattened(self.settings)}
+
+
 class Logger(ABC):
     """What is told of a run while it goes on."""
 
     @abstractmethod
-    def start(
-        self,
-        label: str,
-        seed: int,
-        settings: Mapping[str, object],
-        folder: Path,
-        resumed_from: int | None,
-    ) -> None:
-        """A run begins in its folder, or goes on after the round `resumed_from`."""
+    def start(self, begun: Begun) -> None:
+        """A run begins, or goes on."""
 
     @abstractmethod
     def log(self, record: Record) -> None:
@@ -57,21 +72,14 @@ class TensorBoard(Logger):
         self._tensor = _library("tensorboard.compat.proto.tensor_pb2", "TensorBoard")
         self._writers = _library("tensorboard.summary.writer.event_file_writer", "TensorBoard")
 
-    def start(
-        self,
-        label: str,
-        seed: int,
-        settings: Mapping[str, object],
-        folder: Path,
-        resumed_from: int | None,
-    ) -> None:
-        self._writer = self._writers.EventFileWriter(str(folder / "tensorboard"))
-        if resumed_from is None:
-            self._describe({"label": label, "seed": seed, **flattened(settings)})
+    def start(self, begun: Begun) -> None:
+        self._writer = self._writers.EventFileWriter(str(begun.folder / "tensorboard"))
+        if begun.resumed_from is None:
+            self._describe(begun.described())
         else:
             # A round that was logged but not committed is done again: TensorBoard drops the first.
             started = self._event.SessionLog(status=self._event.SessionLog.START)
-            self._write(resumed_from + 1, session_log=started)
+            self._write(begun.resumed_from + 1, session_log=started)
         self._writer.flush()
 
     def log(self, record: Record) -> None:
@@ -120,23 +128,16 @@ class MLflow(Logger):
             _library("sqlalchemy", "MLflow")
             _library("alembic", "MLflow")
 
-    def start(
-        self,
-        label: str,
-        seed: int,
-        settings: Mapping[str, object],
-        folder: Path,
-        resumed_from: int | None,
-    ) -> None:
+    def start(self, begun: Begun) -> None:
         for name in ("mlflow.store.db.utils", "alembic"):  # lines of theirs would break our bars
             logging.getLogger(name).setLevel(logging.WARNING)
         place, where = os.environ.get("MLFLOW_TRACKING_URI"), None
         if not place:
-            place = f"sqlite:///{folder.absolute() / 'mlflow.db'}"
-            where = (folder.absolute() / "mlflow").as_uri()
+            place = f"sqlite:///{begun.folder.absolute() / 'mlflow.db'}"
+            where = (begun.folder.absolute() / "mlflow").as_uri()
         self._client = self._tracking.MlflowClient(tracking_uri=place)
-        known = _read_id(folder, "mlflow")
-        if known is not None and resumed_from is not None:
+        known = _read_id(begun.folder, "mlflow")
+        if known is not None and begun.resumed_from is not None:
             self._id = known
             self._client.update_run(self._id, status="RUNNING")
             return
@@ -146,13 +147,13 @@ class MLflow(Logger):
             if found is None
             else found.experiment_id
         )
-        tags = {"label": label, "seed": str(seed), "folder": str(folder)}
-        run = self._client.create_run(experiment, run_name=f"{label}, seed {seed}", tags=tags)
+        tags = {"label": begun.label, "seed": str(begun.seed), "folder": str(begun.folder)}
+        run = self._client.create_run(experiment, run_name=begun.name, tags=tags)
         self._id = run.info.run_id
-        _write_id(folder, "mlflow", self._id)
+        _write_id(begun.folder, "mlflow", self._id)
         params = [
             self._entities.Param(key, _word(value)[:500])
-            for key, value in {"label": label, "seed": seed, **flattened(settings)}.items()
+            for key, value in begun.described().items()
         ]
         for some in range(0, len(params), 100):  # what one call may hold
             self._client.log_batch(self._id, params=params[some : some + 100])
@@ -181,27 +182,20 @@ class WeightsAndBiases(Logger):
     def __init__(self) -> None:
         self._wandb = _library("wandb", "Weights & Biases")
 
-    def start(
-        self,
-        label: str,
-        seed: int,
-        settings: Mapping[str, object],
-        folder: Path,
-        resumed_from: int | None,
-    ) -> None:
-        known = _read_id(folder, "wandb") if resumed_from is not None else None
+    def start(self, begun: Begun) -> None:
+        known = _read_id(begun.folder, "wandb") if begun.resumed_from is not None else None
         id = known or uuid.uuid4().hex[:16]
-        _write_id(folder, "wandb", id)
+        _write_id(begun.folder, "wandb", id)
         mode = os.environ.get("WANDB_MODE")
         if mode is None:
             known_to = self._wandb.login(prompt=False, verify=False)
             mode = "online" if known_to else "offline"
         self._run = self._wandb.init(
             project=os.environ.get("WANDB_PROJECT", "undrift"),
-            dir=str(folder),
+            dir=str(begun.folder),
             id=id,
-            name=f"{label}, seed {seed}",
-            config={"label": label, "seed": seed, **settings},
+            name=begun.name,
+            config={"label": begun.label, "seed": begun.seed, **begun.settings},
             mode=mode,
             resume="allow" if known and mode == "online" else None,
             reinit="create_new",
@@ -250,17 +244,10 @@ class Guarded(Logger):
         self._name = name
         self._last = -1
 
-    def start(
-        self,
-        label: str,
-        seed: int,
-        settings: Mapping[str, object],
-        folder: Path,
-        resumed_from: int | None,
-    ) -> None:
-        if resumed_from is not None:
-            self._last = resumed_from
-        self._tell("start", label, seed, settings, folder, resumed_from)
+    def start(self, begun: Begun) -> None:
+        if begun.resumed_from is not None:
+            self._last = begun.resumed_from
+        self._tell("start", begun)
 
     def log(self, record: Record) -> None:
         if record.round > self._last:
