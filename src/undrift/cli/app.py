@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import tomllib
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
@@ -66,14 +67,25 @@ def hanging(lines: Iterable[tuple[str, str]]) -> Table:
 
 
 def parsed(settings: list[str]) -> dict[str, object]:
-    """NAME=VALUE pairs; a value is a number, True, False, None, a list, or else a word."""
+    """NAME=VALUE pairs; a value is as in a file or as in Python, or else a word."""
     found: dict[str, object] = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not equals or not name:
             raise UndriftError(f"--set takes NAME=VALUE, not {setting!r}.")
-        try:
-            found[name] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            found[name] = value
+        found[name] = _value(value)
     return found
+
+
+def _value(text: str) -> object:
+    """A number, a list, a table or a truth value of TOML or Python; or else the word itself."""
+    try:
+        found = tomllib.loads(f"value = {text}")
+        if [*found] == ["value"] and isinstance(found["value"], bool | int | float | list | dict):
+            return found["value"]
+    except tomllib.TOMLDecodeError:
+        pass
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
