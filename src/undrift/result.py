@@ -14,7 +14,8 @@ from undrift.loops.base import Loop
 from undrift.methods.base import Method
 from undrift.modules import ModuleLosses, save_weights
 from undrift.records import Record
-from undrift.timeline import duration, plot_timeline
+from undrift.timeline import plot_timeline
+from undrift.units import duration
 
 LITTLE = 0.01
 """Less wasted work is not worth a remark."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from undrift.errors import require, require_choice
 from undrift.files import written_whole
 from undrift.records import Record, Span
+from undrift.units import time_unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,21 +27,6 @@ PHASES = {"reading the model": "#9ecae1", "computing": "#4292c6", "sending": "#0
 UNUSED = "not used"
 PALE, RED = "#fde0d2", "#c0271d"
 GREY = "#555555"
-
-
-def time_unit(seconds: float) -> tuple[float, str]:
-    """By what to divide a time in seconds, and the unit it then has."""
-    for divisor, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
-        if abs(seconds) >= 2 * divisor:
-            return divisor, unit
-    return (1e-3, "ms") if 0 < abs(seconds) < 0.1 else (1.0, "s")
-
-
-def duration(seconds: float) -> str:
-    """A time in three digits: "12.3 min"."""
-    divisor, unit = time_unit(seconds)
-    value = seconds / divisor
-    return f"{value:,.0f} {unit}" if value >= 999.5 else f"{value:.3g} {unit}"
 
 
 def plot_timeline(records: Sequence[Record], path: str | Path, label: str) -> Path:

@@ -1,4 +1,4 @@
-"""Large numbers for people."""
+"""Large numbers, sizes and times for people."""
 
 
 def short(number: float) -> str:
@@ -13,3 +13,18 @@ def size(number: float) -> str:
     """Bytes in three digits: "12.3 kB", "4.56 MB"."""
     text = short(number)
     return f"{text}B" if text[-1].isalpha() else f"{text} B"
+
+
+def time_unit(seconds: float) -> tuple[float, str]:
+    """By what to divide a time in seconds, and the unit it then has."""
+    for divisor, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
+        if abs(seconds) >= 2 * divisor:
+            return divisor, unit
+    return (1e-3, "ms") if 0 < abs(seconds) < 0.1 else (1.0, "s")
+
+
+def duration(seconds: float) -> str:
+    """A time in three digits: "12.3 min"."""
+    divisor, unit = time_unit(seconds)
+    value = seconds / divisor
+    return f"{value:,.0f} {unit}" if value >= 999.5 else f"{value:.3g} {unit}"

@@ -16,7 +16,8 @@ from undrift.report.naming import DIAGNOSTICS, TINY, logarithmic, main_metrics, 
 from undrift.report.participation import participation
 from undrift.report.reading import Group, Runs, read_runs
 from undrift.runs.folder import slug
-from undrift.timeline import time_unit, timeline_figure
+from undrift.timeline import timeline_figure
+from undrift.units import time_unit
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

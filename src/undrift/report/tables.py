@@ -12,7 +12,7 @@ from undrift.errors import UndriftError, require_choice
 from undrift.report.reading import Group, RunFiles, Runs
 from undrift.result import SHOWN
 from undrift.targets import Target, reached
-from undrift.timeline import time_unit
+from undrift.units import time_unit
 
 Targets = Mapping[str, Target] | Sequence[tuple[str, Target]]
 LEVELS = (0.9, 0.95, 0.99)

@@ -7,8 +7,7 @@ from rich.table import Table
 from undrift.report.naming import main_metrics
 from undrift.report.reading import Runs
 from undrift.report.tables import final_table, measured
-from undrift.timeline import duration
-from undrift.units import size
+from undrift.units import duration, size
 
 COLUMNS = {
     "objective": "objective",

@@ -31,7 +31,7 @@ from undrift.sampling import Sampler
 from undrift.solvers import SGD
 from undrift.traffic import traffic_of
 from undrift.training import shared_sampler
-from undrift.units import short, size
+from undrift.units import duration, short, size
 
 if TYPE_CHECKING:
     from undrift.runs.experiment import Experiment
@@ -227,14 +227,6 @@ def fleet_of(experiment: Experiment, roster: Roster, seed: int) -> Fleet | None:
         return None if devices is None else devices.fleet(roster, seed)
     except UndriftError as error:
         raise UndriftError(f"devices: {error}") from None
-
-
-def duration(seconds: float) -> str:
-    """Seconds for people: "0.25 s", "12.3 min", "4.56 h", "12.3 d"."""
-    for factor, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * factor:
-            return f"{seconds / factor:.3g} {unit}"
-    return f"{seconds:.3g} s"
 
 
 def _shared_sampler(experiment: Experiment, data: Any, roster: Roster) -> Sampler:

@@ -12,7 +12,8 @@ from rich.text import Text
 from undrift.clients import Roster
 from undrift.data.federated import FederatedData
 from undrift.runs.building import build_model
-from undrift.runs.cost import duration, estimate, fleet_of
+from undrift.runs.cost import estimate, fleet_of
+from undrift.units import duration
 
 if TYPE_CHECKING:
     from undrift.runs.experiment import Experiment
