@@ -13,6 +13,7 @@ import pytest
 
 import undrift
 from commands import called, command
+from undrift.cli.app import parsed
 
 ROOT = Path(__file__).parent.parent
 
@@ -33,7 +34,40 @@ def test_demo_trains_every_method_and_writes_the_report(tmp_path):
         assert name in done.stdout
     page = (tmp_path / "undrift-demo.html").read_text()
     assert all(name in page for name in undrift.METHODS)
+    assert 'id="data"' in page and 'id="time"' in page
+    # Methods whose clients worked at the same times share a picture of it.
+    assert page.count("Who worked when in the first rounds") < 6
     assert max(len(line) for line in done.stdout.splitlines()) <= 80
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("3", 3),
+        ("0.1", 0.1),
+        ("true", True),
+        ("True", True),
+        ("None", None),
+        ("none", "none"),
+        ("[1, 2]", [1, 2]),
+        ("(1, 2)", (1, 2)),
+        (
+            '{law = "ladder", slowest = 1, fastest = 2}',
+            {"law": "ladder", "slowest": 1, "fastest": 2},
+        ),
+        ('{"a": 1}', {"a": 1}),
+        ('"a word"', "a word"),
+        ("dirichlet:0.3", "dirichlet:0.3"),
+        ("2020-01-01", "2020-01-01"),
+        ("1\nother = 2", "1\nother = 2"),
+        ("a=b", "a=b"),
+        ("", ""),
+    ],
+)
+def test_a_setting_is_as_in_a_file_or_as_in_python(given, meant):
+    found = parsed([f"key={given}"])["key"]
+    assert found == meant
+    assert type(found) is type(meant)
 
 
 def test_demo_with_a_cohort_leaves_out_what_is_not_defined(tmp_path):

@@ -142,7 +142,7 @@ def live_table(results: list[Result]) -> Table:
         "test acc": "test_accuracy",
         "worst 10%": "test_client_accuracy_worst_tenth",
     }
-    for name in [*columns, "MB sent", "seconds"]:
+    for name in [*columns, "MB sent", "virtual s"]:
         table.add_column(name, justify="right", no_wrap=True)
     best = {
         metric: (max if "accuracy" in metric else min)(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,8 @@ from undrift.errors import require_choice
 from undrift.files import written_whole
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from undrift.result import Result
 
 # Twelve colours that stay apart, also for most colour-blind readers, and two line styles.
@@ -79,3 +82,13 @@ def plot_histories(
     with written_whole(path) as partial:
         figure.savefig(partial, dpi=144)
     return path
+
+
+def svg_of(figure: Figure) -> bytes:
+    """A figure as SVG; the same figure gives the same bytes."""
+    from matplotlib import rc_context
+
+    content = io.BytesIO()
+    with rc_context({"svg.hashsalt": "undrift"}):
+        figure.savefig(content, format="svg", metadata={"Date": None})
+    return content.getvalue()

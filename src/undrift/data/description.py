@@ -197,6 +197,13 @@ class Description:
 
         return plot_description(self, path)
 
+    def svg(self) -> bytes:
+        """The same picture as SVG."""
+        from undrift.data.picture import draw
+        from undrift.plots import svg_of
+
+        return svg_of(draw(self))
+
 
 def describe(
     data: FederatedData,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
+from typing import Any
 
+from undrift.plots import svg_of
 from undrift.records import LOST, Record
 from undrift.report.participation import Participation, participation
 from undrift.report.parts import PICTURES, amount, as_table, csv_link, histogram, named, picture
@@ -94,17 +95,15 @@ def _timelines(runs: Runs) -> str:
     """Who worked when, of the first seed of every method."""
     figures, left_out = [], []
     left = PICTURES
-    for group in runs.groups:
-        if not group.timeline:
-            continue
-        svg = _svg(group.timeline)
+    for labels, records in _alike(runs):
+        svg = svg_of(timeline_figure(records))
         if len(svg) > left:
-            left_out.append(group.label)
+            left_out += labels
             continue
         left -= len(svg)
-        image = picture(svg, f"Who worked when in the first rounds of {group.label}")
+        image = picture(svg, f"Who worked when in the first rounds of {', '.join(labels)}")
         figures.append(
-            f"<figure><h3>{named(runs, group.label)}</h3>"
+            f"<figure><h3>{', '.join(named(runs, label) for label in labels)}</h3>"
             f'<div class="scroll" tabindex="0" role="region" aria-label="Timeline">{image}</div>'
             "</figure>"
         )
@@ -117,17 +116,20 @@ def _timelines(runs: Runs) -> str:
     )
     return f"""<h3>Who worked when</h3>
 <p class="note">The first rounds of each method’s first seed: a row per client, at most the busiest
-{MOST}. Hatched: work that was not used. Thin lines: the ends of rounds.{more}</p>
+{MOST}; methods whose clients worked at the same times are together. Hatched: work that was not
+used. Thin lines: the ends of rounds.{more}</p>
 <div class="timelines">{"".join(figures)}</div>"""
 
 
-def _svg(records: Sequence[Record]) -> bytes:
-    from matplotlib import rc_context
-
-    content = io.BytesIO()
-    with rc_context({"svg.hashsalt": "undrift"}):  # the same runs give the same page
-        timeline_figure(records).savefig(content, format="svg", metadata={"Date": None})
-    return content.getvalue()
+def _alike(runs: Runs) -> Iterable[tuple[list[str], list[Record]]]:
+    """Timelines, each with the labels of the methods that had it."""
+    found: dict[tuple[Any, ...], tuple[list[str], list[Record]]] = {}
+    for group in runs.groups:
+        records = group.timeline
+        if records:
+            known = tuple((record.virtual_seconds, *record.spans) for record in records)
+            found.setdefault(known, ([], records))[0].append(group.label)
+    return found.values()
 
 
 def participation_section(runs: Runs, text: str) -> str:

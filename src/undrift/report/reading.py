@@ -13,6 +13,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from undrift.errors import UndriftError, first_line, require
+from undrift.modules import ModuleLosses
 from undrift.records import Record
 from undrift.targets import Target
 
@@ -196,7 +197,12 @@ def of_results(results: Sequence[Result]) -> Runs:
         for result in results
     ]
     clients = max((len(result.run.roster) for result in results), default=0)
-    return Runs([(Folder(clients=clients), runs)])
+    folder = Folder(clients=clients)
+    losses = results[0].run.losses if results else None
+    if isinstance(losses, ModuleLosses):
+        described = losses.data.describe()
+        folder.data, folder.picture = described.as_dict(), described.svg()
+    return Runs([(folder, runs)])
 
 
 def frame(folders: Sequence[str | Path] | str | Path) -> Any:
