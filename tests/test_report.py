@@ -1,20 +1,29 @@
-"""The report: its numbers against the records, its page in a real browser."""
+"""The report: its numbers against the records, its page as a text, its figures."""
 
-import csv
-import io
 import json
 import math
 import re
 import statistics
-import time
 from collections import Counter
-from urllib.parse import unquote
 
 import numpy as np
 import pytest
 
 import undrift as ud
-from browser import chromium, wait_for, watched
+from made_up_runs import (
+    EVIL,
+    METHODS,
+    SVG,
+    P,
+    by_hand,
+    csv_rows,
+    evil,
+    make,
+    records,
+    ten_methods,
+    write_folder,
+    write_run,
+)
 from undrift.errors import UndriftError
 from undrift.records import Record
 from undrift.report import (
@@ -29,94 +38,6 @@ from undrift.report import (
 )
 from undrift.report.naming import main_metrics
 from undrift.report.tables import Over, final_table, saving, shown, target_table
-
-SVG = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 40 20"><circle r="9" cx="20"/></svg>'
-P = 1000  # parameters of the model
-# How fast a method's loss falls, and how many vectors it sends down and up.
-METHODS = {"FedAvg": (30, 1, 1), "SCAFFOLD": (12, 2, 2), "FedDyn": (9, 1, 1)}
-
-
-def records(rng, rounds, speed, down=1, up=1, clients=100, cohort=10, every=1, clock=True):
-    """Records of a run that never was: losses fall, accuracies rise, with noise."""
-    found = []
-    for t in range(rounds + 1):
-        record = Record(round=t)
-        if t % every == 0 or t == rounds:
-            loss = 2.3 * math.exp(-t / speed) + 0.1 + 0.01 * rng.random()
-            accuracy = 0.95 - 0.85 * math.exp(-t / speed) + 0.01 * rng.random()
-            record.metrics = {
-                "train_loss": loss,
-                "objective": loss + 0.001,
-                "test_loss": loss * 1.1,
-                "test_accuracy": accuracy,
-                "test_client_accuracy_worst_tenth": accuracy - 0.1,
-            }
-        if t:
-            record.cohort = rng.choice(clients, cohort, replace=False).tolist()
-            record.diagnostics = {
-                "step": 3 / (t + 2) + 0.02 * rng.random(),
-                "moved": 4 / (t + 2) + 0.1,
-                "drift": 2 / (t + 2) + 0.1 * rng.random() + 0.05,
-                "tau_eff": 20 + rng.random(),
-                "chi_square": 0.2 * rng.random() + 1e-3,
-            }
-            record.bytes_down = {"x": 4 * P * cohort} | ({"c": 4 * P * cohort} if down > 1 else {})
-            record.bytes_up = {"moved": 4 * P * cohort * up}
-            record.steps = 50 * cohort
-            record.gradients = 500 * cohort + int(rng.integers(100))
-            record.virtual_seconds = 2.0 * t if clock else 0.0
-            record.seconds = 0.1 + 0.05 * rng.random()
-        found.append(record)
-    return found
-
-
-def write_run(folder, label, seed, lines, status="finished", reason=None, name=None, rounds=None):
-    place = folder / re.sub(r"[^A-Za-z0-9.-]+", "-", label) / f"seed-{seed}"
-    place.mkdir(parents=True)
-    said = {
-        "label": label,
-        "method": f"{name or label}()",
-        "name": name or label,
-        "paper": "a paper",
-        "seed": seed,
-        "rounds": rounds or lines[-1].round,
-        "status": status,
-        "reason": reason,
-        "parameters": P,
-    }
-    (place / "run.json").write_text(json.dumps(said))
-    (place / "records.jsonl").write_text("".join(r.to_json() + "\n" for r in lines))
-    return place
-
-
-def write_folder(folder, labels=METHODS, name="made-up", target=None, clients=100):
-    folder.mkdir(parents=True)
-    toml = [f"name = {json.dumps(name)}", "rounds = 60"]
-    toml += ["[target]", *(f"{k} = {v}" for k, v in target.items())] if target else []
-    for label in labels:
-        toml += ["[[method]]", f"label = {json.dumps(label)}"]
-    (folder / "experiment.toml").write_text("\n".join(toml) + "\n")
-    (folder / "about.json").write_text(json.dumps({"undrift": "0.1.0", "python": "3.11"}))
-    spread = {"mean": 5.0, "std": 1.0, "min": 2.0, "median": 5.0, "max": 9.0}
-    data = {"name": "made up", "clients": clients, "samples": {"train": 500}, "sizes": spread}
-    (folder / "data.json").write_text(json.dumps(data))
-    (folder / "data.svg").write_text(SVG)
-    return folder
-
-
-def csv_rows(text):
-    return list(csv.DictReader(io.StringIO(text)))
-
-
-def make(folder, methods=METHODS, seeds=(0, 1, 2), rounds=60, target=None, **options):
-    """A run folder of every method and seed; methods of one seed have the same cohorts."""
-    write_folder(folder, methods, target=target)
-    for label, (speed, down, up) in methods.items():
-        for seed in seeds:
-            rng = np.random.default_rng(seed)
-            lines = records(rng, rounds, speed, down, up, **options)
-            write_run(folder, label, seed, lines)
-    return folder
 
 
 @pytest.fixture
@@ -201,22 +122,6 @@ def test_the_frame_has_a_row_per_method_seed_and_round(folder):
 
 
 # Tables
-
-
-def by_hand(folder, label, level):
-    """Rounds, bytes and whether the level was reached, of every seed, from the files alone."""
-    found = []
-    for path in sorted((folder / label).glob("seed-*/records.jsonl")):
-        sent = 0
-        for line in path.read_text().splitlines():
-            row = json.loads(line)
-            sent += sum(row["bytes_down"].values()) + sum(row["bytes_up"].values())
-            if row["metrics"].get("test_accuracy", 0) >= level:
-                found.append((row["round"], sent, True))
-                break
-        else:
-            found.append((row["round"], sent, False))
-    return found
 
 
 @pytest.mark.parametrize("level", [0.6, 0.85, 0.955, 2.0])
@@ -321,23 +226,6 @@ def test_csv_files_have_every_record_and_table(folder, tmp_path):
 # The page as a text
 
 
-EVIL = "</script><b>\"'&amp;{{css}}"
-
-
-def evil(tmp_path):
-    folder = write_folder(tmp_path / "run", [EVIL], name=EVIL)
-    lines = records(np.random.default_rng(0), 5, 5)
-    for record in lines:
-        record.metrics[f"x{EVIL}"] = 1.0
-        record.diagnostics[f"y{EVIL}"] = 1.0
-        record.rejected = [(EVIL, EVIL)]
-    write_run(folder, EVIL, 0, lines, "stopped", EVIL)
-    (folder / "about.json").write_text(json.dumps({EVIL: EVIL}))
-    (folder / "data.json").write_text(json.dumps({"name": EVIL, "clients": 100, "notes": [EVIL]}))
-    (folder / "data.svg").write_text(SVG.replace("<circle", "<script>alert(1)</script><circle"))
-    return folder
-
-
 def test_everything_is_escaped(tmp_path):
     text = write_report(evil(tmp_path), tmp_path / "page.html").read_text()
     assert "<b>\"'" not in text and EVIL not in text
@@ -408,10 +296,7 @@ def test_long_runs_are_thinned_and_totals_stay(tmp_path):
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory):
-    """Ten methods with a thousand rounds."""
-    methods = {f"Method {k}": (20 + 30 * k, 1 + k % 2, 1 + k % 2) for k in range(10)}
-    folder = tmp_path_factory.mktemp("large") / "run"
-    make(folder, methods, seeds=(0,), rounds=1000)
+    folder = ten_methods(tmp_path_factory.mktemp("large") / "run")
     return write_report(folder, folder / "page.html")
 
 
@@ -440,203 +325,3 @@ def test_figures_for_a_paper(folder, tmp_path):
         assert path.read_bytes() == (tmp_path / "figures" / path.name).read_bytes()
     with pytest.raises(UndriftError, match="did you mean 'test_loss'"):
         write_figures(folder, tmp_path / "figures", ["test_los"])
-
-
-# The page in Chromium
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    """A folder that no test changes, with its page."""
-    folder = make(tmp_path_factory.mktemp("shared") / "run")
-    write_report(folder, folder / "page.html")
-    return folder
-
-
-@pytest.fixture
-def opened(browser, shared):
-    """The page of three methods and three seeds, at the size of a desktop."""
-    page = browser.new_page(viewport={"width": 1280, "height": 900})
-    troubles = watched(page)
-    page.goto((shared / "page.html").as_uri())
-    wait_for(page, "report.charts[0].plot")
-    yield page
-    assert troubles == []
-    page.close()
-
-
-def test_the_axis_switch_changes_the_x_values(opened, shared):
-    last = "report.charts[0].plot.data[0].at(-1)"
-    assert opened.evaluate(last) == 60
-    opened.get_by_role("radio", name="bytes sent").first.check()
-    assert opened.evaluate(last) == 60 * 160 * P  # SCAFFOLD's
-    opened.get_by_role("radio", name="virtual time").first.check()
-    assert opened.evaluate(last) == 120
-    opened.get_by_role("radio", name="gradient evaluations").first.check()
-    runs = read_runs(shared)
-    gradients = [sum(r.gradients for r in run.records) for run in runs.groups[0].runs]
-    assert opened.evaluate(last) == pytest.approx(statistics.fmean(gradients))
-
-
-def test_the_switches_work_with_the_keyboard(opened):
-    opened.get_by_role("radio", name="rounds").first.focus()
-    opened.keyboard.press("ArrowRight")
-    assert opened.evaluate("report.state.axis") == "bytes"
-    button = opened.locator(".legend button").first
-    button.focus()
-    opened.keyboard.press("Enter")
-    assert opened.evaluate("[...report.state.hidden]") == [0]
-    assert opened.evaluate("document.activeElement.dataset.method") == "0"
-
-
-def test_curves_are_means_over_seeds_with_their_range(opened, shared):
-    runs = read_runs(shared)
-    values = [run.records[30].metrics["test_accuracy"] for run in runs.groups[2].runs]
-    data = opened.evaluate("report.charts[0].plot.data.map((column) => column[30])")
-    assert data[0] == 30
-    assert data[-3:] == pytest.approx(
-        [statistics.fmean(values), min(values), max(values)], rel=1e-6
-    )
-    opened.locator("#spread").select_option("std")
-    low = opened.evaluate("report.charts[0].plot.data.at(-2)[30]")
-    assert low == pytest.approx(statistics.fmean(values) - statistics.stdev(values), rel=1e-5)
-    opened.locator("#spread").select_option("seeds")
-    assert opened.evaluate("report.charts[0].plot.series.length") == 1 + 9
-
-
-def test_the_legend_hides_a_method(opened):
-    labels = (
-        "report.charts[0].plot.series.filter((s) => s.method !== undefined).map((s) => s.label)"
-    )
-    assert opened.evaluate(labels) == list(METHODS)
-    button = opened.locator(".legend button", has_text="SCAFFOLD").first
-    button.click()
-    assert opened.evaluate(labels) == ["FedAvg", "FedDyn"]
-    assert (
-        opened.locator(".legend button", has_text="SCAFFOLD").first.get_attribute("aria-pressed")
-        == "false"
-    )
-    opened.locator(".legend button", has_text="SCAFFOLD").first.click()
-    assert opened.evaluate(labels) == list(METHODS)
-
-
-def test_the_log_scale_and_the_metric(opened):
-    figure = opened.locator("figure[data-name]").first
-    assert opened.evaluate("report.charts[0].plot.scales.y.distr") == 1
-    figure.get_by_label("log scale").check()
-    assert opened.evaluate("report.charts[0].plot.scales.y.distr") == 3
-    figure.get_by_label("Metric of chart 1").select_option("test_loss")
-    assert opened.evaluate("report.charts[0].plot.data[1][0]") > 2  # a loss, not an accuracy
-    opened.locator("#log-x").check()
-    assert opened.evaluate("report.charts[0].plot.data[0][0]") == 1  # log 0 has no place
-
-
-@pytest.mark.parametrize("values", [(1e-300, 1e-34), (1e-34, 7.0), (1e-29, 1e29), (0.3, 0.3), (0,)])
-def test_any_range_has_a_log_scale(browser, tmp_path, values):
-    folder = write_folder(tmp_path / "run", ["FedAvg"])
-    lines = records(np.random.default_rng(0), 9, 5)
-    for record in lines:
-        record.metrics = {"mine": values[record.round % len(values)]}
-        record.diagnostics = {}
-    write_run(folder, "FedAvg", 0, lines)
-    page = browser.new_page()
-    troubles = watched(page)
-    page.goto(write_report(folder, tmp_path / "page.html").as_uri())
-    wait_for(page, "document.querySelector('.plot').children.length")
-    page.wait_for_timeout(50)
-    assert troubles == []
-    page.close()
-
-
-def test_hovering_shows_the_values(opened, shared):
-    box = opened.locator("figure[data-name] .u-over").first.bounding_box()
-    opened.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    tip = opened.locator(".tip").first
-    assert "rounds: 30" in tip.inner_text()
-    values = [r.records[30].metrics["test_accuracy"] for r in read_runs(shared).groups[2].runs]
-    assert f"{statistics.fmean(values):.4g} (" in tip.inner_text()
-
-
-def test_the_table_of_the_page_has_the_numbers_of_the_records(opened, shared):
-    levels = [row.target for row in target_table(read_runs(shared))][::3]
-    opened.get_by_role("radio", name="rounds").nth(1).check()
-    table = opened.locator('[data-cost="rounds"] table')
-    assert table.is_visible() and not opened.locator('[data-cost="models"]').is_visible()
-    for label in METHODS:
-        cells = table.locator("tr", has_text=label).locator("td").all_inner_texts()
-        for level, cell in zip(levels, cells, strict=True):
-            found = by_hand(shared, label, level)
-            mean = statistics.fmean(r for r, _, _ in found)
-            first = float(re.search(r"[\d.]+", cell)[0])
-            assert first == pytest.approx(mean, abs=0.051)
-            assert cell.startswith(">") == any(not reached for _, _, reached in found)
-
-
-def test_csv_links_have_the_tables(opened, shared):
-    links = opened.locator("a[download]").evaluate_all(
-        "all => all.map((a) => [a.download, a.href])"
-    )
-    assert {name for name, _ in links} == {
-        "targets.csv",
-        "final.csv",
-        "runs.csv",
-        "participation.csv",
-        "time.csv",
-    }
-    for _, link in links:
-        kind, _, content = link.partition(",")
-        assert kind == "data:text/csv;charset=utf-8"
-        assert csv_rows(unquote(content))
-    with opened.expect_download() as download:
-        opened.get_by_role("button", name="records.csv").click()
-    rows = csv_rows(download.value.path().read_text())
-    assert len(rows) == 9 * 61
-    record = read_runs(shared).groups[2].runs[1].records[40]
-    row = next(r for r in rows if (r["method"], r["seed"], r["round"]) == ("FedDyn", "1", "40"))
-    assert float(row["test_loss"]) == pytest.approx(record.metrics["test_loss"], rel=1e-6)
-    assert int(row["bytes_down"]) == sum(record.bytes_down.values())
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_phone_needs_no_horizontal_scroll(browser, folder, scheme):
-    page = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme=scheme)
-    troubles = watched(page)
-    long = "a_very_long_label_without_any_place_to_break_it_" * 3
-    write_run(folder, long, 0, records(np.random.default_rng(0), 9, 5), reason=long)
-    page.goto(write_report(folder, folder / "page.html").as_uri())
-    page.locator("figure[data-name]").last.scroll_into_view_if_needed()
-    wait_for(page, "report.charts.at(-1).plot")
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    assert troubles == []
-    page.close()
-
-
-def test_evil_labels_are_shown_and_do_nothing(browser, tmp_path):
-    page = browser.new_page()
-    troubles = watched(page)
-    page.goto(write_report(evil(tmp_path), tmp_path / "page.html").as_uri())
-    wait_for(page, "report.charts[0].plot")
-    assert page.locator("h1").inner_text() == EVIL
-    assert page.locator(".legend button").first.inner_text() == EVIL
-    assert page.locator("b").count() == page.locator("td b").count()  # only the best costs
-    assert troubles == []
-    page.close()
-
-
-def test_a_large_page_opens_quickly(browser, large):
-    page = browser.new_page()
-    troubles = watched(page)
-    began = time.perf_counter()
-    page.goto(large.as_uri())
-    wait_for(page, "report.charts[0].plot")
-    took = time.perf_counter() - began
-    print(f"opened in {took:.2f} s")
-    assert took < 20  # a guard against quadratic work, not a measurement
-    assert troubles == []
-    page.close()

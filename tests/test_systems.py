@@ -1,0 +1,92 @@
+"""The published systems that experiment files can name."""
+
+from copy import deepcopy
+
+import pytest
+
+import undrift as ud
+from device_experiments import alone, round_trip
+from undrift.devices import Ladder, LogNormal, Normal
+from undrift.runs.building import build_data, build_devices, build_local, build_paces, build_sampler
+from undrift.runs.experiment import Experiment
+from undrift.runs.planning import plan_of
+from undrift.systems import SYSTEMS
+
+
+class TestSystems:
+    @pytest.mark.parametrize("name", list(SYSTEMS))
+    def test_each_runs_and_is_written_out_in_full(self, name, tmp_path):
+        raw = alone(devices=None, sampling=None, system=name, rounds=2)
+        del raw["local"]["epochs"]
+        found = round_trip(raw, tmp_path)
+        resolved = found.resolved()
+        assert "system" not in resolved
+        for key, table in SYSTEMS[name].tables.items():
+            for inner, value in table.items():
+                got = resolved[key][inner]
+                assert got == value or got == {**got, **value}
+        data = build_data(found)
+        plan = plan_of(found, data)
+        result = ud.train(
+            plan.methods["FedAvg"],
+            model=plan.model(0),
+            data=data,
+            local=plan.local["FedAvg"],
+            cohort=plan.cohort,
+            limit=plan.limit,
+            devices=plan.devices,
+            pace=plan.paces,
+            rounds=2,
+            progress=False,
+        )
+        assert [record.round for record in result.records] == [0, 1, 2]
+        assert name in ("feddyn",) or result.records[2].steps > 0
+
+    def test_what_they_mean(self):
+        def found(name):
+            raw = alone(devices=None, sampling=None, system=name)
+            del raw["local"]["epochs"]
+            experiment = Experiment.from_dict(raw)
+            return plan_of(experiment, build_data(experiment))
+
+        first = found("fedavg-first")
+        assert first.paces == {"FedAvg": ud.FirstToRespond(30)}
+        assert isinstance(first.devices.speed, LogNormal)
+        assert first.cohort == ud.All()
+        fixed = found("fednova-fixed")
+        assert fixed.devices == ud.Devices(speed=Normal(30, 20, 1, 96))
+        assert fixed.paces == {"FedAvg": ud.Deadline(1.0)}
+        assert fixed.local["FedAvg"].steps == 96
+        steps = found("fednova-random").local["FedAvg"].steps
+        assert steps == ud.NormalAmount(30, 20, 1, 96)
+        assert found("fednova-epochs").local["FedAvg"].epochs == ud.UniformAmount(2, 5)
+        assert found("fednova-synthetic").local["FedAvg"].epochs == ud.UniformAmount(1, 5)
+        assert found("feddyn").cohort == ud.Bernoulli(0.1)
+        assert found("feddr-async").devices == ud.Devices(speed=Ladder(50, 100))
+        assert found("feddr-async").paces == {}
+        lga = found("fedlga")
+        assert (lga.limit, lga.local["FedAvg"].epochs) == (ud.Unfinished(0.5), 5)
+
+    def test_the_file_has_the_last_word(self):
+        raw = alone(devices={"jitter": 0.5}, sampling={"cohort": 3}, system="fedavg-first")
+        raw["pace"] = {"kind": "first", "replies": 2}
+        found = Experiment.from_dict(raw)
+        assert build_devices(found) == ud.Devices(speed=LogNormal(100, 0.5), jitter=0.5)
+        assert build_paces(found)["FedAvg"] == ud.FirstToRespond(2)
+        assert build_sampler(found) == 3
+        raw["pace"] = {"kind": "deadline", "seconds": 3}
+        assert build_paces(Experiment.from_dict(raw))["FedAvg"] == ud.Deadline(3)
+        raw = alone(devices="none", system="feddr-async")
+        assert build_devices(Experiment.from_dict(raw)) is None
+        raw = alone(devices=None, system="fednova-random")
+        assert build_local(Experiment.from_dict(raw), "FedAvg").epochs == 2
+        raw["local"] = {"solver": "Exact"}
+        assert isinstance(build_local(Experiment.from_dict(raw), "FedAvg"), ud.Exact)
+        raw = alone(devices=None, sampling={"cohort": 0.5}, system="feddyn")
+        assert build_sampler(Experiment.from_dict(raw)) == ud.Bernoulli(0.5)
+
+    def test_a_presets_tables_are_not_changed_by_using_them(self):
+        before = deepcopy({name: each.tables for name, each in SYSTEMS.items()})
+        for name in SYSTEMS:
+            Experiment.from_dict(alone(devices=None, sampling=None, system=name))
+        assert before == {name: each.tables for name, each in SYSTEMS.items()}
