@@ -15,8 +15,8 @@ from undrift.runs.building import (
     build_paces,
     build_sampler,
 )
-from undrift.units import duration, estimate
 from undrift.runs.experiment import Experiment
+from undrift.units import duration, estimate
 
 CLOCKS = {
     "plain": {},
