@@ -15,8 +15,9 @@ from undrift.runs.building import (
     build_paces,
     build_sampler,
 )
+from undrift.runs.cost import estimate
 from undrift.runs.experiment import Experiment
-from undrift.units import duration, estimate
+from undrift.units import duration
 
 CLOCKS = {
     "plain": {},
