@@ -7,7 +7,7 @@ A neural network on federated data (`undrift.modules`) and an analytic problem
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from undrift.errors import UndriftError, require_choice
 from undrift.problem import LocalProblem
+from undrift.targets import PARTS
 
 Batch = np.ndarray | None
 """Which of a client's samples: their numbers from 0, or None for all."""
@@ -77,9 +78,17 @@ class Losses(ABC):
 
     @abstractmethod
     def evaluate(
-        self, x: Tensor, weights: Tensor, buffers: Mapping[str, Tensor]
+        self,
+        x: Tensor,
+        weights: Tensor,
+        buffers: Mapping[str, Tensor],
+        parts: Collection[str] = PARTS,
     ) -> dict[str, float]:
-        """Metrics of a model; `weights` are the q_k. One of them is "train_loss", Σ q_k f_k."""
+        """Metrics of a model on some of `parts`; one is "train_loss", Σ q_k f_k, of "train".
+
+        `weights` are the q_k, in the order of the data; the training data of a client whose
+        weight is zero do not count.
+        """
 
     @abstractmethod
     @contextmanager
@@ -90,9 +99,20 @@ class Losses(ABC):
         """The first values of what the model holds besides parameters."""
         return {}
 
-    def evaluate_own(self, k: int, x: Tensor, buffers: Mapping[str, Tensor]) -> dict[str, float]:
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The parts of the data that there are, of `PARTS`."""
+        return ("train",)
+
+    def evaluate_own(
+        self,
+        k: int,
+        x: Tensor,
+        buffers: Mapping[str, Tensor],
+        parts: Collection[str] = PARTS,
+    ) -> dict[str, float]:
         """Metrics of a client's own model on its own data."""
-        return {"train_loss": self.value(k, x)}
+        return {"train_loss": self.value(k, x)} if "train" in parts else {}
 
     def weights(self, objective: str = "samples") -> Tensor:
         """The q_k of an objective, `[N]`: n_k/n for "samples", 1/N for "clients"."""
@@ -102,7 +122,8 @@ class Losses(ABC):
         """Σ q_k ∇f_k(x)"""
         total = torch.zeros_like(x)
         for k, weight in enumerate(weights.tolist()):
-            total += weight * self.gradient(k, x)
+            if weight:
+                total += weight * self.gradient(k, x)
         return total
 
     def __len__(self) -> int:

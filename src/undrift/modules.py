@@ -7,9 +7,10 @@ parameters stay what they are; buffers (BatchNorm statistics) travel beside the 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy, deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,9 +27,12 @@ from undrift.errors import UndriftError, first_line, require, require_type
 from undrift.files import written_whole
 from undrift.keys import generator, torch_generator_set_to
 from undrift.losses import Batch, ClientLoss, Losses
-from undrift.tasks import Loss, Metric, Task, correct, task_for
+from undrift.measuring import Pass, figures, losses_by_client, spread
+from undrift.per_sample import per_sample_of, telling_rows
+from undrift.targets import PARTS
+from undrift.tasks import LOSS, Loss, Metric, Task, task_for
+from undrift.threads import one_thread
 
-EVALUATION_BATCH = 4096
 GRADIENT_BATCH = 1024
 
 
@@ -173,10 +177,15 @@ class ModuleLosses(Losses):
         self._train = _on(data.train, self.flat.x)
         self._test = None if data.test is None else _on(data.test, self.flat.x)
         self._validation = None if data.validation is None else _on(data.validation, self.flat.x)
+        self._sample: tuple[Tensor, Part] | None = None
+        self._threads = torch.get_num_threads() if self.device.type == "cpu" else 1
         self._moving: frozenset[str] = frozenset()
         buffers = self.flat.buffers()
         with torch_generator_set_to(0, self.device):
+            before = torch.default_generator.get_state()
             self.task = self._try_out(loss, metrics)
+            if not torch.equal(before, torch.default_generator.get_state()):
+                self._threads = 1  # what it draws comes in order
             self._moving = self._statistics(buffers)
         self.flat.load_buffers(buffers)
         self._initial_buffers = {name: buffers[name] for name in sorted(self._moving)}
@@ -232,8 +241,10 @@ class ModuleLosses(Losses):
                 yield loss
 
     def value(self, k: int, x: Tensor) -> float:
-        outputs, targets = self._forward(x, self._train, self._train.of(k))
-        return float(self.task.loss(outputs, targets))
+        task = Task(self.task.loss, per_sample=self.task.per_sample)
+        with self._looking(x, task) as look:
+            seen = look.over(self._train, *self._train.places(k))
+        return figures("train", task, seen)[f"train_{LOSS}"]
 
     def gradient(self, k: int, x: Tensor) -> Tensor:
         self.flat.module.eval()
@@ -248,49 +259,87 @@ class ModuleLosses(Losses):
                 total += share * own.gradient(x)
         return total
 
+    def total_gradient(self, x: Tensor, weights: Tensor) -> Tensor:
+        if self.task.per_sample is None:
+            return super().total_gradient(x, weights)
+        part, weights = self._with_weight(weights)
+        shares = torch.repeat_interleave(weights / part.sizes, part.sizes).to(self.flat.x)
+        self.flat.module.eval()
+        total = torch.zeros_like(self.flat.x)
+        with torch_generator_set_to(0, self.device):
+            for first in range(0, len(part), GRADIENT_BATCH):
+                last = min(first + GRADIENT_BATCH, len(part))
+                task = Task(self.task.weighted(shares[first:last]))
+                piece = ModuleLoss(self.flat, task, *part.piece(first, last), self._moving)
+                total += piece.gradient(x)
+        return total
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return tuple(self._parts())
+
+    @one_thread()
     def evaluate(
-        self, x: Tensor, weights: Tensor, buffers: Mapping[str, Tensor]
+        self,
+        x: Tensor,
+        weights: Tensor,
+        buffers: Mapping[str, Tensor],
+        parts: Collection[str] = PARTS,
     ) -> dict[str, float]:
         self.flat.load_buffers(buffers)
-        found = self._metrics("train", self._train, x, weights)
-        for name, part in (("validation", self._validation), ("test", self._test)):
-            if part is not None and len(part):
-                found |= self._metrics(name, part, x, weights)
+        found: dict[str, float] = {}
+        chosen = {name: part for name, part in self._parts().items() if name in parts}
+        tested = "test" in chosen and chosen["test"].by_client
+        for name, part in chosen.items():
+            if name == "train":
+                part, weights = self._with_weight(weights)
+            with self._looking(x) as look:
+                seen = look.over(part)
+            found |= figures(name, self.task, seen)
+            if name == "train":
+                f = losses_by_client(self.task, seen, part)
+                found[f"train_{LOSS}"] = float(f @ weights)
+            several = part.by_client and len(part.sizes) > 1
+            if "accuracy" in seen.each and several and name == ("test" if tested else "train"):
+                found |= spread(name, seen.each["accuracy"], part)
         return found
 
-    def evaluate_own(self, k: int, x: Tensor, buffers: Mapping[str, Tensor]) -> dict[str, float]:
+    @one_thread()
+    def evaluate_own(
+        self,
+        k: int,
+        x: Tensor,
+        buffers: Mapping[str, Tensor],
+        parts: Collection[str] = PARTS,
+    ) -> dict[str, float]:
         self.flat.load_buffers(buffers)
-        found = {}
+        found: dict[str, float] = {}
+        for name, part in self._parts().items():
+            if name in parts and part.by_client and len(part.of(k)):
+                with self._looking(x) as look:
+                    found |= figures(name, self.task, look.over(part, *part.places(k)))
+        return found
+
+    def _parts(self) -> dict[str, Part]:
+        """The parts of the data that there are."""
         parts = {"train": self._train, "validation": self._validation, "test": self._test}
-        for name, part in parts.items():
-            if part is not None and part.by_client and len(rows := part.of(k)):
-                outputs, targets = self._forward(x, part, rows)
-                found[f"{name}_loss"] = float(self.task.loss(outputs, targets))
-                found |= self.task.measured(name, outputs, targets)
-        return found
+        return {name: part for name, part in parts.items() if part is not None and len(part)}
 
-    def _metrics(self, name: str, part: Part, x: Tensor, weights: Tensor) -> dict[str, float]:
-        outputs, targets = self._forward(x, part, part.rows)
-        found = {}
-        if name == "train":
-            losses = self.task.by_client(outputs, targets, part)
-            found["train_loss"] = float(losses @ weights)
-        else:
-            found[f"{name}_loss"] = float(self.task.loss(outputs, targets))
-        found |= self.task.measured(name, outputs, targets)
-        spread_over = "test" if self._test is not None and self._test.by_client else "train"
-        several = part.by_client and len(part.sizes) > 1
-        if self.task.classifies and several and name == spread_over:
-            found |= _spread(name, correct(outputs, targets), part)
-        return found
+    def _with_weight(self, weights: Tensor) -> tuple[Part, Tensor]:
+        """The training samples of the clients whose weight is not zero, and their weights."""
+        clients = weights.nonzero().flatten()
+        if len(clients) == len(weights):
+            return self._train, weights
+        if self._sample is None or not torch.equal(self._sample[0], clients):
+            self._sample = clients, self._train.of_clients(clients)
+        return self._sample[1], weights[clients]
 
-    def _forward(self, x: Tensor, part: Part, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs and targets of some samples, in large batches without autograd."""
+    @contextmanager
+    def _looking(self, x: Tensor, task: Task | None = None) -> Iterator[Pass]:
+        """The model with some parameters, ready to be asked for its outputs."""
         self.flat.load(x)
-        self.flat.module.eval()
-        with torch.no_grad(), torch_generator_set_to(0, self.device):
-            outputs = [self.flat.module(part.x[chunk]) for chunk in rows.split(EVALUATION_BATCH)]
-        return torch.cat(outputs), part.y[rows]
+        with torch_generator_set_to(0, self.device):
+            yield Pass(self.flat.module, task or self.task, self._threads, self._width)
 
     def _try_out(self, loss: Loss | None, metrics: Mapping[str, Metric] | None) -> Task:
         """Try the model on a few samples, to refuse what does not fit with a sentence."""
@@ -324,7 +373,17 @@ class ModuleLosses(Losses):
             isinstance(found, Tensor) and found.numel() == 1 and found.requires_grad,
             "The loss must return the mean over the batch, a single number with a gradient.",
         )
-        return task
+        self._width = outputs[:1].numel()
+        if loss is None:
+            return task
+        return replace(task, per_sample=self._per_sample(loss))
+
+    def _per_sample(self, loss: Loss) -> Loss | None:
+        """The loss of the user's own for single samples, where there is such a thing."""
+        rows = telling_rows(self._train)
+        with torch.no_grad():
+            outputs = self.flat.module(self._train.x[rows])
+        return per_sample_of(loss, outputs, self._train.y[rows], self.device)
 
     def _try_loss(self, task: Task, outputs: Tensor, targets: Tensor) -> object:
         """The loss of a few samples; what it says against their shapes is refused."""
@@ -365,21 +424,6 @@ class ModuleLosses(Losses):
 def _same(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors are equal, NaN counting as equal to NaN."""
     return bool(((a == b) | ((a != a) & (b != b))).all())
-
-
-def _spread(name: str, correct: Tensor, part: Part) -> dict[str, float]:
-    """Accuracy per client: mean, standard deviation, and mean of the worst tenth."""
-    sizes = part.sizes
-    owner = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
-    sums = torch.zeros(len(sizes), dtype=torch.float64)
-    sums.index_add_(0, owner, correct)
-    each = (sums / sizes)[sizes > 0].sort().values
-    worst = each[: max(1, len(each) // 10)]
-    return {
-        f"{name}_client_accuracy_mean": float(each.mean()),
-        f"{name}_client_accuracy_std": float(each.std(correction=0)),
-        f"{name}_client_accuracy_worst_tenth": float(worst.mean()),
-    }
 
 
 def _on(part: Part, like: Tensor) -> Part:

@@ -31,6 +31,8 @@ COLOURS = (
     "#44aa99",
     "#000000",
 )
+FIRST = ("objective", "test_loss", "validation_loss")
+"""What is drawn first, as far as it was measured."""
 
 
 def plot_histories(
@@ -46,7 +48,8 @@ def plot_histories(
     if metrics is None:
         others = [m for m in found if m.startswith("test_") and m != "test_loss"]
         second = [*others, *(m for m in found if m == "gradient_norm")]
-        metrics = list(dict.fromkeys(["objective", *second[:1]]))
+        first = [m for m in FIRST if m in found]
+        metrics = list(dict.fromkeys([*first[:1], *second[:1]])) or found[:1]
     for metric in metrics:
         require_choice("A metric to plot", metric, dict.fromkeys(found))
     figure = Figure(figsize=(5.2 * len(metrics) + 1.6, 4.2), layout="constrained")

@@ -12,6 +12,7 @@ Target = float | tuple[str, float]
 FALLING = ("loss", "objective", "absolute_error", "gradient_norm", "gradient_mapping")
 """Those of our own metrics that are better when lower; accuracies are better when higher."""
 PARTS = ("train", "validation", "test")
+"""The parts that data may have."""
 
 
 def reached(targets: Mapping[str, Target], metrics: Mapping[str, float]) -> str | None:

@@ -36,8 +36,13 @@ class Part:
 
     def of(self, k: int) -> Tensor:
         """The rows of a client."""
+        first, last = self.places(k)
+        return self.rows[first:last]
+
+    def places(self, k: int) -> tuple[int, int]:
+        """From where to where among the rows a client's are."""
         assert self.bounds is not None
-        return self.rows[self.bounds[k] : self.bounds[k + 1]]
+        return int(self.bounds[k]), int(self.bounds[k + 1])
 
     def owners(self) -> Tensor:
         """The place of the client that holds each row, `[n]`."""
@@ -45,11 +50,21 @@ class Part:
 
     def client(self, k: int) -> tuple[Tensor, Tensor]:
         """A client's inputs and targets: views where its samples lie together, else copies."""
-        own = self.of(k)
-        if self.in_order and len(own):
-            chosen = slice(int(own[0]), int(own[0]) + len(own))
-            return self.x[chosen], self.y[chosen]
-        return self.x[own], self.y[own]
+        return self.piece(*self.places(k))
+
+    def piece(self, first: int, last: int) -> tuple[Tensor, Tensor]:
+        """Inputs and targets from one place among the rows to another: views where they can be."""
+        chosen = slice(first, last) if self.in_order else self.rows[first:last]
+        return self.x[chosen], self.y[chosen]
+
+    def of_clients(self, clients: Tensor) -> Part:
+        """A copy of the samples of some clients, given by their places in ascending order."""
+        kept = torch.zeros(len(self.sizes), dtype=torch.bool)
+        kept[clients] = True
+        rows = self.rows[torch.repeat_interleave(kept, self.sizes).to(self.rows.device)]
+        ends = torch.cat([torch.zeros(1, dtype=torch.int64), self.sizes[clients].cumsum(0)])
+        places = torch.arange(len(rows), device=rows.device)
+        return Part(self.x[rows], self.y[rows], places, ends)
 
     @cached_property
     def in_order(self) -> bool:

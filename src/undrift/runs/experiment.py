@@ -378,6 +378,10 @@ class Experiment(Table):
                     "target",
                     metric,
                 )
+            try:
+                self.evaluation.build().require_measured("The target", metric)
+            except UndriftError as error:
+                raise Wrong(str(error), "target", metric) from None
 
     def _require_sweepable(self, folder: Path | None) -> None:
         """Every value of the sweep must give an experiment."""

@@ -23,6 +23,7 @@ from undrift.loops import Asynchronous, Loop, loop
 from undrift.methods.base import Method
 from undrift.problem import Keep, Upload
 from undrift.sampling import All
+from undrift.targets import PARTS
 from undrift.traffic import Traffic
 
 DRAWN = 200
@@ -76,6 +77,7 @@ def foresee(
     losses: Any = SimpleNamespace(
         ids=ids,
         sizes=sizes,
+        parts=PARTS,
         initial=lambda: parameters,
         initial_buffers=lambda: dict(buffers),
     )

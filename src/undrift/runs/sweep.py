@@ -28,7 +28,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from undrift.errors import require, require_whole
+from undrift.errors import UndriftError, require, require_whole
 from undrift.files import written_whole
 from undrift.runs.experiment import Experiment
 from undrift.runs.folder import alone_in, slug, write_json
@@ -248,6 +248,10 @@ class _Sweep:
             f"{path} has no validation part to choose settings by: add validation = 0.1 to its "
             f"[data].",
         )
+        try:
+            self.experiment.evaluation.build().require_measured("The metric", metric)
+        except UndriftError as error:
+            raise UndriftError(f"{path}: {error}") from None
         self.spaces = spaces(self.experiment.sweep, self._base["method"])
         if trials is not None:
             require_whole("trials", trials, at_least=1)

@@ -4,7 +4,7 @@ The problem of FedAvg-nonIID's experiments, made exact: L, μ, F*, w* and every 
 can be computed, so that bounds and fixed points can be compared with what a method really does.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from undrift.errors import UndriftError, require
 from undrift.losses import Batch, ClientLoss, Losses
+from undrift.targets import PARTS
 from undrift.theory._checks import weights
 
 
@@ -55,9 +56,15 @@ class LogisticRegression(Losses):
         return torch.zeros(self.dimension, dtype=torch.float64)
 
     def evaluate(
-        self, x: Tensor, weights: Tensor, buffers: Mapping[str, Tensor]
+        self,
+        x: Tensor,
+        weights: Tensor,
+        buffers: Mapping[str, Tensor],
+        parts: Collection[str] = PARTS,
     ) -> dict[str, float]:
         """Σ q_k f_k and the norm of its gradient."""
+        if "train" not in parts:
+            return {}
         values = torch.tensor([self.value(k, x) for k in range(len(self))], dtype=torch.float64)
         norm = self.total_gradient(x, weights).norm()
         return {"train_loss": float(weights @ values), "gradient_norm": float(norm)}

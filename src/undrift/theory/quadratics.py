@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -14,6 +14,7 @@ from undrift.keys import generator
 from undrift.losses import Batch, ClientLoss, Losses
 from undrift.problem import LocalProblem
 from undrift.regularizers import L1, L2, Box, Regularizer
+from undrift.targets import PARTS
 
 
 class QuadraticLoss(ClientLoss):
@@ -95,8 +96,14 @@ class Quadratics(Losses):
         return torch.addmv(self.b[k], self.H[k], x, beta=-1)
 
     def evaluate(
-        self, x: Tensor, weights: Tensor, buffers: Mapping[str, Tensor]
+        self,
+        x: Tensor,
+        weights: Tensor,
+        buffers: Mapping[str, Tensor],
+        parts: Collection[str] = PARTS,
     ) -> dict[str, float]:
+        if "train" not in parts:
+            return {}
         Hx = self.H @ x
         values = Hx @ x / 2 - self.b @ x + self.constants
         gradient = weights @ (Hx - self.b)
