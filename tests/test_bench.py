@@ -16,7 +16,7 @@ from undrift.bench.bare import BareLoop, Visit, bare_round
 from undrift.bench.ours import METHODS, Ours
 from undrift.bench.profile import PARTS, REST, Stopwatch, watched
 from undrift.bench.timing import interleaved
-from undrift.keys import generator
+from undrift.keys import hashes, keys
 from undrift.models import parameter_count
 from undrift.modules import ModuleLoss, ModuleLosses
 from undrift.solvers import batches
@@ -39,9 +39,8 @@ def test_the_bare_loop_computes_what_ours_does(name):
     start = [p.detach().clone() for p in module.parameters()]
     visits = []
     for client in loop.sampler.draw(loop.roster, loop.seed, 0):
-        drawn = batches(
-            workload.samples, workload.batch, partial(generator, loop.seed, "batches", 0, client)
-        )
+        (own,) = keys(loop.seed, "batches", 0, hashes([client])).tolist()
+        drawn = batches(workload.samples, workload.batch, own)
         chosen = [torch.from_numpy(each) for each in islice(drawn, workload.steps)]
         visits.append(Visit(*data.client(client), 1 / workload.cohort, chosen))
     ours.round()
@@ -204,7 +203,7 @@ def test_other_measurements_print_json_and_a_table(mode, keys, tmp_path):
     [
         (["W9"], "A workload is 'W9', but must be one of 'W1'"),
         (["--method", "FedAvgg"], "did you mean 'FedAvg'?"),
-        (["--engine", "steam"], "engine is 'steam', but must be one of 'serial'"),
+        (["--engine", "steam"], "engine is 'steam', but must be one of 'auto'"),
         (["--scaling", "--profile"], "--scaling and --profile are different measurements"),
         (["--unequal", "--commits"], "--commits means nothing with --unequal"),
         (["--scaling", "--population", "9"], "--population means nothing with --scaling"),

@@ -81,7 +81,8 @@ def test_sums_do_not_depend_on_how_the_cohort_is_cut(cohort):
         part = who[first : first + 3]
         rows = vectors[first : first + 3]
         steps = torch.tensor([[float(client.samples)] for client in part])
-        together.add(Client.stack(part, vectors), ud.Upload(moved=rows, each=rows, steps=steps))
+        upload = ud.Upload(moved=rows, each=rows, steps=steps)
+        together.add_several(part, Client.stack(part, vectors), upload)
 
     merged = Replies(by, 100)
     for client, vector in zip(who, vectors, strict=True):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import undrift as ud
-from undrift.keys import generator
+from undrift.keys import hashes, keys
 from undrift.losses import ClientLoss
 from undrift.problem import LocalProblem
 from undrift.solvers import Progress, Work, batches
@@ -31,6 +31,9 @@ class Recorded(ClientLoss):
         return x - self.target
 
 
+KEY = int(keys(0, "batches", 0, hashes(["me"]))[0])
+
+
 def planned(solver, client, samples, round):
     return solver.steps_of(solver.amount(client, round), samples)
 
@@ -44,7 +47,7 @@ def work(solver, samples=10, round=0, steps=None, rate=None):
         steps=full if steps is None else steps,
         expected=full,
         rate=solver.rate(round) if rate is None else rate,
-        rng=lambda: generator(0, "batches", round, "me"),
+        key=KEY,
     )
 
 
@@ -74,7 +77,7 @@ def test_sgd_is_torchs_sgd(options):
     found = ud.train(ud.FedAvg(), model=model, data=data, local=solver, rounds=1).x
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3, **options)
-    stream = batches(17, 5, lambda: generator(0, "batches", 0, "me"))
+    stream = batches(17, 5, KEY)
     for batch in itertools.islice(stream, 3 * 4):
         optimizer.zero_grad()
         rows = torch.from_numpy(batch)
@@ -87,9 +90,7 @@ def test_sgd_is_torchs_sgd(options):
 @given(st.integers(1, 40), st.integers(1, 45), st.integers(1, 4), st.integers(0, 5))
 def test_an_epoch_visits_every_sample_once_and_keeps_its_ragged_batch(n, size, epochs, seed):
     per_epoch = math.ceil(n / size)
-    drawn = list(
-        itertools.islice(batches(n, size, lambda: generator(seed, "b")), epochs * per_epoch)
-    )
+    drawn = list(itertools.islice(batches(n, size, seed), epochs * per_epoch))
     whole = [np.arange(n) if batch is None else batch for batch in drawn]
     assert all(0 < len(batch) <= size for batch in whole)
     for epoch in range(epochs):
@@ -98,7 +99,7 @@ def test_an_epoch_visits_every_sample_once_and_keeps_its_ragged_batch(n, size, e
 
 
 def test_fresh_batches_are_new_draws():
-    drawn = list(itertools.islice(batches(10, 6, lambda: generator(0, "b"), fresh=True), 50))
+    drawn = list(itertools.islice(batches(10, 6, 0, fresh=True), 50))
     assert all(len(set(batch.tolist())) == 6 for batch in drawn)
     assert any(set(a.tolist()) & set(b.tolist()) for a, b in itertools.pairwise(drawn))
 

@@ -3,6 +3,7 @@
 from undrift import data, devices, models, schedules, server, theory
 from undrift.amounts import NormalAmount, Unfinished, UniformAmount
 from undrift.devices import DeviceClasses, DeviceFile, Devices
+from undrift.engines import EngineOptions
 from undrift.errors import Diverged, UndriftError
 from undrift.evaluation import Evaluation
 from undrift.methods import (
@@ -76,6 +77,7 @@ __all__ = [
     "DistributedSGD",
     "Diverged",
     "Download",
+    "EngineOptions",
     "Evaluation",
     "Exact",
     "Exponential",

@@ -42,6 +42,7 @@ class Roster:
         """whether all q_k are the same"""
         self.hashes = hashes(self.ids)
         """a number per client that depends on its id only, for keyed draws"""
+        self._numbers = self.sizes.tolist(), self.weights.tolist()
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -49,9 +50,10 @@ class Roster:
     def client(self, id: Hashable, draws: int = 1) -> Client:
         """What a method may know of a client."""
         k = self.position[id]
-        q = float(self.weights[k])
+        sizes, weights = self._numbers
+        q = weights[k]
         scale = 1.0 if self.equal else 1 / (len(self) * q)
-        return Client(id=id, samples=float(self.sizes[k]), q=q, scale=scale, draws=draws)
+        return Client(id=id, samples=sizes[k], q=q, scale=scale, draws=draws)
 
     def weights_in_data_order(self) -> Tensor:
         """The q_k in the order of the data."""
@@ -68,7 +70,7 @@ class ClientStates:
     """
 
     def __init__(self, kinds: Mapping[str, str], x0: Tensor):
-        self._kinds = dict(kinds)
+        self.kinds = dict(kinds)
         self._x0 = x0
         self._kept: dict[Hashable, Keep] = {}
 
@@ -77,12 +79,24 @@ class ClientStates:
         kept = self._kept.get(client)
         return self.first() if kept is None else kept
 
+    def gather(self, clients: Sequence[Hashable]) -> Keep:
+        """What several clients remember, stacked as `[C, …]`."""
+        if not self.kinds:
+            return Keep()
+        kept = [self.get(client) for client in clients]
+        return Keep(**{name: torch.stack([getattr(k, name) for k in kept]) for name in self.kinds})
+
+    def prefetch(self, clients: Iterable[Hashable]) -> None:
+        """Say whose states will be asked for in the next round, to have them read ahead."""
+
     def put(self, client: Hashable, keep: Keep) -> None:
         """Remember, for the client's next participation."""
-        values = {
-            name: value if isinstance(value, Tensor) else self._x0.new_tensor([value])
-            for name, value in keep.items()
-        }
+        values = {}
+        for name, value in keep.items():
+            if not isinstance(value, Tensor):
+                value = self._x0.new_tensor([value])
+            # A row of what many clients keep must not hold on to all of it.
+            values[name] = value if value._base is None else value.clone()
         self._kept[client] = Keep(**values)
 
     def seen(self) -> Iterable[Hashable]:
@@ -92,5 +106,9 @@ class ClientStates:
     def first(self) -> Keep:
         """What a client remembers before it takes part."""
         x0 = self._x0
-        first = {ZERO: torch.zeros_like(x0), INITIAL: x0, NUMBER: x0.new_zeros(1)}
-        return Keep(**{name: first[kind] for name, kind in self._kinds.items()})
+        first = {
+            ZERO: lambda: torch.zeros_like(x0),
+            INITIAL: lambda: x0,
+            NUMBER: lambda: x0.new_zeros(1),
+        }
+        return Keep(**{name: first[kind]() for name, kind in self.kinds.items()})

@@ -18,7 +18,7 @@ class KeyedDropout(nn.Module):
         """Zeroes at random, in training."""
         if not self.training or self.p == 0:
             return x
-        kept = torch.empty_like(x).bernoulli_(1 - self.p, generator=self.generator)
+        kept = x.new_empty(x.shape).bernoulli_(1 - self.p, generator=self.generator)
         return x * (kept / (1 - self.p) if self.p < 1 else kept)
 
 

@@ -47,14 +47,35 @@ def hashes(clients: Sequence[Hashable]) -> np.ndarray:
     return np.array(numbers, dtype=np.uint64)
 
 
+def keys(seed: int, purpose: str, round: int, hashed: np.ndarray) -> np.ndarray:
+    """A 64-bit key for each client, from the hash of its id."""
+    return _mixed(hashed ^ np.uint64(key(seed, purpose, round) % 2**64))
+
+
 def uniforms(seed: int, purpose: str, round: int, hashed: np.ndarray) -> np.ndarray:
-    """A uniform number in [0, 1) for each client, each by its own key (SplitMix64)."""
+    """A uniform number in [0, 1) for each client, each by its own key."""
+    return (keys(seed, purpose, round, hashed) >> np.uint64(11)) * 2.0**-53
+
+
+def orders(keys: np.ndarray, first: int, number: int, samples: int) -> np.ndarray:
+    """Random orders of 0 … samples − 1, `[keys, number, samples]`.
+
+    The orders of a key are numbered, and each is a function of the key and its number: these are
+    `number` of them from `first` on.
+    """
+    numbered = np.arange(first, first + number, dtype=np.uint64)[:, None] << np.uint64(32)
+    counters = numbered | np.arange(samples, dtype=np.uint64)
     with np.errstate(over="ignore"):
-        z = hashed ^ np.uint64(key(seed, purpose, round) % 2**64)
+        drawn = _mixed(keys[:, None, None] + counters * np.uint64(0x9E3779B97F4A7C15))
+    return drawn.argsort(axis=-1)
+
+
+def _mixed(z: np.ndarray) -> np.ndarray:
+    """Numbers that look random, from numbers that differ (SplitMix64)."""
+    with np.errstate(over="ignore"):
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        z = z ^ (z >> np.uint64(31))
-    return (z >> np.uint64(11)) * 2.0**-53
+        return z ^ (z >> np.uint64(31))
 
 
 @contextmanager

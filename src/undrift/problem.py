@@ -85,16 +85,23 @@ class Client:
     staleness: Number = 0
     """how often the server's model was updated while the client worked (asynchronous training)"""
 
+    def __hash__(self) -> int:
+        return hash(self.id)
+
     @staticmethod
     def stack(clients: Sequence[Client], like: Tensor) -> Client:
         """Several clients as one, with `[C, 1]` tensors for their numbers."""
 
-        def column(name: str) -> Tensor:
-            values = [float(getattr(client, name)) for client in clients]
-            return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
-
-        numbers = {f.name: column(f.name) for f in fields(Client) if f.name != "id"}
+        names = [f.name for f in fields(Client) if f.name != "id"]
+        rows = [[float(getattr(client, name)) for name in names] for client in clients]
+        columns = torch.tensor(rows, dtype=like.dtype, device=like.device).split(1, dim=1)
+        numbers = dict(zip(names, columns, strict=True))
         return Client(id=tuple(client.id for client in clients), **numbers)
+
+    def of(self, some: slice) -> Client:
+        """Some of several clients that are stacked."""
+        numbers = {f.name: getattr(self, f.name)[some] for f in fields(Client) if f.name != "id"}
+        return Client(id=self.id[some], **numbers)  # type: ignore[index]
 
 
 class Named:
@@ -116,6 +123,15 @@ class Named:
     def items(self) -> Iterator[tuple[str, Any]]:
         """The names and values, in the order they were given."""
         return iter(self.__dict__.items())
+
+    def row(self, row: int) -> Self:
+        """The values of one client of several that are stacked; what is a number for all stays."""
+        return type(self)(
+            **{
+                name: value[row] if isinstance(value, Tensor) and value.ndim else value
+                for name, value in self.__dict__.items()
+            }
+        )
 
     def replace(self, **values: Tensor | float | None) -> Self:
         """The same with some values changed or added."""

@@ -50,6 +50,7 @@ class Bars:
             self._tasks[label] = bars.add_task(label, total=rounds * seeds, note="", start=False)
         self._tallies = {label: Tally() for label in labels}
         self._done = dict.fromkeys(labels, 0)
+        self._strategy = ""
 
     def begin(self, label: str, seed: int, round: int) -> None:
         self._bars.start_task(self._tasks[label])
@@ -58,6 +59,9 @@ class Bars:
 
     def show(self, label: str, seed: int, record: Record) -> None:
         note = self._tallies[label].take(record)
+        if record.strategy not in ("", self._strategy):
+            self._strategy = record.strategy
+            self._bars.console.print(f"engine: {record.strategy}", highlight=False)
         self._bars.update(self._tasks[label], note=note)
         self._move(label, record.round)
 

@@ -61,6 +61,8 @@ class Record:
     """clients of the cohort that managed no work"""
     lost: list[tuple[Hashable, str]] = field(default_factory=list)
     """clients whose work came to nothing, each with a reason of `LOST`"""
+    strategy: str = ""
+    """how the clients' work was computed"""
     partial: int = 0
     """replies with less work than was asked for"""
     updates: int = 1

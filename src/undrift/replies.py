@@ -7,7 +7,7 @@ Uploads declared without weights are kept one by one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -40,6 +40,10 @@ def q_draws(client: Client) -> Number:
     return client.q * client.draws
 
 
+PIECE = 100_000
+"""So many numbers are brought to double precision at once, to be added up."""
+
+
 def accumulator_dtype(like: Tensor) -> torch.dtype:
     """Sums are formed in double precision wherever the device has it."""
     return like.dtype if like.device.type == "mps" else torch.float64
@@ -68,8 +72,12 @@ class Replies:
         self._dtypes: dict[str, torch.dtype] = {}
 
     def add(self, client: Client, upload: Upload) -> None:
-        """Take in the upload of one client, or of several stacked as `[C, P]`."""
-        self._who += _unstack(client)
+        """Take in the upload of one client."""
+        self.add_several([client], client, upload)
+
+    def add_several(self, clients: Sequence[Client], stacked: Client, upload: Upload) -> None:
+        """Take in the uploads of several clients, stacked as `[C, P]`, as these are."""
+        self._who += clients
         for name, value in upload.items():
             if name not in self._by:
                 number = torch.as_tensor(value, dtype=torch.float64).reshape(-1)
@@ -80,7 +88,7 @@ class Replies:
             else:
                 self._dtypes[name] = value.dtype
                 for by in self._by[name]:
-                    self._add_sum((name, by.__name__), _weighted(value, by(client)))
+                    self._add_sum((name, by.__name__), _weighted(value, by(stacked)))
 
     def merge(self, later: Replies) -> None:
         """Take in the replies of further clients, added up elsewhere."""
@@ -94,7 +102,8 @@ class Replies:
     def finite(self) -> bool:
         """Whether all sums and numbers are finite, as they are if every upload is."""
         values = [*self._sums.values(), *(each for some in self._single.values() for each in some)]
-        return all(bool(value.isfinite().all()) for value in values)
+        # A sum is finite only if all that is added up is.
+        return all(bool(value.sum().isfinite()) for value in values)
 
     def _add_sum(self, which: tuple[str, str], part: Tensor) -> None:
         self._sums[which] = self._sums[which] + part if which in self._sums else part
@@ -144,30 +153,16 @@ class Replies:
 
 def _weighted(value: Tensor, weight: Number) -> Tensor:
     """Σ over the clients of a chunk of weight · value, in double precision."""
-    value = value.to(accumulator_dtype(value))
+    dtype = accumulator_dtype(value)
     if value.ndim == 1:
-        return value * float(weight)
-    if not isinstance(weight, Tensor):
-        return value.sum(0) * weight
-    return weight.to(value.dtype).reshape(-1) @ value
-
-
-def _unstack(client: Client) -> list[Client]:
-    """The clients of a stacked `Client`, one by one."""
-    if not isinstance(client.q, Tensor):
-        return [client]
-
-    def at(value: Number, row: int) -> float:
-        return float(value[row]) if isinstance(value, Tensor) else float(value)
-
-    return [
-        Client(
-            id=client.id[row],  # type: ignore[index]
-            samples=at(client.samples, row),
-            q=at(client.q, row),
-            scale=at(client.scale, row),
-            draws=at(client.draws, row),
-            staleness=at(client.staleness, row),
-        )
-        for row in range(client.q.shape[0])
-    ]
+        return value.to(dtype) * float(weight)
+    clients, size = value.shape
+    weights = torch.as_tensor(weight, device=value.device).to(dtype).reshape(-1).expand(clients)
+    total = torch.empty(size, dtype=dtype, device=value.device)
+    width = min(size, max(1, PIECE // clients))
+    room = torch.empty(clients, width, dtype=dtype, device=value.device)
+    # Piece by piece, so that the copies stay near a core.
+    for part, place in zip(value.split(width, dim=1), total.split(width), strict=True):
+        wide = room if part.shape == room.shape else room[:, : part.shape[1]]
+        torch.mv(wide.copy_(part).t(), weights, out=place)
+    return total

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import count
 from numbers import Real
 from typing import Any
 
@@ -22,6 +23,7 @@ from undrift.errors import (
     require_type,
     require_whole,
 )
+from undrift.keys import orders
 from undrift.losses import Batch, ClientLoss
 from undrift.problem import LocalProblem, LocalResult
 from undrift.schedules import Schedule, as_schedule
@@ -33,7 +35,7 @@ Tolerance = float | Mapping[Hashable, float] | Callable[[Hashable, int], float]
 """How accurate the work is: the same for all, one per client id, or a function."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Work:
     """What a client does in a round: which round, how many steps, and its own draws."""
 
@@ -46,8 +48,8 @@ class Work:
     expected: int
     rate: float
     """η, the nominal learning rate of the round, in whose units progress is counted"""
-    rng: Callable[[], np.random.Generator]
-    """makes the generator of the client's batches, for those that draw any"""
+    key: int
+    """of the orders in which the client goes through its samples"""
     damaged: bool = False
     """whether its device damages the reply"""
 
@@ -102,9 +104,7 @@ class Solver(Local):
         """Work on a problem."""
 
 
-def batches(
-    samples: int, size: int | None, draws: Callable[[], np.random.Generator], fresh: bool = False
-) -> Iterator[Batch]:
+def batches(samples: int, size: int | None, key: int, fresh: bool = False) -> Iterator[Batch]:
     """A client's minibatches for ever: epoch by epoch in a new order, the last one ragged.
 
     With `fresh`, every batch is a new draw without replacement instead.
@@ -112,13 +112,13 @@ def batches(
     if size is None or size >= samples:
         while True:
             yield None
-    rng = draws()
-    while fresh:
-        yield rng.permutation(samples)[:size]
-    while True:
-        order = rng.permutation(samples)
-        for first in range(0, samples, size):
-            yield order[first : first + size]
+    own = np.array([key], dtype=np.uint64)
+    for number in count():
+        (order,) = orders(own, number, 1, samples)[0]
+        if fresh:
+            yield order[:size]
+        else:
+            yield from (order[first : first + size] for first in range(0, samples, size))
 
 
 @dataclass(frozen=True)
@@ -205,6 +205,8 @@ class SGD(Solver):
     def amount(self, client: Hashable, round: int, seed: int = 0, turn: int | None = None) -> int:
         unit = "epochs" if self.epochs is not None else "steps"
         amount = getattr(self, unit)
+        if isinstance(amount, int):
+            return amount
         if isinstance(amount, RandomAmount):
             return amount.of(client, round if turn is None else turn, seed)
         amount = _of_client(unit, amount, client, round)
@@ -254,7 +256,7 @@ class SGD(Solver):
             first = self._decayed(loss.full_gradient(x), x).clone()
             evaluations += loss.samples
 
-        stream = batches(loss.samples, self.batch_size, work.rng, self.fresh_batches)
+        stream = batches(loss.samples, self.batch_size, work.key, self.fresh_batches)
         per_epoch = self._per_epoch(loss.samples)
         done = 0
         while done < work.steps:

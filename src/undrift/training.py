@@ -15,7 +15,7 @@ from undrift.amounts import Unfinished
 from undrift.clients import Roster
 from undrift.data.federated import FederatedData
 from undrift.devices import KINDS, Profiles
-from undrift.engines import ENGINES
+from undrift.engines import EngineOptions, engine_options
 from undrift.engines.base import Limit
 from undrift.errors import (
     Diverged,
@@ -56,7 +56,7 @@ class Options(TypedDict, total=False):
     evaluate: Evaluation
     weights: str | Path
     limit: Limit
-    engine: str
+    engine: str | EngineOptions
     devices: Profiles
     pace: Pace | Mapping[str, Pace]
     target: Mapping[str, Target]
@@ -93,15 +93,17 @@ def train(method: Method, **options: Unpack[Options]) -> Result:
         (outputs, targets) → number: the loss to train on (default: cross-entropy for whole-number
         targets, squared error otherwise), and further metrics by name
     evaluate
-        an `Evaluation`: how often, and which models to report
+        an `Evaluation`: how often, which models to report, on which parts of the data, and from
+        how many clients training metrics are estimated
     weights
         a safetensors file with the initial weights
     limit
         how many epochs or steps a client manages (None: all; 0: it does not reply): by client id,
         a function of (client id, round), with rounds counted from 0, or `ud.Unfinished(0.5)`
     engine
-        how local problems are solved: "serial" (the default), one client after another, or
-        "vectorised", many at once; they agree to rounding
+        how the clients' work is computed: "auto" (the default), the fastest way, timed on the
+        first round's work and remembered; "vectorised", many clients at once by a fixed rule;
+        "serial", one after another; or `ud.EngineOptions(…)`. They agree to rounding.
     devices
         what the clients' devices are like, e.g. `ud.Devices(speed=ud.devices.Ladder(50, 100))`:
         with them there is a virtual clock, and clients may be slow, away, or fail
@@ -183,7 +185,7 @@ def _run(methods: Mapping[str, Method], options: Options, catch: bool) -> list[R
             limit=options.get("limit"),
             devices=options.get("devices"),
             pace=_pace_for(label, options.get("pace")),
-            engine=ENGINES[options.get("engine", "serial")],
+            engine=engine_options(options.get("engine", "auto")),
             target=options.get("target"),
             callbacks=options.get("callbacks", ()),
         )
@@ -227,7 +229,7 @@ def _check(methods: Mapping[str, Method], options: Options) -> None:
             require_type("pace", pace, Pace, "a pace such as ud.Deadline(10)")
     if options.get("weights") is not None:
         require_type("weights", options.get("weights"), (str, Path), "a safetensors file")
-    require_choice("engine", options.get("engine", "serial"), ENGINES)
+    engine_options(options.get("engine", "auto"))
     seed = options.get("seed", 0)
     require_whole("seed", seed, at_least=0)
     require_type("evaluate", options.get("evaluate", Evaluation()), Evaluation, "an Evaluation")

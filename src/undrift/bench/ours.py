@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -11,11 +10,10 @@ from undrift.bench.kept import Kept
 from undrift.bench.timing import seconds_of, so_many_threads
 from undrift.bench.workloads import Workload
 from undrift.data.federated import FederatedData
-from undrift.engines import ENGINES, Engine, Job
+from undrift.engines import EngineOptions
 from undrift.errors import require_choice
 from undrift.evaluation import Evaluation
 from undrift.loops import Loop, loop
-from undrift.losses import Losses
 from undrift.methods import SCAFFOLD, FedAvg, FedDR, FedDyn, FedLGA, FedNova, FedProx, Method
 from undrift.modules import ModuleLosses
 from undrift.sampling import Uniform
@@ -34,15 +32,6 @@ METHODS: dict[str, Callable[[], Method]] = {
     "FedLGA": partial(FedLGA, cap=True),
 }
 """The methods that are timed, with parameters that suit every workload."""
-
-
-def engine_named(name: str, threads: int) -> Callable[[Losses, Job], Engine]:
-    """What makes an engine; one that takes a number of threads is told it."""
-    require_choice("engine", name, ENGINES)
-    make: Callable[..., Engine] = ENGINES[name]
-    if "threads" in inspect.signature(make).parameters:
-        return partial(make, threads=threads)
-    return make
 
 
 class Ours:
@@ -89,7 +78,7 @@ class Ours:
                 Uniform(cohort or workload.cohort),
                 FOR_EVER,
                 evaluation=Evaluation(every=FOR_EVER),
-                engine=engine_named(engine, threads),
+                engine=EngineOptions(engine, threads),
                 **options,
             )
         self.steps = 0

@@ -173,7 +173,8 @@ def bench(
 
 def _require_known(methods: list[str], engines: list[str]) -> None:
     """Refuse names that do not exist before anything is timed."""
-    from undrift.bench.ours import ENGINES, METHODS
+    from undrift.bench.ours import METHODS
+    from undrift.engines import ENGINES
 
     for name in methods:
         require_choice("A method to time", name, METHODS)

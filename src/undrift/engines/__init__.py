@@ -1,21 +1,16 @@
 """Engines: how the clients' local problems are solved. All give the same answer."""
 
-from collections.abc import Callable
-
+from undrift.engines.auto import AutoEngine
 from undrift.engines.base import Engine, Errand, Job, Reply, RoundResult, Watch
+from undrift.engines.options import ENGINES, EngineOptions, engine_options
 from undrift.engines.serial import SerialEngine
-from undrift.engines.vectorised import VectorisedEngine, vectorised
-from undrift.losses import Losses
-
-ENGINES: dict[str, Callable[[Losses, Job], Engine]] = {
-    "serial": SerialEngine,
-    "vectorised": vectorised,
-}
-"""Every engine, by name."""
+from undrift.engines.vectorised import VectorisedEngine
 
 __all__ = [
     "ENGINES",
+    "AutoEngine",
     "Engine",
+    "EngineOptions",
     "Errand",
     "Job",
     "Reply",
@@ -23,4 +18,5 @@ __all__ = [
     "SerialEngine",
     "VectorisedEngine",
     "Watch",
+    "engine_options",
 ]

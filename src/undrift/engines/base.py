@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from undrift.amounts import Unfinished
 from undrift.clients import ClientStates, Roster
 from undrift.diagnostics import MOVED
 from undrift.errors import UndriftError, require, require_whole
-from undrift.keys import generator
+from undrift.keys import keys
 from undrift.methods.base import Method
 from undrift.problem import Client, Download, Keep, Named, Upload
 from undrift.replies import Replies, Weight, accumulator_dtype, q, q_draws
@@ -112,17 +112,19 @@ class RoundResult:
         self.replies.add(reply.client, reply.upload)
         self.kept[reply.client.id] = reply.keep
 
-    def take_several(self, reply: Reply, clients: int) -> None:
+    def take_several(self, reply: Reply, clients: Sequence[Client]) -> None:
         """Take in the replies of several clients as one, `[C, …]`, none of them wrong."""
         self.down.update(reply.down)
         self.up.update(reply.up)
         self.steps += reply.steps
         self.evaluations += reply.evaluations
-        self.partial += clients - reply.complete
-        self.replies.add(reply.client, reply.upload)
-        for row in range(clients):
-            kept = {name: value[row] for name, value in reply.keep.items()}
-            self.kept[reply.client.id[row]] = Keep(**kept)  # type: ignore[index]
+        self.partial += len(clients) - reply.complete
+        self.replies.add_several(clients, reply.client, reply.upload)
+        if not any(reply.keep.items()):
+            self.kept |= dict.fromkeys((client.id for client in clients), reply.keep)
+            return
+        for row, client in enumerate(clients):
+            self.kept[client.id] = reply.keep.row(row)
 
     def merge(self, later: RoundResult) -> None:
         """Take in what came of the work of further clients, added up by itself."""
@@ -137,6 +139,13 @@ class RoundResult:
         self.kept |= later.kept
         self.replies.merge(later.replies)
         self._buffers.merge(later._buffers)
+
+    def arrange(self, clients: Sequence[Hashable]) -> None:
+        """Name clients in this order, whatever the order in which their replies came."""
+        for named in (self.kept, self.rejected):
+            ordered = {client: named[client] for client in clients if client in named}
+            named.clear()
+            named.update(ordered)  # type: ignore[arg-type]
 
     def finite(self) -> bool:
         """Whether all sums are finite and all new states."""
@@ -173,6 +182,13 @@ class Engine(ABC):
     strategy: str = "serial"
     """how it works, in a few words"""
     job: Job
+
+    def saved(self) -> dict[str, Any]:
+        """What a run that goes on later needs, to compute the same bits."""
+        return {}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Go on as `saved` says."""
 
     @abstractmethod
     def replies(
@@ -228,33 +244,38 @@ class Job:
         turn = round if turn is None else turn
         asked = {id: self.local.of(id).amount(id, round, self.seed, turn) for id in cohort}
         limits = self._limits(asked, round)
-        full, managed = {}, {}
+        clients, full, managed = [], [], []
         for id, draws in cohort.items():
             client, solver = self.roster.client(id, draws), self.local.of(id)
             samples = int(client.samples)
-            full[client] = solver.steps_of(asked[id], samples)
+            whole = steps = solver.steps_of(asked[id], samples)
             amount = limits.get(id)
-            steps = full[client]
             if amount is not None:
                 steps = min(steps, solver.steps_of(amount, samples)) if amount else 0
             if within is not None and steps:
                 steps = min(steps, within(client, solver, steps))
             if steps:
-                managed[client] = steps
-        if not managed:
+                clients.append(client)
+                full.append(whole)
+                managed.append(steps)
+        if not clients:
             return {}
-        rate = self.local.rate(round)
+        rate, positions = self.local.rate(round), self.roster.position
+        hashed = self.roster.hashes[[positions[client.id] for client in clients]]
+        own = keys(self.seed, "batches", turn, hashed).tolist()
         return {
             client: Work(
                 client=client.id,
                 round=round,
                 turn=turn,
                 steps=steps,
-                expected=full[client] if steps == managed[client] else steps,
+                expected=whole if steps == could else steps,
                 rate=rate,
-                rng=partial(generator, self.seed, "batches", turn, client.id),
+                key=key,
             )
-            for client, steps in zip(managed, method.steps([*managed.values()]), strict=True)
+            for client, steps, could, whole, key in zip(
+                clients, method.steps(managed), managed, full, own, strict=True
+            )
         }
 
     def _limits(self, asked: Mapping[Hashable, int], round: int) -> Mapping[Hashable, int | None]:
@@ -346,6 +367,14 @@ def fault(method: Method, upload: Upload, keep: Keep, like: Tensor) -> str | Non
                 return f"{name} has shape {list(value.shape)} instead of {list(like.shape)}"
             if not bool(torch.isfinite(value).all()):
                 return f"{name} is not finite (NaN or Inf)"
+    return None
+
+
+def fault_of_buffers(buffers: Mapping[str, Tensor]) -> str | None:
+    """What is wrong with the statistics of a client's model, or None."""
+    for name, value in buffers.items():
+        if not bool(torch.isfinite(value).all()):
+            return f"buffer {name} is not finite (NaN or Inf)"
     return None
 
 

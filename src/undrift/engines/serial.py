@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-import torch
 from torch import Tensor
 
 from undrift.clients import ClientStates
@@ -21,6 +20,7 @@ from undrift.engines.base import (
     check_declared,
     damaged,
     fault,
+    fault_of_buffers,
     statistics,
 )
 from undrift.errors import UndriftError, first_line
@@ -52,7 +52,7 @@ class SerialEngine(Engine):
             upload, keep = finished
             if errand.work.damaged:
                 upload = damaged(upload)
-            wrong = fault(method, upload, keep, result.x) or _fault_of_buffers(buffers)
+            wrong = fault(method, upload, keep, result.x) or fault_of_buffers(buffers)
             travels = statistics(errand.buffers)
             down, up = bytes_of(download) | travels, bytes_of(upload) | travels
             if wrong is None:
@@ -110,10 +110,3 @@ def _diagnosed(upload: Upload, result: LocalResult, center: Tensor) -> Upload:
     square = float(moved.double().square().sum())
     followed: dict[str, Tensor | float | None] = {MOVED: moved, SQUARE: square}
     return upload.replace(**followed, **{PROGRESS: float(result.progress)})
-
-
-def _fault_of_buffers(buffers: dict[str, Tensor]) -> str | None:
-    for name, value in buffers.items():
-        if not bool(torch.isfinite(value).all()):
-            return f"buffer {name} is not finite (NaN or Inf)"
-    return None

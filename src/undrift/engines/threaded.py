@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from threading import local
-
-import torch
 
 from undrift.clients import ClientStates
 from undrift.engines.base import Engine, Errand, Job, Reply
+from undrift.engines.pool import Pool
 from undrift.engines.serial import SerialEngine
 from undrift.methods.base import Method
 from undrift.modules import ModuleLosses
@@ -37,7 +36,7 @@ class ThreadedEngine(Engine):
         self.together = threads
         self.strategy = f"a client per thread, {threads} threads"
         self._own = local()
-        self._pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+        self._pool = Pool(threads)
 
     def replies(
         self, method: Method, errands: Iterable[Errand], states: ClientStates, diagnose: bool = True

@@ -67,6 +67,15 @@ class Loop(ABC):
         self.target = dict(target or {})
         self.callbacks = list(callbacks)
         self.roster = Roster(losses.ids, losses.sizes, objective)
+        self.weights = evaluation.weights(self.roster, seed)
+        """the q_k by which training losses are added up, in the order of the data"""
+        require(
+            not {*evaluation.parts}.isdisjoint(losses.parts),
+            f"The parts to evaluate on are {', '.join(map(repr, evaluation.parts))}, but the data "
+            f"have only {', '.join(map(repr, losses.parts))}.",
+        )
+        for metric in self.target:
+            evaluation.require_measured("The target", metric)
         sampler.check(self.roster)
         self.fleet: Fleet | None = devices.fleet(self.roster, seed) if devices else None
         models = evaluation.models
@@ -109,7 +118,9 @@ class Loop(ABC):
     def step(self) -> Record:
         """One round, without evaluation."""
         with one_thread():
-            return self._step()
+            record = self._step()
+        record.strategy = self.engine.strategy
+        return record
 
     def last_of(self, client: Hashable) -> Tensor:
         """A client's last model, where these are watched."""
@@ -123,6 +134,7 @@ class Loop(ABC):
             "means": {"cohort": self.cohort_mean, "last": self.last_mean},
             "ended": {"stopped": self.stopped},
             "clock": {"now": self.now},
+            "engine": self.engine.saved(),
         }
 
     def lasting(self) -> dict[str, dict[str, Any]]:
@@ -139,6 +151,7 @@ class Loop(ABC):
         self.cohort_mean, self.last_mean = means["cohort"], means["last"]
         self.stopped = part("ended")["stopped"]
         self.now = part("clock")["now"]
+        self.engine.restore(part("engine"))
         self._spans = sum(len(record.spans) for record in self.records)
 
     def _setting(self, **more: Any) -> Setting:

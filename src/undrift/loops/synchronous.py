@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import numpy as np
@@ -66,6 +66,8 @@ class Synchronous(Loop):
             )
         diagnosed = self._evaluated(t + 1)
         errands = [Errand(c, work, down, self.buffers) for c, work in outing.used.items()]
+        if self.states.kinds:
+            self.states.prefetch(self._next_cohort(cohort))
         result = self.engine.run(method, errands, self.states, t, diagnosed)
         broken = {c: why for c, why in result.rejected.items() if c not in outing.damaged}
         if not result.replies.count and broken:
@@ -125,6 +127,13 @@ class Synchronous(Loop):
             self.now = soon
         there = self.fleet.available(self.now)
         return sampler.draw(self.roster, self.seed, self.round, there)
+
+    def _next_cohort(self, now: Cohort) -> Iterator[Hashable]:
+        """Who else takes part in the next round, as far as that is known in advance."""
+        if self.round + 1 < self.total and (self.fleet is None or self.fleet.steady):
+            for client in self.sampler.draw(self.roster, self.seed, self.round + 1):
+                if client not in now:
+                    yield client
 
     def _outing(self, cohort: Cohort, draw: Callable[[str], float]) -> Outing:
         """What becomes of the cohort that is sent to work."""

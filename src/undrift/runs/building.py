@@ -12,6 +12,7 @@ from torch import nn
 from undrift.amounts import Unfinished
 from undrift.data.federated import FederatedData
 from undrift.devices import Profiles
+from undrift.engines import EngineOptions
 from undrift.errors import UndriftError, first_line, require
 from undrift.evaluation import Evaluation
 from undrift.keys import key, torch_generator_set_to
@@ -111,10 +112,14 @@ def build_limit(experiment: Experiment) -> Unfinished | None:
     return None if experiment.limit is None else experiment.limit.build()
 
 
+def build_engine(experiment: Experiment) -> EngineOptions:
+    """How the clients' work is computed."""
+    return experiment.engine.build()
+
+
 def build_evaluation(experiment: Experiment) -> Evaluation:
     """What is measured."""
-    table = experiment.evaluation
-    return Evaluation(table.every, tuple(table.models), table.gradient_mapping)
+    return experiment.evaluation.build()
 
 
 def build_target(experiment: Experiment) -> dict[str, Target]:

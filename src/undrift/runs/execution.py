@@ -13,7 +13,7 @@ from torch import nn
 from undrift.data.federated import FederatedData
 from undrift.data.fingerprint import fingerprint
 from undrift.devices import DeviceFile, Profiles
-from undrift.engines import ENGINES
+from undrift.engines import EngineOptions
 from undrift.engines.base import Limit
 from undrift.errors import Diverged, UndriftError, first_line, require, require_range
 from undrift.evaluation import Evaluation
@@ -67,7 +67,7 @@ class Plan:
     evaluation: Evaluation = field(default_factory=Evaluation)
     limit: Limit | None = None
     devices: Profiles | None = None
-    engine: str = "serial"
+    engine: EngineOptions = field(default_factory=EngineOptions)
     paces: Mapping[str, Pace] = field(default_factory=dict)
     """by label, where it is not the method's own"""
     target: Mapping[str, Target] = field(default_factory=dict)
@@ -217,7 +217,7 @@ class Work:
             evaluation=plan.evaluation,
             limit=plan.limit,
             target=plan.target,
-            engine=ENGINES[plan.engine],
+            engine=plan.engine,
             devices=plan.devices,
             pace=plan.paces.get(self.label),
             states=partial(StoredStates, store=store, memory=int(self.keeping.memory * MEGABYTE)),

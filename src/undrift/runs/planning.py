@@ -11,6 +11,7 @@ from undrift.errors import UndriftError, require
 from undrift.runs.building import (
     build_data,
     build_devices,
+    build_engine,
     build_evaluation,
     build_limit,
     build_local,
@@ -43,7 +44,7 @@ def plan_of(experiment: Experiment, data: FederatedData) -> Plan:
         devices=build_devices(experiment),
         paces=build_paces(experiment),
         target=build_target(experiment),
-        engine=experiment.engine.name,
+        engine=build_engine(experiment),
         settings=experiment.resolved(),
     )
 

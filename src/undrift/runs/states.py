@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from itertools import islice
 
 from torch import Tensor
 
@@ -30,6 +32,11 @@ class StoredStates(ClientStates):
         self._store = store
         self._memory = memory
         self._latest: OrderedDict[Hashable, Keep] = OrderedDict()
+        self._early: dict[Hashable, Keep] = {}
+        """those of this round, read while the last one was computed"""
+        self._ahead: Future[dict[Hashable, dict[str, Tensor]]] | None = None
+        """those of the next round"""
+        self._reader = ThreadPoolExecutor(1)
         self._held = 0
         self._seen = set(store.clients())
 
@@ -38,13 +45,35 @@ class StoredStates(ClientStates):
             return self._kept[client]
         if client in self._latest:
             return self._latest[client]
+        if client in self._early:
+            return self._early[client]
         if client not in self._seen:
             return self.first()
         found = self._store.client(client, self._x0.device)
         return self.first() if found is None else Keep(**found)
 
+    def gather(self, clients: Sequence[Hashable]) -> Keep:
+        if self.kinds:
+            self._early |= _kept(self._store.several(self._resting(clients), self._x0.device))
+        return super().gather(clients)
+
+    def prefetch(self, clients: Iterable[Hashable]) -> None:
+        if self._ahead is not None:
+            self._early = _kept(self._ahead.result())
+        room = int(self._memory // max(1, _size(self.first())))
+        wanted = list(islice(self._resting(clients), room))
+        self._ahead = self._reader.submit(self._store.several, wanted, self._x0.device)
+
+    def _resting(self, clients: Iterable[Hashable]) -> Iterator[Hashable]:
+        """Those of some clients whose states are in the store only."""
+        for client in clients:
+            held = client in self._kept or client in self._latest or client in self._early
+            if client in self._seen and not held:
+                yield client
+
     def put(self, client: Hashable, keep: Keep) -> None:
         super().put(client, keep)
+        self._early.pop(client, None)
         self._seen.add(client)
 
     def seen(self) -> Iterable[Hashable]:
@@ -52,6 +81,8 @@ class StoredStates(ClientStates):
 
     def changed(self) -> dict[Hashable, dict[str, Tensor]]:
         """The states of the round in flight, to be committed."""
+        if self._ahead is not None:
+            wait([self._ahead])  # nobody reads while the store may grow
         return {client: dict(keep.items()) for client, keep in self._kept.items()}
 
     def committed(self) -> None:
@@ -61,6 +92,7 @@ class StoredStates(ClientStates):
             self._latest[client] = keep
             self._held += _size(keep)
         self._kept = {}
+        self._early = {}
         while self._held > self._memory and self._latest:
             self._forget(next(iter(self._latest)))
 
@@ -68,6 +100,10 @@ class StoredStates(ClientStates):
         before = self._latest.pop(client, None)
         if before is not None:
             self._held -= _size(before)
+
+
+def _kept(states: Mapping[Hashable, Mapping[str, Tensor]]) -> dict[Hashable, Keep]:
+    return {client: Keep(**state) for client, state in states.items()}
 
 
 def _size(keep: Keep) -> int:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import lmdb
@@ -23,7 +24,7 @@ import torch
 from undrift.errors import UndriftError, first_line, require, require_choice
 from undrift.runs.packing import pack, unpack
 
-FORMAT = 2
+FORMAT = 3
 FIRST_SIZE = 1 << 28
 DURABILITIES = ("power", "process")
 ROUND, META, CLIENT, RECORD, LASTING = b"round", b"meta", b"client:", b"record:", b"lasting:"
@@ -45,6 +46,8 @@ class Store:
     def __init__(self, folder: Path, meta: Mapping[str, Any], durability: str = "power"):
         require_choice("durability", durability, DURABILITIES)
         self.folder = folder
+        self._busy = Lock()
+        """held while the states of clients are read, which other threads may do"""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._env = lmdb.open(
@@ -128,10 +131,20 @@ class Store:
 
     def client(self, id: Hashable, device: torch.device) -> dict[str, Any] | None:
         """A client's state, or None if it has not taken part."""
-        found = self._get(_client_key(id))
-        if found is None:
-            return None
-        return unpack(found, f"The state of client {id!r} in {self.folder}", device)
+        return self.several([id], device).get(id)
+
+    def several(
+        self, ids: Iterable[Hashable], device: torch.device
+    ) -> dict[Hashable, dict[str, Any]]:
+        """The states of those clients that have taken part, read at once."""
+        found = {}
+        with self._busy, self._reading(), self._env.begin() as txn:
+            for id in ids:
+                packed = txn.get(_client_key(id))
+                if packed is not None:
+                    where = f"The state of client {id!r} in {self.folder}"
+                    found[id] = unpack(packed, where, device)
+        return found
 
     def clients(self) -> Iterator[Hashable]:
         """The clients that have taken part."""
@@ -156,8 +169,9 @@ class Store:
                 going = cursor.next()
 
     def close(self) -> None:
-        """Let go of the files."""
-        self._env.close()
+        """Let go of the files, once nobody reads from them."""
+        with self._busy:
+            self._env.close()
 
     def _get(self, key: bytes) -> bytes | None:
         with self._reading(), self._env.begin() as txn:

@@ -23,7 +23,7 @@ from torch import nn
 
 from undrift.data import SOURCES, FederatedData
 from undrift.data.augmentation import Augmentation
-from undrift.engines import ENGINES
+from undrift.engines import ENGINES, EngineOptions
 from undrift.errors import (
     UndriftError,
     first_line,
@@ -34,6 +34,7 @@ from undrift.errors import (
     require_whole,
 )
 from undrift.evaluation import MODELS as REPORTED
+from undrift.evaluation import Evaluation
 from undrift.methods import Method
 from undrift.models import MODELS, fitting
 from undrift.runs.catalogue import (
@@ -64,6 +65,7 @@ from undrift.runs.parts import (
 from undrift.runs.store import DURABILITIES
 from undrift.sampling import Sampler
 from undrift.solvers import Solver
+from undrift.targets import PARTS
 
 OBJECTIVES = ("samples", "clients")
 BY = ("client", "overall")
@@ -169,6 +171,7 @@ By = Annotated[str, BeforeValidator(_one_of(BY)), _words(BY)]
 Engine = Annotated[str, BeforeValidator(_one_of(ENGINES)), _words(ENGINES)]
 Durability = Annotated[str, BeforeValidator(_one_of(DURABILITIES)), _words(DURABILITIES)]
 Reported = Annotated[list[str], BeforeValidator(_some_of(REPORTED, 1)), _lists(REPORTED)]
+Parts = Annotated[list[str], BeforeValidator(_some_of(PARTS, 1)), _lists(PARTS)]
 Paced = Annotated[Plain | None, BeforeValidator(_pace)]
 Loggers = Annotated[list[str], BeforeValidator(_some_of(LOGGERS, 0)), _lists(LOGGERS)]
 
@@ -534,15 +537,52 @@ class EvaluationTable(Table):
         default=None,
         description="η of the gradient mapping |x − prox(x − η∇f(x))|/η; left out, none.",
     )
+    parts: Parts = Field(
+        default=[*PARTS],
+        description="On which parts of the data, as far as there are such: without train, there "
+        "is no train_loss and no objective.",
+    )
+    train_clients: Annotated[Counting | None, BeforeValidator(or_none)] = Field(
+        default=None,
+        description="From how many clients, the same in every round, all that is about the "
+        "training data is estimated; left out, from all.",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> EvaluationTable:
+        self.build()
+        return self
+
+    def build(self) -> Evaluation:
+        """What `train` takes as evaluation."""
+        return Evaluation(
+            self.every,
+            tuple(self.models),
+            self.gradient_mapping,
+            tuple(self.parts),
+            self.train_clients,
+        )
 
 
 class EngineTable(Table):
     """How local problems are solved."""
 
     name: Engine = Field(
-        default="serial",
-        description="serial: one client after another; vectorised: many at once, in chunks.",
+        default="auto",
+        description="; ".join(f"{name}: {what}" for name, what in ENGINES.items()) + ".",
     )
+    threads: Natural = Field(
+        default=0, description="How many threads it may use; 0: as many as torch does."
+    )
+    chunk: Natural = Field(
+        default=0, description="How many clients work at once; 0: what suits the model."
+    )
+    memory: Positive = Field(
+        default=1000, description="The most megabytes for models at work, which bounds the chunk."
+    )
+
+    def build(self) -> EngineOptions:
+        return EngineOptions(self.name, self.threads or None, self.chunk or None, self.memory)
 
 
 class OutputTable(Table):

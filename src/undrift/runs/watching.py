@@ -25,7 +25,7 @@ class Lines:
         self._rounds = rounds
         self._tallies: dict[tuple[str, int], Tally] = {}
         self._last = time.monotonic()
-        self._text = ""
+        self._text = self._strategy = ""
 
     def begin(self, label: str, seed: int, round: int) -> None:
         self._tallies[label, seed] = Tally()
@@ -34,6 +34,9 @@ class Lines:
 
     def show(self, label: str, seed: int, record: Record) -> None:
         note = self._tallies[label, seed].take(record)
+        if record.strategy not in ("", self._strategy):
+            self._strategy = record.strategy
+            self._print(label, seed, f"engine: {record.strategy}")
         self._text = f"round {record.round}/{self._rounds}  {note}"
         if time.monotonic() - self._last >= PAUSE:
             self._last = time.monotonic()

@@ -194,7 +194,7 @@ def stacked(subject: Subject) -> Finding:
     client, kept, result = Client.stack(clients, START), _stack(mine), _stack_results(results)
     problem = method.problem(down, kept, client)
     together = Replies(method.sums(), len(clients), LR)
-    together.add(client, method.finish(down, kept, result, client)[0])
+    together.add_several(clients, client, method.finish(down, kept, result, client)[0])
     rows = torch.stack(
         [method.problem(down, k, c).start for k, c in zip(mine, clients, strict=True)]
     )

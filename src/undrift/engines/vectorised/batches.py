@@ -9,8 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from undrift.data.augmentation import Augmentation
 from undrift.data.part import Part
-from undrift.solvers import SGD, Work, batches
+from undrift.keys import generator, orders
+from undrift.solvers import SGD, Work
+
+BLOCK = 1 << 20
+"""Bytes of inputs that are gathered at once: the batches of several steps where these are small."""
 
 
 @dataclass(frozen=True)
@@ -20,67 +25,151 @@ class Batch:
     x: Tensor
     """`[C, B, …]`"""
     y: Tensor
-    sizes: list[int]
+    sizes: Sequence[int]
     """how many samples are a client's own"""
-    padded: bool
+    weights: Tensor | float
+    """of each sample in its client's mean, `[C, B]`, or one for all"""
 
-    def shares(self, like: Tensor) -> Tensor | float:
-        """The weight of each sample in its client's mean, `[C, B]`, or one for all."""
-        if not self.padded:
-            return 1.0 / self.x.shape[1]
-        sizes = torch.tensor(self.sizes, dtype=like.dtype, device=like.device)[:, None]
-        places = torch.arange(self.x.shape[1], device=like.device)
-        return (places < sizes) / sizes
+
+@dataclass(frozen=True)
+class Indices:
+    """Which samples make up the batches of several clients, most steps first."""
+
+    rows: np.ndarray
+    """`[steps, C, B]`"""
+    sizes: np.ndarray
+    """`[steps, C]`, zero where a client is done"""
+
+    def of(self, some: slice) -> Indices:
+        """Those of some of the clients."""
+        sizes = self.sizes[:, some]
+        steps = np.count_nonzero(sizes[:, 0])
+        return Indices(self.rows[:steps, some], sizes[:steps])
+
+
+def indices(part: Part, places: Sequence[int], works: Sequence[Work], solver: SGD) -> Indices:
+    """The batches of clients at the given places, for all that they do in a round."""
+    assert part.bounds is not None
+    bounds, at = part.bounds.numpy(), np.array(places)
+    begins = bounds[at]
+    own = bounds[at + 1] - begins
+    steps = np.array([work.steps for work in works])
+    keys = np.array([work.key for work in works], dtype=np.uint64)
+    different = np.unique(own).tolist()
+    width = max(solver.batch_of(size) for size in different)
+    every = np.zeros((steps[0], len(places), width), dtype=np.int64)
+    sizes = np.zeros((steps[0], len(places)), dtype=np.int64)
+    for size in different:
+        who = np.flatnonzero(own == size) if len(different) > 1 else slice(None)
+        most = steps[who][0]
+        rows, filled = _rows(size, solver, keys[who], most)
+        every[:most, who] = rows[..., :1] + begins[who, None]  # a padding that does no harm
+        every[:most, who, : rows.shape[2]] = rows + begins[who, None]
+        sizes[:most, who] = filled[:, None]
+    if steps[-1] < steps[0]:
+        sizes[np.arange(steps[0])[:, None] >= steps] = 0
+    return Indices(every, sizes)
 
 
 class Stream:
-    """The batches of clients in the order of their steps, most steps first."""
+    """The batches of clients that work at once, in the order of their steps, most steps first.
 
-    def __init__(self, part: Part, places: Sequence[int], works: Sequence[Work], solver: SGD):
-        self._part = part
-        assert part.bounds is not None
-        sizes = [int(part.bounds[k + 1] - part.bounds[k]) for k in places]
-        width = max(solver.batch_of(size) for size in sizes)
-        steps = max(work.steps for work in works)
-        self._rows = np.zeros((steps, len(places), width), dtype=np.int64)
-        self._sizes = np.zeros((steps, len(places)), dtype=np.int64)
-        for c, (k, size, work) in enumerate(zip(places, sizes, works, strict=True)):
-            self._fill(c, int(part.bounds[k]), size, work, solver)
-        self._padded = bool((self._sizes < width).any())
+    Parameters
+    ----------
+    part
+        the samples
+    chosen
+        which of them make up the batches
+    like
+        a tensor of the model's type
+    augmentations, numbers
+        random changes of the inputs, and each client's key for these
+    """
 
-    def _fill(self, c: int, begin: int, size: int, work: Work, solver: SGD) -> None:
-        """Write down the rows of a client's batches."""
-        batch, steps = solver.batch_of(size), work.steps
-        if batch == size:
-            self._rows[:steps, c, :size] = begin + np.arange(size)
-            self._sizes[:steps, c] = size
-        elif solver.fresh_batches or size % batch:
-            own = batches(size, batch, work.rng, solver.fresh_batches)
-            for step in range(steps):
-                chosen = next(own)
-                assert chosen is not None
-                self._rows[step, c, : len(chosen)] = begin + chosen
-                self._sizes[step, c] = len(chosen)
-        else:
-            rng, per_epoch = work.rng(), size // batch
-            for first in range(0, steps, per_epoch):
-                order = rng.permutation(size).reshape(per_epoch, batch)
-                last = min(first + per_epoch, steps)
-                self._rows[first:last, c, :batch] = begin + order[: last - first]
-            self._sizes[:steps, c] = batch
+    def __init__(
+        self,
+        part: Part,
+        chosen: Indices,
+        like: Tensor,
+        augmentations: Sequence[Augmentation] = (),
+        numbers: Sequence[int] = (),
+    ):
+        self._part, self._like, self._augmentations = part, like, augmentations
+        self._rngs = [generator(n, "augmentation") for n in numbers] if augmentations else []
+        self._rows, self._sizes = chosen.rows, chosen.sizes
+        self.active = np.count_nonzero(chosen.sizes, axis=1).tolist()
+        """how many are at work in each step; they are the first ones"""
+        self.evaluations = int(chosen.sizes.sum())
+        self._widths = chosen.sizes.max(1).tolist()
+        self._from = self._until = 0
 
-    def at(self, step: int, active: int) -> Batch:
-        """The batches of the first clients in a step."""
-        part, device = self._part, self._part.x.device
-        rows = torch.from_numpy(self._rows[step, :active].reshape(-1)).to(device)
-        if not part.in_order:
-            rows = part.rows[rows]
-        shape = (active, self._rows.shape[2])
-        x = part.x.index_select(0, rows)
-        y = part.y.index_select(0, rows)
-        return Batch(
-            x.view(*shape, *x.shape[1:]),
-            y.view(*shape, *y.shape[1:]),
-            self._sizes[step, :active].tolist() if self._padded else [shape[1]] * active,
-            self._padded,
-        )
+    def __len__(self) -> int:
+        return len(self.active)
+
+    def at(self, step: int) -> Batch:
+        """The batches of those that are at work in a step; steps are asked for in turn."""
+        if step >= self._until:
+            self._gather(step)
+        place, sizes = step - self._from, self._sizes[step, : self.active[step]].tolist()
+        x, y = self._x[place], self._y[place]
+        if self._augmentations:
+            x = self._augmented(x, sizes)
+        weights = self._weights if isinstance(self._weights, float) else self._weights[place]
+        return Batch(x, y, sizes, weights)
+
+    def _gather(self, first: int) -> None:
+        """Gather the samples of a step, and of those after it that look alike, up to a block."""
+        active, width = self.active[first], self._widths[first]
+        x = self._part.x
+        bytes = active * width * x[0].numel() * x.element_size()
+        last = min(len(self.active), first + max(1, BLOCK // max(bytes, 1)))
+        for step in range(first + 1, last):
+            if self.active[step] != active or self._widths[step] != width:
+                last = step
+                break
+        self._from, self._until = first, last
+        shape = (last - first, active, width)
+        rows = torch.from_numpy(self._rows[first:last, :active, :width].reshape(-1)).to(x.device)
+        if not self._part.in_order:
+            rows = self._part.rows[rows]
+        self._x = x.index_select(0, rows).view(*shape, *x.shape[1:])
+        y = self._part.y
+        self._y = y.index_select(0, rows).view(*shape, *y.shape[1:])
+        sizes = self._sizes[first:last, :active, None]
+        self._weights: Tensor | float = 1.0 / width
+        if (sizes < width).any():
+            weights = torch.from_numpy((np.arange(width) < sizes) / sizes)
+            self._weights = weights.to(self._like.device, self._like.dtype)
+
+    def _augmented(self, x: Tensor, sizes: Sequence[int]) -> Tensor:
+        """The inputs as the clients' own draws change them; padding stays as it is."""
+        whole = x.clone()
+        for own, rng, size in zip(whole, self._rngs, sizes, strict=False):
+            changed = own[:size]
+            for each in self._augmentations:
+                changed = each.apply(changed, each.draw(size, rng))
+            own[:size] = changed
+        return whole
+
+
+def _rows(size: int, solver: SGD, keys: np.ndarray, steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """The places of every batch among a client's samples, `[steps, keys, batch]`, and their sizes.
+
+    All of these clients have `size` samples.
+    """
+    batch = solver.batch_of(size)
+    if batch == size:
+        whole = np.broadcast_to(np.arange(size), (steps, len(keys), size))
+        return whole, np.full(steps, size)
+    if solver.fresh_batches:
+        drawn = orders(keys, 0, steps, size)[:, :, :batch]
+        return drawn.transpose(1, 0, 2), np.full(steps, batch)
+    per_epoch = -(-size // batch)
+    epochs = -(-steps // per_epoch)
+    order = np.zeros((len(keys), epochs, per_epoch * batch), dtype=np.int64)
+    order[:, :, :size] = orders(keys, 0, epochs, size)
+    order[:, :, size:] = order[:, :, (per_epoch - 1) * batch, None]  # of the same batch
+    filled = np.full(per_epoch, batch)
+    filled[-1] = size - (per_epoch - 1) * batch
+    rows = order.reshape(len(keys), -1, batch)[:, :steps].transpose(1, 0, 2)
+    return rows, np.tile(filled, epochs)[:steps]

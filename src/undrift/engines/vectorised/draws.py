@@ -13,21 +13,23 @@ class Draws:
 
     def __init__(self, numbers: Sequence[int], device: torch.device):
         self._device = device
-        self._generators = []
+        self.generators = []
         for number in numbers:
             generator = torch.Generator(device=device)
             generator.manual_seed(number % 2**63)
-            self._generators.append(generator)
+            self.generators.append(generator)
         self.sizes: Sequence[int] = ()
         """how many samples of the present batch are each client's own; others are padding"""
 
     def keep(self, active: int) -> None:
         """Go on with the first clients only."""
-        del self._generators[active:]
+        del self.generators[active:]
 
     def dropout(self, x: Tensor, p: float) -> Tensor:
         """The factors by which dropout multiplies `[C, B, …]`: zero, or 1/(1 − p)."""
         mask = torch.zeros_like(x)
-        for own, generator, size in zip(mask, self._generators, self.sizes, strict=True):
-            own[:size].bernoulli_(1 - p, generator=generator).div_(1 - p)
+        for own, generator, size in zip(mask, self.generators, self.sizes, strict=True):
+            own[:size].bernoulli_(1 - p, generator=generator)
+        if p < 1:
+            mask.div_(1 - p)
         return mask

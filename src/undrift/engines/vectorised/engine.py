@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import groupby, islice
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from threading import local
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -27,18 +27,24 @@ from undrift.engines.base import (
     check_declared,
     damaged,
     fault,
+    fault_of_buffers,
+    statistics,
 )
+from undrift.engines.pool import Pool
 from undrift.engines.serial import SerialEngine
+from undrift.engines.threaded import Remembered, ThreadedEngine
 from undrift.engines.vectorised.networks import Network
 from undrift.engines.vectorised.training import Group, progress_of, train
+from undrift.errors import UndriftError, first_line
 from undrift.keys import key
+from undrift.memory import keep_freed_memory
 from undrift.methods.base import Method
 from undrift.modules import ModuleLosses
 from undrift.problem import Client, Keep, LocalProblem, LocalResult, Named, Upload
-from undrift.solvers import SGD, Solver
-from undrift.traffic import traffic_of
+from undrift.solvers import SGD
 
-Values = TypeVar("Values", bound=Named)
+BLOCK = 256
+"""So many clients' batches are drawn at once."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +52,15 @@ class Chunk:
     """Clients that work at once, and what they remember, stacked."""
 
     errands: list[Errand]
-    solver: SGD
+    """most steps first"""
+    group: Group
     client: Client
     mine: Keep
+
+    @property
+    def clients(self) -> list[Client]:
+        """The clients one by one."""
+        return [errand.client for errand in self.errands]
 
 
 @dataclass(frozen=True)
@@ -60,13 +72,16 @@ class Finished:
     result: LocalResult
     upload: Upload
     keep: Keep
+    buffers: dict[str, Tensor]
+    """statistics of the model that training changed, where one client works at a time"""
 
 
 class VectorisedEngine(Engine):
     """Trains the clients of a chunk at once, and several chunks on threads.
 
-    The cohort is cut into chunks in the order of the clients. Each is added up by itself, and the
-    sums are added in that order, so that threads change nothing.
+    Clients are put in the order of their steps, and then of their ids, and cut into chunks of
+    equal size. Each chunk is added up by itself in double precision, and the sums are added in that
+    order, so that threads change nothing.
 
     Parameters
     ----------
@@ -75,7 +90,7 @@ class VectorisedEngine(Engine):
     network
         how the gradients of many clients are computed
     chunk
-        how many clients work at once
+        how many clients work at once at most
     threads
         how many chunks are worked on at the same time
     """
@@ -85,15 +100,16 @@ class VectorisedEngine(Engine):
     ):
         self.losses = losses
         self.job = job
-        self.chunk = chunk
+        self.chunk = chunk if network.most is None else min(chunk, network.most)
         self.threads = threads
-        self.together = chunk * threads
-        self.strategy = f"{network.name}, {chunk} clients at once, {threads} threads"
+        self.together = self.chunk * threads
+        self.strategy = _described(network, self.chunk, threads)
         self._network = network
         self._own = local()
-        self._alone = SerialEngine(losses, job)
-        self._pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
-        self._asks: dict[int, bool] = {}
+        self._alone = ThreadedEngine(losses, job, threads)
+        if losses.device.type == "cpu":
+            keep_freed_memory()
+        self._pool = Pool(threads)
 
     def run(
         self,
@@ -104,81 +120,94 @@ class VectorisedEngine(Engine):
         diagnose: bool = True,
     ) -> RoundResult:
         result = RoundResult(method, self.job, round, diagnose)
-        ahead: list[Future[RoundResult] | RoundResult] = []
-
-        def take(limit: int) -> None:
-            while len(ahead) > limit:
-                part = ahead.pop(0)
-                result.merge(part.result() if isinstance(part, Future) else part)
-
-        for together in self._cut(method, errands):
-            chunk = self._chunk(method, together, states)
-            if chunk is None:
-                take(0)  # the serial engine works here, with nobody beside it
-                ahead.append(self._alone.run(method, together, states, round, diagnose))
-            else:
-                ahead.append(self._pool.submit(self._added, method, chunk, round, diagnose))
-            take(self.threads)  # states of the next chunk are read while others compute
-        take(0)
+        errands = list(errands)
+        ahead: deque[Future[RoundResult]] = deque()
+        alone, alike = self._sorted(errands)
+        for chunk in self._chunks(alike, states):
+            ahead.append(self._pool.submit(self._added, method, chunk, round, diagnose))
+            if len(ahead) > self.threads:  # what the next one needs is read while others compute
+                result.merge(ahead.popleft().result())
+        while ahead:
+            result.merge(ahead.popleft().result())
+        if alone:
+            result.merge(self._alone.run(method, alone, states, round, diagnose))
+        result.arrange([errand.client.id for errand in errands])
         return result
 
     def replies(
         self, method: Method, errands: Iterable[Errand], states: ClientStates, diagnose: bool = True
     ) -> Iterator[Reply]:
-        for together in self._cut(method, errands):
-            chunk = self._chunk(method, together, states)
-            if chunk is None:
-                yield from self._alone.replies(method, together, states, diagnose)
-            else:
-                finished = self._pool.submit(self._finished, method, chunk).result()
-                yield from self._rows(method, finished, diagnose)
+        errands = list(errands)
+        found: dict[int, Reply] = {}
+        alone, alike = self._sorted(errands)
+        going = [
+            (chunk.errands, self._pool.submit(self._finished, method, chunk, lasting=True))
+            for chunk in self._chunks(alike, states)
+        ]
+        for together, future in going:
+            rows = self._rows(method, future.result(), diagnose)
+            found |= {id(errand): one for errand, one in zip(together, rows, strict=True)}
+        several = self._alone.replies(method, alone, states, diagnose)
+        found |= {id(errand): one for errand, one in zip(alone, several, strict=True)}
+        for errand in errands:
+            yield found.pop(id(errand))
 
-    def _cut(self, method: Method, errands: Iterable[Errand]) -> Iterator[list[Errand]]:
-        """Clients in a row that can work at once: same model, same solver, same round."""
+    def _sorted(self, errands: list[Errand]) -> tuple[list[Errand], list[list[Errand]]]:
+        """Those who must work alone, and those who can work at once.
 
-        def alike(errand: Errand) -> tuple[int, int, int]:
+        The latter have the same model, the same solver and the same round; most steps come first.
+        """
+        alone = []
+        alike: dict[tuple[int, int, int], list[Errand]] = {}
+        for errand in errands:
             solver = self.job.local.of(errand.client.id)
-            return id(errand.download), id(solver), errand.work.round
+            if not isinstance(solver, SGD) or solver.tolerance is not None:
+                alone.append(errand)
+                continue
+            which = id(errand.download), id(solver), errand.work.round
+            alike.setdefault(which, []).append(errand)
+        for some in alike.values():
+            some.sort(key=lambda errand: -errand.work.steps)
+        return alone, list(alike.values())
 
-        for _, some in groupby(errands, alike):
-            while together := list(islice(some, self.chunk)):
-                yield together
+    def _chunks(self, alike: list[list[Errand]], states: ClientStates) -> Iterator[Chunk]:
+        """Cut those who can work at once into chunks of equal size, with their states."""
+        for errands in alike:
+            pieces = -(-len(errands) // self.chunk)
+            ends = [len(errands) * piece // pieces for piece in range(pieces + 1)]
+            per_block = max(1, BLOCK // self.chunk)
+            for first in range(0, pieces, per_block):
+                block = ends[first : first + per_block + 1]
+                yield from self._block(errands[block[0] : block[-1]], block, states)
 
-    def _chunk(self, method: Method, errands: list[Errand], states: ClientStates) -> Chunk | None:
-        """A chunk with its states, or None where each must work alone."""
-        solver = self.job.local.of(errands[0].client.id)
-        if not self._can(method, solver):
-            return None
-        clients = [errand.client for errand in errands]
-        kept = [states.get(client.id) for client in clients]
-        x = self.losses.flat.x
-        mine = Keep(
-            **{
-                name: torch.stack([getattr(each, name) for each in kept])
-                for name, _ in kept[0].items()
-            }
-        )
+    def _block(
+        self, errands: list[Errand], ends: list[int], states: ClientStates
+    ) -> Iterator[Chunk]:
+        """The chunks of some clients, for all of which batches are drawn at once."""
+        roster, works = self.job.roster, [errand.work for errand in errands]
+        solver = self.job.local.of(works[0].client)
         assert isinstance(solver, SGD)
-        return Chunk(errands, solver, Client.stack(clients, x), mine)
-
-    def _can(self, method: Method, solver: Solver) -> bool:
-        """Whether clients can work on a method's problems at once."""
-        if id(method) not in self._asks:
-            self._asks[id(method)] = bool(traffic_of(method).asks)
-        return (
-            isinstance(solver, SGD)
-            and solver.tolerance is None
-            and not self._asks[id(method)]
-            and not self.losses.moving
-            and not self.losses.data.augmentations
+        drawing = self._network.draws or self.losses.data.augmentations
+        group = Group(
+            self.losses,
+            solver,
+            [roster.place[roster.position[work.client]] for work in works],
+            works,
+            [key(self.job.seed, "model", w.turn, w.client) for w in works] if drawing else (),
         )
+        client = Client.stack([errand.client for errand in errands], self.losses.flat.x)
+        for a, b in pairwise(ends):
+            some = slice(a - ends[0], b - ends[0])
+            mine = states.gather([work.client for work in works[some]])
+            yield Chunk(errands[some], group.of(some), client.of(some), mine)
 
     def _added(self, method: Method, chunk: Chunk, round: int, diagnose: bool) -> RoundResult:
         """The work of a chunk, added up."""
         finished = self._finished(method, chunk)
         result = RoundResult(method, self.job, round, diagnose)
-        if not any(errand.work.damaged for errand in chunk.errands):
-            result.take_several(self._stacked(method, finished, diagnose), len(chunk.errands))
+        damage = any(errand.work.damaged for errand in chunk.errands)
+        if not damage and not finished.buffers:
+            result.take_several(self._stacked(finished, diagnose), chunk.clients)
             if result.finite():
                 return result
             result = RoundResult(method, self.job, round, diagnose)
@@ -186,43 +215,69 @@ class VectorisedEngine(Engine):
             result.take(reply)
         return result
 
-    def _finished(self, method: Method, chunk: Chunk) -> Finished:
-        """Let the clients of a chunk do their work."""
+    def _finished(self, method: Method, chunk: Chunk, lasting: bool = False) -> Finished:
+        """Let the clients of a chunk do their work.
+
+        Unless it is to be `lasting`, where they ended is there until the thread's next chunk.
+        """
         if not hasattr(self._own, "network"):  # a network of its own for every thread
             self._own.network = self._network.copy()
-        errands, roster = chunk.errands, self.job.roster
-        works = [errand.work for errand in errands]
-        down = errands[0].download
-        problem = method.problem(down, chunk.mine, chunk.client)
-        group = Group(
-            [roster.place[roster.position[errand.client.id]] for errand in errands],
-            works,
-            [key(self.job.seed, "model", work.turn, work.client) for work in works],
-        )
-        x, evaluations = train(self.losses, self._own.network, chunk.solver, problem, group)
+        network: Network = self._own.network
+        group, works = chunk.group, chunk.group.works
+        down, client = chunk.errands[0].download, chunk.client
+        problem = method.problem(down, chunk.mine, client)
+        network.load_buffers(chunk.errands[0].buffers)
+        try:
+            with torch.no_grad():
+                trained = train(network, problem, group)
+        except UndriftError:
+            raise
+        except Exception as error:
+            self._blame_one(method, chunk)
+            who = ", ".join(repr(work.client) for work in works)
+            raise UndriftError(
+                f"The model failed on client {who} in round {works[0].round + 1}: "
+                f"{first_line(error)}."
+            ) from error
 
-        def column(values: list[float]) -> Tensor:
-            return torch.tensor(values, dtype=x.dtype, device=x.device)[:, None]
-
+        progress = progress_of(problem, group)
+        rows = [(w.steps, w.expected, p) for w, p in zip(works, progress, strict=True)]
+        steps, expected, progressed = trained.x.new_tensor(rows).split(1, dim=1)
         result = LocalResult(
-            x=x,
-            steps=column([work.steps for work in works]),
-            expected=column([work.expected for work in works]),
-            progress=column(progress_of(chunk.solver, problem, works)),
+            x=trained.x,
+            steps=steps,
+            expected=expected,
+            progress=progressed,
             rate=works[0].rate,
-            evaluations=evaluations,
+            first_gradient=trained.first_gradient,
+            last_gradient=trained.last_gradient,
+            evaluations=trained.evaluations,
         )
-        upload, keep = method.finish(down, chunk.mine, result, chunk.client)
-        return Finished(chunk, problem, result, upload, keep)
+        finished = method.finish(down, chunk.mine, result, client)
+        one = tuple(each.row(0) for each in finished if isinstance(each, Named))
+        check_declared(method, one if len(one) == 2 else finished, trained.x[0])
+        upload, keep = finished
+        watched = self.job.watch.cohort or self.job.watch.last
+        if lasting or watched or _share(trained.x, upload, keep):
+            network.give_away()
+        return Finished(chunk, problem, result, upload, keep, network.buffers())
 
-    def _stacked(self, method: Method, done: Finished, diagnose: bool) -> Reply:
+    def _blame_one(self, method: Method, chunk: Chunk) -> None:
+        """Say which client of a chunk the model fails on, if it does so on one by itself."""
+        engine = SerialEngine(self.losses.twin(), self.job)
+        for row, errand in enumerate(chunk.errands):
+            mine = Remembered(chunk.mine.row(row))
+            list(engine.replies(method, [errand], mine, diagnose=False))
+
+    def _stacked(self, done: Finished, diagnose: bool) -> Reply:
         """The replies of a chunk as one, `[C, …]`."""
         upload, keep, x = done.upload, done.keep, done.result.x
         watch, chunk = self.job.watch, done.chunk
         number = len(chunk.errands)
         down = chunk.errands[0].download
-        received = {name: number * size for name, size in bytes_of(down).items()}
-        sent = {name: number * size for name, size in bytes_of(_row(upload, 0)).items()}
+        travels = statistics(chunk.errands[0].buffers)
+        received = {n: number * size for n, size in (bytes_of(down) | travels).items()}
+        sent = {n: number * size for n, size in (bytes_of(upload.row(0)) | travels).items()}
         if watch.cohort:
             upload = upload.replace(**{COHORT: x})
         if watch.last:
@@ -242,7 +297,7 @@ class VectorisedEngine(Engine):
             client=chunk.client,
             upload=upload,
             keep=keep,
-            buffers={},
+            buffers=done.buffers,
             steps=sum(work.steps for work in works),
             evaluations=done.result.evaluations,
             complete=sum(work.steps >= work.expected for work in works),
@@ -252,36 +307,42 @@ class VectorisedEngine(Engine):
 
     def _rows(self, method: Method, done: Finished, diagnose: bool) -> Iterator[Reply]:
         """The replies of a chunk one by one."""
-        whole = self._stacked(method, done, diagnose)
+        whole = self._stacked(done, diagnose)
         number = len(done.chunk.errands)
+        first = "first_gradient" in done.problem.ask
         for row, errand in enumerate(done.chunk.errands):
-            upload, keep = _row(done.upload, row), _row(done.keep, row)
-            if row == 0:
-                check_declared(method, (upload, keep), done.result.x[0])
-            sent = {name: size // number for name, size in whole.up.items()}
+            upload, keep = done.upload.row(row), done.keep.row(row)
             if errand.work.damaged:
                 upload = damaged(upload)
             wrong = fault(method, upload, keep, done.result.x[row])
-            solver, samples = done.chunk.solver, int(errand.client.samples)
-            yield Reply(
+            wrong = wrong or fault_of_buffers(done.buffers)
+            solver, samples = done.chunk.group.solver, int(errand.client.samples)
+            yield replace(
+                whole,
                 client=errand.client,
-                upload=_row(whole.upload, row) if wrong is None else upload,
-                keep=_row(whole.keep, row) if wrong is None else keep,
-                buffers={},
+                upload=whole.upload.row(row) if wrong is None else upload,
+                keep=whole.keep.row(row) if wrong is None else keep,
                 steps=errand.work.steps,
-                evaluations=solver.evaluations(errand.work.steps, samples),
+                evaluations=solver.evaluations(errand.work.steps, samples) + first * samples,
                 complete=errand.work.steps >= errand.work.expected,
                 down={name: size // number for name, size in whole.down.items()},
-                up=sent,
+                up={name: size // number for name, size in whole.up.items()},
                 wrong=wrong,
             )
 
 
-def _row(values: Values, row: int) -> Values:
-    """The values of one client of several."""
-    return type(values)(
-        **{
-            name: value[row] if isinstance(value, Tensor) and value.ndim else value
-            for name, value in values.items()
-        }
+def _share(x: Tensor, *several: Named) -> bool:
+    """Whether anything that outlives a chunk is, or is a view of, where its clients ended."""
+    place = x.untyped_storage().data_ptr()
+    return any(
+        isinstance(value, Tensor) and value.untyped_storage().data_ptr() == place
+        for values in several
+        for _, value in values.items()
     )
+
+
+def _described(network: Network, chunk: int, threads: int) -> str:
+    """A strategy in a few words."""
+    what = network.name + (", channels last" if network.channels_last else "")
+    many = f", {chunk} clients at once" if chunk > 1 else ""
+    return f"{what}{many}, {threads} thread{'s' if threads > 1 else ''}"

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from undrift.engines.vectorised.draws import Draws
 
@@ -30,9 +30,16 @@ class Sink(ABC):
 class Layer(ABC):
     """One layer of a network, for many clients at once."""
 
+    trains = False
+    """whether it has parameters"""
+    gives_away = False
+    """whether its outputs are memory of their own that its backward pass does not need"""
+
     def __init__(self) -> None:
         self.first = False
         """whether nobody needs the gradient of its inputs"""
+        self.may_overwrite = False
+        """whether nobody else needs its inputs"""
 
     @abstractmethod
     def forward(self, x: Tensor, parameters: Sequence[Tensor], draws: Draws | None) -> Tensor:
@@ -44,36 +51,41 @@ class Layer(ABC):
 
 
 class Linear(Layer):
-    """y = x Wᵀ + b"""
+    """y = x Wᵀ + b, of the last axis"""
+
+    trains = True
+    gives_away = True
 
     def __init__(self, weight: int, bias: int | None):
         super().__init__()
         self._weight = weight
         self._bias = bias
-        self._x: Tensor | None = None
 
     def forward(self, x: Tensor, parameters: Sequence[Tensor], draws: Draws | None) -> Tensor:
-        self._x = x
+        self._between = x.shape[1:-1]
+        self._x = x = x.flatten(1, -2)
         W = parameters[self._weight].transpose(1, 2)
         if self._bias is None:
-            return torch.bmm(x, W)
-        return torch.baddbmm(parameters[self._bias][:, None], x, W)
+            y = torch.bmm(x, W)
+        else:
+            y = torch.baddbmm(parameters[self._bias][:, None], x, W)
+        return y.unflatten(1, self._between)
 
     def backward(self, gradient: Tensor, parameters: Sequence[Tensor], sink: Sink) -> Tensor:
-        assert self._x is not None
+        gradient = gradient.flatten(1, -2)
         # The gradient of the inputs is that at the weights before the step.
         back = gradient if self.first else torch.bmm(gradient, parameters[self._weight])
         sink.product(self._weight, gradient.transpose(1, 2), self._x)
         if self._bias is not None:
             sink.plain(self._bias, gradient.sum(1))
-        return back
+        return back.unflatten(1, self._between)
 
 
 class ReLU(Layer):
     """max(x, 0)"""
 
     def forward(self, x: Tensor, parameters: Sequence[Tensor], draws: Draws | None) -> Tensor:
-        self._y = x.clamp_(min=0)
+        self._y = x.clamp_(min=0) if self.may_overwrite else x.clamp(min=0)
         return self._y
 
     def backward(self, gradient: Tensor, parameters: Sequence[Tensor], sink: Sink) -> Tensor:
@@ -84,7 +96,7 @@ class Tanh(Layer):
     """tanh(x)"""
 
     def forward(self, x: Tensor, parameters: Sequence[Tensor], draws: Draws | None) -> Tensor:
-        self._y = x.tanh_()
+        self._y = x.tanh_() if self.may_overwrite else x.tanh()
         return self._y
 
     def backward(self, gradient: Tensor, parameters: Sequence[Tensor], sink: Sink) -> Tensor:
@@ -95,11 +107,34 @@ class Sigmoid(Layer):
     """1 / (1 + exp(−x))"""
 
     def forward(self, x: Tensor, parameters: Sequence[Tensor], draws: Draws | None) -> Tensor:
-        self._y = x.sigmoid_()
+        self._y = x.sigmoid_() if self.may_overwrite else x.sigmoid()
         return self._y
 
     def backward(self, gradient: Tensor, parameters: Sequence[Tensor], sink: Sink) -> Tensor:
         return torch.ops.aten.sigmoid_backward(gradient, self._y)
+
+
+class Curve(Layer):
+    """Any function of each number, with its derivative."""
+
+    gives_away = True
+
+    def __init__(
+        self,
+        function: Callable[[Tensor], Tensor],
+        derivative: Callable[[Tensor, Tensor], Tensor],
+    ):
+        super().__init__()
+        self._function = function
+        self._derivative = derivative
+        """(gradient, inputs) → the gradient of the inputs"""
+
+    def forward(self, x: Tensor, parameters: Sequence[Tensor], draws: Draws | None) -> Tensor:
+        self._x = x
+        return self._function(x)
+
+    def backward(self, gradient: Tensor, parameters: Sequence[Tensor], sink: Sink) -> Tensor:
+        return self._derivative(gradient, self._x)
 
 
 class Flatten(Layer):
@@ -107,14 +142,16 @@ class Flatten(Layer):
 
     def forward(self, x: Tensor, parameters: Sequence[Tensor], draws: Draws | None) -> Tensor:
         self._shape = x.shape
-        return x.flatten(2)
+        return x.reshape(*x.shape[:2], -1)
 
     def backward(self, gradient: Tensor, parameters: Sequence[Tensor], sink: Sink) -> Tensor:
-        return gradient.view(self._shape)
+        return gradient.reshape(self._shape)
 
 
 class Dropout(Layer):
     """Zeroes, drawn for each client from its own key, in the order in which it draws alone."""
+
+    gives_away = True
 
     def __init__(self, p: float):
         super().__init__()
@@ -122,57 +159,72 @@ class Dropout(Layer):
 
     def forward(self, x: Tensor, parameters: Sequence[Tensor], draws: Draws | None) -> Tensor:
         assert draws is not None
-        self._mask = draws.dropout(x, self._p)
+        # The order of what is drawn is that of memory, which must not be that of x by chance.
+        self._mask = draws.dropout(x.new_empty(x.shape), self._p)
         return x * self._mask
 
     def backward(self, gradient: Tensor, parameters: Sequence[Tensor], sink: Sink) -> Tensor:
         return gradient * self._mask
 
 
-PLAIN: dict[type[nn.Module], Callable[[], Layer]] = {
-    nn.ReLU: ReLU,
-    nn.Tanh: Tanh,
-    nn.Sigmoid: Sigmoid,
-}
+class Sum(Layer):
+    """What two branches make of the same inputs, added."""
+
+    gives_away = True
+
+    def __init__(self, *branches: Sequence[Layer]):
+        super().__init__()
+        self._branches = branches
+        self.trains = any(layer.trains for branch in branches for layer in branch)
+
+    def forward(self, x: Tensor, parameters: Sequence[Tensor], draws: Draws | None) -> Tensor:
+        ends = []
+        for branch in self._branches:
+            y = x
+            for layer in branch:
+                y = layer.forward(y, parameters, draws)
+            ends.append(y)
+        one, other = ends
+        if one.shape != other.shape:
+            raise ValueError(f"Branches of shapes {one.shape} and {other.shape} cannot be added.")
+        return one + other
+
+    def backward(self, gradient: Tensor, parameters: Sequence[Tensor], sink: Sink) -> Tensor:
+        backs = []
+        for branch in self._branches:
+            back = gradient
+            for layer in reversed(branch):
+                back = layer.backward(back, parameters, sink)
+                if layer.first:
+                    break
+            backs.append(back)
+        return gradient if self.first else backs[0] + backs[1]
+
+    def chain(self) -> None:
+        """Tell the layers of the branches what they may leave out and overwrite."""
+        for branch in self._branches:
+            chained(branch, first=self.first)
 
 
-def stacked_layers(module: nn.Module, names: Sequence[str]) -> list[Layer] | str:
-    """The layers of a module, or a sentence on why it has none of this kind.
+def chained(layers: Sequence[Layer], first: bool = True) -> None:
+    """Tell the layers of a chain what they may leave out, and what they may overwrite.
 
-    `names` are those of its trainable parameters, in their order.
+    `first` is whether nobody needs the gradient of what the chain begins with.
     """
-    found: list[Layer] = []
-    place = {name: number for number, name in enumerate(names)}
-    used: list[str] = []
+    given_away = False
+    for layer in layers:
+        layer.first, layer.may_overwrite = first, given_away
+        first = first and not layer.trains
+        given_away = layer.gives_away or (given_away and isinstance(layer, Flatten))
+        if isinstance(layer, Sum):
+            layer.chain()
 
-    def walk(each: nn.Module, path: str) -> str | None:
-        """Add the layers of a module; what has no such layer is named."""
-        if type(each) is nn.Sequential:
-            found_wrong = (walk(child, f"{path}{name}.") for name, child in each.named_children())
-            return next(filter(None, found_wrong), None)
-        if type(each) is nn.Linear:
-            own = [f"{path}{name}" for name, _ in each.named_parameters()]
-            if any(name not in place for name in own):
-                return f"{path[:-1]} has frozen parameters"
-            used.extend(own)
-            found.append(Linear(place[own[0]], place[own[1]] if len(own) > 1 else None))
-        elif type(each) is nn.Flatten and each.start_dim == 1 and each.end_dim == -1:
-            found.append(Flatten())
-        elif type(each) is nn.Dropout:
-            found.extend([Dropout(each.p)] if each.p > 0 else [])
-        elif type(each) in PLAIN:
-            found.append(PLAIN[type(each)]())
-        elif type(each) is not nn.Identity:
-            return f"{path[:-1] or 'the model'} is a {type(each).__name__}"
-        return None
 
-    wrong = walk(module, "")
-    if wrong:
-        return wrong
-    if sorted(used) != sorted(names) or any(m._forward_hooks for m in module.modules()):
-        return "it shares parameters or has hooks"
-    for layer in found:
-        layer.first = True
-        if isinstance(layer, Linear):
-            break
-    return found
+def channels_of_all(x: Tensor) -> Tensor:
+    """`[C, B, channels, …]` as `[B, C·channels, …]`."""
+    return x.transpose(0, 1).flatten(1, 2)
+
+
+def channels_of_each(x: Tensor, clients: int) -> Tensor:
+    """`[B, C·channels, …]` as `[C, B, channels, …]`."""
+    return x.unflatten(1, (clients, -1)).transpose(0, 1)

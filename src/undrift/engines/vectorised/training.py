@@ -2,172 +2,240 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from undrift.engines.vectorised.batches import Stream
+from undrift.engines.vectorised.batches import Stream, indices
 from undrift.engines.vectorised.draws import Draws
 from undrift.engines.vectorised.networks import Network
-from undrift.engines.vectorised.steps import Fused, Gradients, Lists, Stepper, Terms
+from undrift.engines.vectorised.steps import (
+    Fused,
+    Gradients,
+    Lists,
+    Step,
+    Stepper,
+    Terms,
+    vectors_like,
+)
 from undrift.modules import ModuleLosses
 from undrift.problem import LocalProblem, Number
 from undrift.schedules import as_schedule
 from undrift.solvers import SGD, Progress, Work
 
 
-@dataclass(frozen=True)
 class Group:
-    """Clients that work at once, with the same solver and in the same round."""
+    """Clients with the same solver in the same round, most steps first, before they work.
 
-    places: Sequence[int]
-    """where they are in the data"""
-    works: Sequence[Work]
-    numbers: Sequence[int]
-    """the keys of what the model draws itself"""
+    What is the same for all of them or can be drawn for all at once is prepared here; they work in
+    chunks, `of(slice)`.
 
-    def __len__(self) -> int:
-        return len(self.places)
-
-    def ordered(self, order: Sequence[int]) -> Group:
-        """The same clients in another order."""
-        return Group(
-            [self.places[c] for c in order],
-            [self.works[c] for c in order],
-            [self.numbers[c] for c in order],
-        )
-
-
-def train(
-    losses: ModuleLosses, network: Network, solver: SGD, problem: LocalProblem, group: Group
-) -> tuple[Tensor, int]:
-    """Where the clients end, `[C, P]`, and how many gradients of single samples that took.
-
-    `problem` is that of all clients, stacked.
+    Parameters
+    ----------
+    losses
+        the model and the data
+    solver
+        how they work
+    places
+        where they are in the data
+    works
+        what each of them does
+    numbers
+        the keys of what the model draws itself, where it draws anything
     """
-    # Those with the most steps come first, so that the ones at work are always the first ones.
-    order = sorted(range(len(group)), key=lambda c: -group.works[c].steps)
-    mine = group.ordered(order)
-    split = Split(losses.flat.shapes, order)
-    whole = [each.expand(len(group), *each.shape[1:]).clone() for each in split(problem.start)]
-    terms = Terms(
-        split.number(problem.scale),
-        split.number(problem.weight),
-        None if problem.linear is None else split(problem.linear),
-        None if problem.center is None else split(problem.center),
-        problem.pull_outside_momentum,
-    )
-    stepping = Stepping(losses, network, solver, whole, terms, mine)
-    evaluations = sum(stepping.step(number) for number in range(mine.works[0].steps))
-    flat = torch.cat([each.flatten(1) for each in whole], dim=1)
-    back = torch.empty(len(order), dtype=torch.long)
-    back[order] = torch.arange(len(order))
-    return (flat if order == sorted(order) else flat[back.to(flat.device)]), evaluations
-
-
-class Stepping:
-    """The steps of clients that work at once; those that are done drop out."""
 
     def __init__(
         self,
         losses: ModuleLosses,
-        network: Network,
         solver: SGD,
-        parameters: Lists,
-        terms: Terms,
-        group: Group,
+        places: Sequence[int],
+        works: Sequence[Work],
+        numbers: Sequence[int] = (),
     ):
-        self._network, self._solver, self._works = network, solver, group.works
-        self._parameters, self._scale = parameters, terms.scale
-        self._stream = Stream(losses.train_part, group.places, group.works, solver)
-        self._draws = Draws(group.numbers, losses.device) if network.draws else None
-        self._schedule, self._round = as_schedule(solver.lr), group.works[0].round
-        self._active = len(group)
-        self._fused: Fused | None = None
-        if network.fuses and not solver.momentum and solver.clip is None:
-            self._fused = Fused(parameters, terms, solver.weight_decay)
-        else:
-            self._gradients = Gradients(parameters)
-            self._stepper = Stepper(solver, parameters, terms)
+        self.losses, self.solver = losses, solver
+        self.places, self.works, self.numbers = places, works, numbers
+        self.batches = indices(losses.train_part, places, works, solver)
+        self.rates = Rates(solver, works[0].round)
 
-    def step(self, number: int) -> int:
-        """One step of those that are at work; gives how many samples it took."""
-        active = sum(work.steps > number for work in self._works[: self._active])
-        if active < self._active:
-            self._keep(active)
-        batch = self._stream.at(number, active)
-        if self._draws is not None:
-            self._draws.sizes = batch.sizes
-        rate = rate_at(self._solver, self._round, number)
-        sink = self._fused or self._gradients
-        if self._fused is not None:
-            self._fused.rate = rate
-        self._network.backward(self._parameters, batch, self._scale, sink, self._draws)
-        if self._fused is None:
-            self._stepper.step(self._gradients.values, rate)
-        return sum(batch.sizes)
+    def of(self, some: slice) -> Group:
+        """Some of them, at work at once."""
+        found = copy(self)
+        found.places, found.works = self.places[some], self.works[some]
+        found.numbers = self.numbers[some]
+        found.batches = self.batches.of(some)
+        return found
 
-    def _keep(self, active: int) -> None:
-        self._active = active
-        self._parameters = [each[:active] for each in self._parameters]
-        if isinstance(self._scale, Tensor):
-            self._scale = self._scale[:active]
-        if self._draws is not None:
-            self._draws.keep(active)
-        if self._fused is not None:
-            self._fused.keep(active)
-        else:
-            self._gradients.keep(active)
-            self._stepper.keep(active)
+    def stream(self) -> Stream:
+        """Their batches."""
+        losses = self.losses
+        data, like = losses.train_part, losses.flat.x
+        return Stream(data, self.batches, like, losses.data.augmentations, self.numbers)
+
+    def __len__(self) -> int:
+        return len(self.places)
 
 
-class Split:
-    """Flat vectors of clients as a tensor per parameter, in the order of their work."""
+@dataclass(frozen=True)
+class Trained:
+    """Where clients ended, and what it took."""
 
-    def __init__(self, shapes: Sequence[torch.Size], order: Sequence[int]):
-        self._shapes = shapes
-        self._order = None if list(order) == sorted(order) else list(order)
-
-    def __call__(self, vectors: Tensor) -> Lists:
-        """`[P]` (the same for all) or `[C, P]` as `[1, …]` or `[C, …]` each."""
-        vectors = vectors[None] if vectors.ndim == 1 else self._ordered(vectors)
-        sizes = [shape.numel() for shape in self._shapes]
-        parts = vectors.split(sizes, dim=1)
-        return [part.reshape(-1, *shape) for part, shape in zip(parts, self._shapes, strict=True)]
-
-    def number(self, value: Number) -> Tensor | float:
-        """A number per client, `[C]`, or one for all."""
-        if not isinstance(value, Tensor):
-            return float(value)
-        flat = self._ordered(value.reshape(-1))
-        return float(flat[0]) if bool((flat == flat[0]).all()) else flat
-
-    def _ordered(self, rows: Tensor) -> Tensor:
-        return rows if self._order is None else rows[self._order]
+    x: Tensor
+    """`[C, P]`"""
+    evaluations: int
+    """gradients of single samples"""
+    first_gradient: Tensor | None = None
+    last_gradient: Tensor | None = None
 
 
-def rate_at(solver: SGD, round: int, step: int) -> float:
-    """η_s, the learning rate of a step."""
-    schedule = as_schedule(solver.lr)
-    rate = schedule.at(round) * schedule.within(round, step)
-    return rate if solver.step_schedule is None else rate * solver.step_schedule.at(step)
+def train(network: Network, problem: LocalProblem, group: Group) -> Trained:
+    """Do the work of several clients; `problem` is that of all of them, stacked."""
+    losses, solver = group.losses, group.solver
+    shapes, clients = losses.flat.shapes, len(group)
+
+    def lists(vectors: Tensor) -> Lists:
+        return network.arranged(split(vectors, shapes))
+
+    flat = network.vectors(losses.flat.x, clients)
+    views = split(flat, shapes)
+    x = network.room(views)
+    start = lists(problem.start)
+    step = _step(network, solver, problem, x, start, lists)
+    stream = group.stream()
+    draws = Draws(group.numbers, losses.device) if network.draws else None
+    now = [each.expand(clients, *each.shape[1:]) for each in start]
+    first = last = None
+    evaluations = stream.evaluations
+    if "first_gradient" in problem.ask:
+        first, samples = _full_gradient(network, now, group, draws)
+        evaluations += samples
+    if "last_gradient" in problem.ask:
+        last = vectors_like(flat, clients)
+    scale = number(problem.scale)
+    active = clients
+    for s in range(len(stream)):
+        if stream.active[s] < active:
+            active = stream.active[s]
+            step.keep(active)
+            now = [each[:active] for each in now]
+            scale = scale[:active] if isinstance(scale, Tensor) else scale
+            if draws is not None:
+                draws.keep(active)
+        batch = stream.at(s)
+        if draws is not None:
+            draws.sizes = batch.sizes
+        step.rate = group.rates.at(s)
+        network.backward(now, batch, scale, step, draws)
+        if last is not None:
+            assert isinstance(step, Stepper)
+            after = stream.active[s + 1] if s + 1 < len(stream) else 0
+            done = step.gradient(slice(after, active))
+            for own, gradient in zip(split(last[after:active], shapes), done, strict=True):
+                own.copy_(gradient)
+        step.take()
+        if s == 0:
+            now = x if active == clients else [each[:active] for each in x]
+    for view, own in zip(views, x, strict=True):
+        if own is not view:
+            view.copy_(own)
+    return Trained(flat, evaluations, first, last)
 
 
-def progress_of(solver: SGD, problem: LocalProblem, works: Sequence[Work]) -> list[float]:
+def _full_gradient(
+    network: Network, x: Lists, group: Group, draws: Draws | None
+) -> tuple[Tensor, int]:
+    """∇f of each client at x, weight decay included, and the number of samples in it."""
+    losses = group.losses
+    once = [replace(work, steps=1) for work in group.works]
+    whole = SGD(group.solver.lr, batch_size=None, steps=1)
+    chosen = indices(losses.train_part, group.places, once, whole)
+    stream = Stream(losses.train_part, chosen, losses.flat.x)
+    batch, before = stream.at(0), network.buffers()
+    if draws is not None:
+        draws.sizes = batch.sizes
+    gradients = Gradients(x)
+    network.backward(x, batch, 1.0, gradients, draws)
+    network.load_buffers(before)
+    found = vectors_like(losses.flat.x, len(group))
+    for own, g, at in zip(split(found, losses.flat.shapes), gradients.values, x, strict=True):
+        own.copy_(g.add_(at, alpha=group.solver.weight_decay))
+    return found, stream.evaluations
+
+
+def _step(
+    network: Network,
+    solver: SGD,
+    problem: LocalProblem,
+    x: Lists,
+    start: Lists,
+    lists: Callable[[Tensor], Lists],
+) -> Step:
+    """How the clients step: in the backward pass where the solver is plain."""
+    v, z, s = problem.linear, problem.center, number(problem.scale)
+    r = number(problem.weight) if z is not None else 0.0
+    plain = not solver.momentum and solver.clip is None and not problem.ask
+    if not (network.fuses and plain):
+        terms = Terms(
+            s,
+            r,
+            None if v is None else lists(v),
+            None if z is None else lists(z),
+            problem.pull_outside_momentum,
+        )
+        return Stepper(solver, x, start, terms)
+    constant = v
+    if z is not None and not (isinstance(r, float) and r == 0.0):
+        pull = (r[:, None] if isinstance(r, Tensor) else r) * z
+        constant = -pull if v is None else v - pull
+    shrink = s * solver.weight_decay + r
+    return Fused(x, start, shrink, None if constant is None else lists(constant))
+
+
+def split(vectors: Tensor, shapes: Sequence[torch.Size]) -> Lists:
+    """`[P]` (the same for all) or `[C, P]` as views, `[1, …]` or `[C, …]` each."""
+    rows = vectors[None] if vectors.ndim == 1 else vectors
+    parts = rows.split([shape.numel() for shape in shapes], dim=1)
+    return [part.unflatten(1, shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def number(value: Number) -> Tensor | float:
+    """A number per client, `[C]`, or one for all."""
+    if not isinstance(value, Tensor):
+        return float(value)
+    flat = value.reshape(-1)
+    return float(flat[0]) if bool((flat == flat[0]).all()) else flat
+
+
+class Rates:
+    """The learning rates of a round's steps."""
+
+    def __init__(self, solver: SGD, round: int):
+        self._schedule, self._round, self._within = as_schedule(solver.lr), round, solver
+        self._rate = self._schedule.at(round)
+
+    def at(self, step: int) -> float:
+        """η_s"""
+        rate = self._rate * self._schedule.within(self._round, step)
+        over_steps = self._within.step_schedule
+        return rate if over_steps is None else rate * over_steps.at(step)
+
+
+def progress_of(problem: LocalProblem, group: Group) -> list[float]:
     """‖a‖₁ of each client; it depends on its steps and its pull only."""
+    solver, works, rates = group.solver, group.works, group.rates
     r = problem.weight if problem.center is not None else 0.0
     pulls = torch.as_tensor(r, dtype=torch.float64).reshape(-1)
-    found: dict[tuple[int, float], float] = {}
-    every = []
-    for work, r in zip(works, pulls.expand(len(works)).tolist(), strict=True):
-        if (work.steps, r) not in found:
-            progress = Progress(
-                solver.momentum, solver.nesterov, work.rate * r, problem.pull_outside_momentum
-            )
-            for step in range(work.steps):
-                progress.step(rate_at(solver, work.round, step) / work.rate)
-            found[work.steps, r] = progress.total
-        every.append(found[work.steps, r])
-    return every
+    totals: dict[float, list[float]] = {}
+    """by pull, after 0, 1, 2, … steps"""
+    rate = works[0].rate
+    for r in set(pulls.tolist()):
+        pull = rate * r
+        progress = Progress(solver.momentum, solver.nesterov, pull, problem.pull_outside_momentum)
+        totals[r] = [0.0]
+        for step in range(works[0].steps):
+            progress.step(rates.at(step) / rate)
+            totals[r].append(progress.total)
+    pairs = zip(works, pulls.expand(len(works)).tolist(), strict=True)
+    return [totals[r][work.steps] for work, r in pairs]

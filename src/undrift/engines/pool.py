@@ -1,0 +1,36 @@
+"""Threads that work side by side, each with one thread inside an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+import torch
+
+Given = ParamSpec("Given")
+Found = TypeVar("Found")
+
+
+class Pool:
+    """So many threads; one alone is the caller's own, since handing work over takes time."""
+
+    def __init__(self, threads: int):
+        self._threads: ThreadPoolExecutor | None = None
+        if threads > 1:
+            self._threads = ThreadPoolExecutor(
+                threads, initializer=torch.set_num_threads, initargs=(1,)
+            )
+
+    def submit(
+        self, work: Callable[Given, Found], *args: Given.args, **options: Given.kwargs
+    ) -> Future[Found]:
+        """Do something, now or as soon as a thread is free."""
+        if self._threads is not None:
+            return self._threads.submit(work, *args, **options)
+        done: Future[Found] = Future()
+        try:
+            done.set_result(work(*args, **options))
+        except BaseException as error:  # as with other threads, it is raised with the result
+            done.set_exception(error)
+        return done

@@ -1,0 +1,112 @@
+"""Layers that normalise each sample by itself, for many clients at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from undrift.engines.vectorised.draws import Draws
+from undrift.engines.vectorised.layers import Layer, Sink, channels_of_all, channels_of_each
+
+
+class LayerNorm(Layer):
+    """(x − mean) / deviation over the last axes, times a weight, plus a bias."""
+
+    gives_away = True
+
+    def __init__(self, shape: Sequence[int], eps: float, weight: int | None, bias: int | None):
+        super().__init__()
+        self.trains = weight is not None
+        self._shape, self._eps = list(shape), eps
+        self._weight, self._bias = weight, bias
+
+    def forward(self, x: Tensor, parameters: Sequence[Tensor], draws: Draws | None) -> Tensor:
+        self._x = x
+        y, self._mean, self._rstd = torch.native_layer_norm(x, self._shape, None, None, self._eps)
+        self._y = y
+        if self._weight is not None:
+            y = y * self._over_samples(parameters[self._weight])
+        return y if self._bias is None else y.add_(self._over_samples(parameters[self._bias]))
+
+    def backward(self, gradient: Tensor, parameters: Sequence[Tensor], sink: Sink) -> Tensor:
+        back = gradient
+        over = tuple(range(1, gradient.ndim - len(self._shape)))
+        if self._weight is not None:
+            back = gradient * self._over_samples(parameters[self._weight])
+            sink.plain(self._weight, (gradient * self._y).sum(over))
+        if self._bias is not None:
+            sink.plain(self._bias, gradient.sum(over))
+        if self.first:
+            return gradient
+        return torch.ops.aten.native_layer_norm_backward(
+            back, self._x, self._shape, self._mean, self._rstd, None, None, [True, False, False]
+        )[0]
+
+    def _over_samples(self, parameter: Tensor) -> Tensor:
+        between = [1] * (self._x.ndim - parameter.ndim)
+        return parameter.view(len(parameter), *between, *parameter.shape[1:])
+
+
+class GroupNorm(Layer):
+    """(x − mean) / deviation over groups of channels, times a weight, plus a bias."""
+
+    gives_away = True
+
+    def __init__(self, groups: int, eps: float, weight: int | None, bias: int | None):
+        super().__init__()
+        self.trains = weight is not None
+        self._groups, self._eps = groups, eps
+        self._weight, self._bias = weight, bias
+
+    def forward(self, x: Tensor, parameters: Sequence[Tensor], draws: Draws | None) -> Tensor:
+        self._x = channels_of_all(x).contiguous()
+        weight, bias = (
+            None if number is None else parameters[number].flatten()
+            for number in (self._weight, self._bias)
+        )
+        self._at = weight
+        y, self._mean, self._rstd = torch.native_group_norm(
+            self._x, weight, bias, *self._sizes(len(x)), self._eps
+        )
+        return channels_of_each(y, len(x))
+
+    def backward(self, gradient: Tensor, parameters: Sequence[Tensor], sink: Sink) -> Tensor:
+        C = len(gradient)
+        mask = [not self.first, self._weight is not None, self._bias is not None]
+        back, weight, bias = torch.ops.aten.native_group_norm_backward(
+            channels_of_all(gradient).contiguous(),
+            self._x,
+            self._mean,
+            self._rstd,
+            self._at,
+            *self._sizes(C),
+            mask,
+        )
+        if self._weight is not None:
+            sink.plain(self._weight, weight.view(C, -1))
+        if self._bias is not None:
+            sink.plain(self._bias, bias.view(C, -1))
+        return gradient if self.first else channels_of_each(back, C)
+
+    def _sizes(self, clients: int) -> tuple[int, int, int, int]:
+        """Samples, channels, places and groups, when the channels of all are one sample's."""
+        samples, channels = self._x.shape[:2]
+        return samples, channels, self._x[0, 0].numel(), clients * self._groups
+
+
+def layer_norm(module: nn.LayerNorm, numbers: Sequence[int]) -> LayerNorm:
+    """The layer that does what the module does."""
+    return LayerNorm(module.normalized_shape, module.eps, *weight_and_bias(numbers))
+
+
+def group_norm(module: nn.GroupNorm, numbers: Sequence[int]) -> GroupNorm:
+    """The layer that does what the module does."""
+    return GroupNorm(module.num_groups, module.eps, *weight_and_bias(numbers))
+
+
+def weight_and_bias(numbers: Sequence[int]) -> tuple[int | None, int | None]:
+    """Their numbers, or None."""
+    weight, bias = [*numbers, None, None][:2]
+    return weight, bias

@@ -1,0 +1,111 @@
+"""What clients remember is read from the store in bulk, and ahead of the round that needs it."""
+
+import pytest
+import torch
+
+import undrift as ud
+from undrift.loops import Synchronous
+from undrift.modules import ModuleLosses
+from undrift.problem import Keep
+from undrift.runs.keeping import commit
+from undrift.runs.states import StoredStates
+from undrift.runs.store import Store
+
+X0 = torch.zeros(3)
+KINDS = {"c": "zero", "n": "number"}
+
+
+class Counted(Store):
+    """A store that notes which clients are read at once."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.reads = []
+
+    def several(self, ids, device):
+        ids = list(ids)
+        if ids:
+            self.reads.append(ids)
+        return super().several(ids, device)
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = Counted(tmp_path / "store", {})
+    yield store
+    store.close()
+
+
+def filled(store, memory=0, clients=range(6)):
+    """States of some clients that rest in the store, with nothing of them in memory."""
+    before = StoredStates(KINDS, X0, store, memory=0)
+    for k in clients:
+        before.put(k, Keep(c=torch.full((3,), float(k)), n=float(k)))
+    store.commit(1, {}, before.changed(), "{}")
+    before.committed()
+    return StoredStates(KINDS, X0, store, memory)
+
+
+def test_a_cohort_is_read_at_once(store):
+    states = filled(store)
+    together = states.gather([4, 1, 9])
+    assert store.reads == [[4, 1]]  # the ninth has not taken part
+    assert together.c.tolist() == [[4.0] * 3, [1.0] * 3, [0.0] * 3]
+    assert together.n.tolist() == [[4.0], [1.0], [0.0]]
+
+
+def test_the_next_cohort_is_read_ahead_and_not_again(store):
+    states = filled(store, memory=1000)
+    states.prefetch([1, 2, 9])
+    states.prefetch([3])  # the next round has begun
+    assert states.gather([1, 2]).c[:, 0].tolist() == [1.0, 2.0]
+    states.changed()  # waits for the reader
+    assert store.reads == [[1, 2], [3]]
+
+
+def test_what_was_read_ahead_gives_way_to_what_is_new(store):
+    states = filled(store, memory=1000)
+    states.prefetch([1, 2])
+    states.prefetch([])
+    states.put(1, Keep(c=torch.full((3,), 7.0), n=7.0))
+    assert states.gather([1, 2]).n.tolist() == [[7.0], [2.0]]
+    store.commit(2, {}, states.changed(), "{}")
+    states.committed()
+    assert states.gather([1, 2]).n.tolist() == [[7.0], [2.0]]
+
+
+def test_no_more_is_read_ahead_than_memory_allows(store):
+    states = filled(store, memory=40)  # a state has 16 bytes
+    states.prefetch([0, 1, 2, 3, 4])
+    states.changed()
+    assert store.reads == [[0, 1]]
+
+
+def test_a_store_can_be_closed_while_it_is_read(store):
+    states = filled(store, memory=1000)
+    states.prefetch(range(6))
+    store.close()
+
+
+def test_every_cohort_but_the_first_is_read_ahead(store):
+    data = ud.data.synthetic(1, 1, clients=12, seed=0)
+    losses = ModuleLosses(ud.models.logistic(60, 10), data)
+    local = ud.SGD(lr=0.01, batch_size=10, epochs=1)
+
+    def run(**options):
+        return Synchronous(ud.SCAFFOLD(), losses, local, ud.Uniform(4), 8, **options)
+
+    size = 2 * 4 * losses.dimension
+    kept = run(states=lambda kinds, x0: StoredStates(kinds, x0, store, memory=4 * size))
+    cohorts = []
+    for record in kept.rounds():
+        commit(kept, store, record)
+        cohorts.append(record.cohort)
+    seen = set()
+    for read in store.reads:  # whoever is read has taken part before, and is in a later cohort
+        assert any(set(read) <= set(cohort) for cohort in cohorts)
+        seen |= set(read)
+    assert seen
+    plain = run()
+    list(plain.rounds())
+    assert torch.equal(plain.server.x, kept.server.x)
