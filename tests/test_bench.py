@@ -1,25 +1,32 @@
 """`undrift bench`: the bare loop does the same work as ours, and what is said has its form."""
 
 import json
+import sys
+import time
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 import torch
 
 from commands import called
-from undrift import solvers
-from undrift.bench import WORKLOADS, scale
+from undrift import bench, solvers
+from undrift.bench import WORKLOADS, Row, scale, take_profile, timing
 from undrift.bench.bare import BareLoop, Visit, bare_round
 from undrift.bench.ours import METHODS, Ours
-from undrift.bench.profile import PARTS, REST, Stopwatch, watched
+from undrift.bench.seams import PARTS, REST, WAIT, watched
 from undrift.bench.timing import interleaved
+from undrift.engines.vectorised.batches import Stream
+from undrift.engines.vectorised.networks import Network
+from undrift.engines.vectorised.steps import Fused
 from undrift.keys import hashes, keys
 from undrift.models import parameter_count
 from undrift.modules import ModuleLoss, ModuleLosses
 from undrift.solvers import batches
+from undrift.stopwatch import Stopwatch
 
 KEYS = {"workload", "method", "engine", "strategy", "ratio"}
 KEYS |= {"bare_seconds", "our_seconds", "peak_mb", "target"}
@@ -29,11 +36,12 @@ def small(name, **changed):
     return replace(WORKLOADS[name], **{"clients": 5, "cohort": 2, "samples": 25, **changed})
 
 
+@pytest.mark.parametrize("engine", ["auto", "vectorised", "serial"])
 @pytest.mark.parametrize("name", ["W1", "W2", "W6"])
-def test_the_bare_loop_computes_what_ours_does(name):
+def test_the_bare_loop_computes_what_ours_does(name, engine):
     workload = small(name, batch=10)
     data = workload.data()
-    ours = Ours(workload, data)
+    ours = Ours(workload, data, engine=engine)
     loop = ours.loop
     module = workload.model()
     start = [p.detach().clone() for p in module.parameters()]
@@ -61,8 +69,16 @@ def test_the_bare_loop_goes_through_every_clients_samples_in_batches():
         assert len(chosen) == workload.steps
         for epoch in range(3):
             assert sorted(torch.cat(chosen[3 * epoch : 3 * epoch + 3]).tolist()) == list(range(25))
-    assert bare.settings(2) in ([1], [2], [1, 2])
     assert bare.timed(1) > 0
+
+
+@pytest.mark.parametrize(("two", "kept"), [(0.2, [2]), (0.6, [1, 2]), (1.9, [1, 2]), (9.0, [1])])
+def test_only_a_hopeless_number_of_threads_is_left_out(two, kept, monkeypatch):
+    workload = small("W1")
+    bare = BareLoop(workload, workload.data())
+    monkeypatch.setattr(bare, "timed", lambda threads, cohort=None: {1: 1.0, 2: two}[threads])
+    assert bare.settings(2) == kept
+    assert bare.settings(1) == [1]
 
 
 def test_workloads_have_the_sizes_they_are_known_by():
@@ -117,26 +133,117 @@ def test_times_are_taken_in_turn_and_the_best_counts():
     assert shares == sorted(shares) and shares[-1] == 1
 
 
+def test_nothing_is_timed_while_other_threads_are_awake(monkeypatch):
+    awake, pauses = iter([True, True, False]), []
+    monkeypatch.setattr(timing, "_others_awake", lambda: next(awake))
+    monkeypatch.setattr("time.sleep", pauses.append)
+    assert interleaved([lambda: 1.0], 1) == [1.0]
+    assert len(pauses) == 2
+    monkeypatch.setattr(timing, "_others_awake", lambda: True)
+    now = iter(range(1000))
+    monkeypatch.setattr("time.perf_counter", lambda: 0.05 * next(now))
+    timing.let_threads_sleep()  # it does not wait for ever
+    assert len(pauses) < 10
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody says")
+def test_a_thread_that_computes_is_awake():
+    over = Event()
+
+    def compute():
+        x = torch.rand(600, 600)
+        while not over.is_set():
+            x @ x
+
+    thread = Thread(target=compute)
+    thread.start()
+    try:
+        assert any(timing._others_awake() for _ in range(10_000))
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_the_first_two_rounds_do_not_count():
+    workload = small("W1")
+    run = Ours(workload, workload.data())
+    assert run.strategy == ""
+    run.settle()
+    assert run.loop.round == 2
+    assert run.strategy
+
+
 def test_a_clock_stands_still_while_another_part_is_inside(monkeypatch):
     now = iter([0.0, 1.0, 3.0, 7.0, 8.0, 10.0])
     monkeypatch.setattr("time.perf_counter", lambda: next(now))
     watch = Stopwatch()
-    with watch.part("update"), watch.part("fold"):
+    with watch.part(REST), watch.part("update"), watch.part("fold"):
         pass
+    assert watch.lap() == {REST: 1 + 2, "update": 2 + 1, "fold": 4}
+    assert watch.lap() == {}
+
+
+def test_clocks_of_threads_do_not_stop_each_other():
+    watch = Stopwatch()
+    inside, other_done = Event(), Event()
+
+    def work():
+        with watch.part("update"):
+            inside.set()
+            other_done.wait()
+
+    thread = Thread(target=work)
+    thread.start()
+    inside.wait()
+    with watch.part("fold"):
+        pass
+    other_done.set()
+    thread.join()
     found = watch.lap()
-    assert (found[REST], found["update"], found["fold"]) == (1 + 2, 2 + 1, 4)
+    assert set(found) == {"update", "fold"}
+    assert found["update"] >= found["fold"]  # it was inside all the time
 
 
-def test_every_seam_of_a_round_is_there_and_is_put_back():
-    workload = small("W1")
-    run = Ours(workload, workload.data(), "SCAFFOLD")
-    before = solvers.batches, ModuleLoss.gradient, ModuleLosses.training
-    with watched(run) as watch:
-        run.round()
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", ["W1", "W3"])
+@pytest.mark.parametrize("engine", ["auto", "vectorised", "serial"])
+def test_every_seam_of_a_round_is_there_and_is_put_back(engine, name, threads):
+    workload = small(name)
+    run = Ours(workload, workload.data(), "SCAFFOLD", engine, threads)
+    run.settle()
+
+    def seams():
+        kinds = Network.__subclasses__()
+        return (
+            *(solvers.batches, ModuleLoss.gradient, ModuleLosses.training),
+            *(Stream.at, Stream.__init__, Fused.plain, *(kind.backward for kind in kinds)),
+        )
+
+    before = seams()
+    with watched(run.loop) as watch:
+        began = time.perf_counter()
+        with watch.part(REST):
+            seconds = run.round()
+        elapsed = time.perf_counter() - began
         found = watch.lap()
-    assert all(found[part] > 0 for part in PARTS)
-    assert before == (solvers.batches, ModuleLoss.gradient, ModuleLosses.training)
+    assert set(found) - {WAIT} == set(PARTS)
+    assert all(value >= 0 for value in found.values())
+    if run.at_work == 1:  # nothing is counted twice, and nothing is left out
+        assert seconds <= sum(found.values()) <= elapsed
+    assert before == seams()
     assert "put" not in vars(run.loop.states) and "fold" not in vars(run.loop.method)
+
+
+@pytest.mark.parametrize("engine", ["auto", "vectorised", "serial"])
+def test_a_profile_adds_up(engine):
+    found = take_profile(small("W1"), "FedDyn", engine, 2, repeats=1)
+    told = found.as_dict()
+    assert told["engine"] == engine and told["strategy"] == found.strategy != ""
+    assert told["busy_seconds"] == pytest.approx(sum(told["seconds"].values()))
+    whole = found.threads * found.clocked_seconds
+    assert found.idle_seconds == pytest.approx(max(0, whole - found.busy_seconds))
+    assert found.threads == 1 or engine != "serial"
+    assert found.round_seconds > 0 and found.evaluation_seconds > 0
 
 
 def test_scaling_counts_clients_steps():
@@ -160,8 +267,8 @@ def test_the_command_prints_json(tmp_path):
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(done.stdout)
     assert set(row) == KEYS
-    assert (row["workload"], row["method"], row["engine"]) == ("W1", "FedAvg", "serial")
-    assert row["strategy"] == "serial" and row["target"] == 15
+    assert (row["workload"], row["method"], row["engine"]) == ("W1", "FedAvg", "auto")
+    assert row["strategy"] and row["target"] == 15
     assert row["ratio"] == pytest.approx(row["bare_seconds"] / row["our_seconds"])
     assert row["peak_mb"] is None or row["peak_mb"] > 50
 
@@ -171,6 +278,27 @@ def test_the_command_prints_a_table_of_eighty_columns(tmp_path):
     assert done.returncode == 0, done.stderr
     for word in ("FedAvg", "FedDyn", "kept ms", "target", "Random data"):
         assert word in done.stdout
+    assert max(len(line) for line in done.stdout.splitlines()) <= 80
+
+
+def test_rows_come_as_soon_as_they_are_measured(tmp_path, monkeypatch):
+    printed = []
+    strategy = "one by one, channels last, 2 threads (its loss is not known for single samples)"
+
+    def compare(workload, methods, engines, threads, **options):
+        printed.append(sys.stdout.getvalue())
+        figures = {"bare_seconds": 99.9, "our_seconds": 9.9, "committed_seconds": 10.1}
+        more = {"bare_threads": 1, "peak_mb": 123.4, "target": 2.2}
+        who = {"method": "SCAFFOLD", "engine": "vectorised", "strategy": strategy}
+        return [Row(workload=workload.name, **who, **figures, **more)]
+
+    monkeypatch.setattr(bench, "compare", compare)
+    done = called("bench", "W1", "W2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, second = printed
+    assert first == "" and "W1 SCAFFOLD" in second and "W2" not in second
+    assert " ".join(done.stdout.split()).count(strategy) == 2
+    assert done.stdout.count("bare ms") == 1
     assert max(len(line) for line in done.stdout.splitlines()) <= 80
 
 
@@ -185,7 +313,7 @@ def test_other_methods_are_measured_beside_fedavg(tmp_path):
     ("mode", "keys"),
     [
         ("--unequal", {"equal_seconds", "unequal_seconds", "ratio", "target"}),
-        ("--profile", {"total_seconds", "seconds"}),
+        ("--profile", {"round_seconds", "busy_seconds", "idle_seconds", "seconds"}),
     ],
 )
 def test_other_measurements_print_json_and_a_table(mode, keys, tmp_path):
@@ -193,8 +321,10 @@ def test_other_measurements_print_json_and_a_table(mode, keys, tmp_path):
     assert done.returncode == 0, done.stderr
     (found,) = json.loads(done.stdout)
     assert keys <= set(found)
-    done = called("bench", "W1", mode, "--repeats", "1", cwd=tmp_path)
+    more = ["--engine", "serial", "--engine", "vectorised", "--threads", "2"]
+    done = called("bench", "W1", mode, "--repeats", "1", *more, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+    assert "vectorised" in done.stdout and "serial" in done.stdout
     assert max(len(line) for line in done.stdout.splitlines()) <= 80
 
 

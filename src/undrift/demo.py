@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +16,10 @@ from undrift import methods as m
 from undrift import models
 from undrift.data import synthetic
 from undrift.devices import Devices, Ladder
+from undrift.engines import EngineOptions
 from undrift.errors import Diverged, UndriftError
 from undrift.evaluation import Evaluation
-from undrift.loops import Loop, loop
+from undrift.loops import Loop, base, loop
 from undrift.methods.base import Method
 from undrift.modules import ModuleLosses
 from undrift.paces import Deadline
@@ -26,12 +28,18 @@ from undrift.report import of_results, write_page
 from undrift.result import Result
 from undrift.sampling import as_sampler
 from undrift.solvers import SGD
+from undrift.stopwatch import Stopwatch
 
 SLOWEST, STEPS = 2, 12
 LOCAL = SGD(lr=0.03, batch_size=10, steps=STEPS)
 DEVICES = Devices(speed=Ladder(SLOWEST, STEPS))
 """Within a second the fastest manages all of its steps, and the slowest two."""
 PACE = Deadline(1.0)
+ROUNDS = 100
+REFRESH = 0.5
+"""Seconds between two looks at the table on a terminal."""
+PARTS = TRAINING, EVALUATION, TABLE, REPORT = "training", "evaluation", "table", "report"
+"""Of its time, besides the start."""
 
 
 def demo_methods() -> dict[str, Method]:
@@ -58,13 +66,18 @@ def demo_methods() -> dict[str, Method]:
 
 def run_demo(
     console: Console,
-    rounds: int = 30,
+    rounds: int = ROUNDS,
     cohort: int | None = None,
     seed: int = 0,
     picture: Path | None = None,
     report: Path = Path("undrift-demo.html"),
+    watch: Stopwatch | None = None,
 ) -> list[Result]:
-    """Run the demonstration, with a live table, and write the report (and a picture)."""
+    """Run the demonstration, with a live table, and write the report (and a picture).
+
+    A stopwatch that is given learns what training, evaluation, the table and the report took.
+    """
+    watch = watch or Stopwatch()
     data = synthetic(1, 1, clients=30, seed=seed)
     losses = ModuleLosses(models.logistic(60, 10), data)
     runs: dict[str, Loop] = {}
@@ -82,6 +95,7 @@ def run_demo(
                     objective="clients",
                     seed=seed,
                     evaluation=Evaluation(every=2),
+                    engine=EngineOptions(),
                     devices=DEVICES,
                     pace=None if method.meant_asynchronous else PACE,
                 )
@@ -96,7 +110,17 @@ def run_demo(
         f"managed only {SLOWEST} or a few more; asynchronous methods need not wait for them",
         highlight=False,
     )
+    _train(console, runs, rounds, watch)
     results = [Result(label, run) for label, run in runs.items()]
+    with watch.part(REPORT):
+        if picture is not None:
+            plot_histories(results, picture)
+        write_page(of_results(results), report)
+    return results
+
+
+def _train(console: Console, runs: dict[str, Loop], rounds: int, watch: Stopwatch) -> None:
+    """Do the rounds, with a table that shows on a terminal how far they are."""
     bar = Progress(
         TextColumn("rounds"),
         BarColumn(),
@@ -105,16 +129,22 @@ def run_demo(
         console=console,
     )
     task = bar.add_task("rounds", total=rounds)
-    with Live(console=console, refresh_per_second=8) as live:
-        for done in in_turn(runs):
+    with watch.part(TABLE), Live(console=console, auto_refresh=False) as live:
+
+        def show(done: int) -> None:
             bar.update(task, completed=done)
-            results = [Result(label, run) for label, run in runs.items()]
-            live.update(Group(live_table(results), bar))
+            table = live_table([Result(label, run) for label, run in runs.items()])
+            live.update(Group(table, bar), refresh=True)
+
+        done, shown = 0, time.monotonic()
+        with watch.at(base, "measure", EVALUATION), watch.part(TRAINING):
+            for done in in_turn(runs):
+                if console.is_terminal and time.monotonic() - shown >= REFRESH:
+                    with watch.part(TABLE):
+                        show(done)
+                    shown = time.monotonic()
+        show(done)
     console.print()
-    if picture is not None:
-        plot_histories(results, picture)
-    write_page(of_results(results), report)
-    return results
 
 
 def in_turn(runs: dict[str, Loop]) -> Iterator[int]:

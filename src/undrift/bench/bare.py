@@ -14,10 +14,10 @@ from undrift.bench.timing import interleaved, seconds_of, so_many_threads
 from undrift.bench.workloads import Workload
 from undrift.data.federated import FederatedData
 
-PIECE, TRIALS = 0.1, 2
+PIECE, TRIALS = 0.1, 4
 """Numbers of threads are tried on about so many seconds of work, so often."""
-SHORT, CLOSE = 3.0, 1.3
-"""In rounds of at most so many seconds, numbers of threads that differ by less are both timed."""
+HOPELESS = 2.0
+"""A number of threads with which the best trial takes so many times as long is not timed."""
 
 
 class Visit(NamedTuple):
@@ -57,19 +57,18 @@ class BareLoop:
         self._x, self._y = data.train.x, data.train.y
 
     def settings(self, most: int) -> list[int]:
-        """The numbers of threads to time: the faster of one and `most`, or both if it is close.
+        """The numbers of threads to time: one and `most`, unless one of them is hopeless.
 
         Where other processes keep the cores busy, threads that wait for each other may make the
-        work ten times as slow, or not, from one moment to the next.
+        work ten times as slow, or not, from one moment to the next: a few trials say little.
         """
         found = list(dict.fromkeys((1, most)))
         self.timed(1, 1)  # the first time is not counted
         one = self.timed(1, 1)
         piece = max(1, min(self.workload.cohort, round(PIECE / one)))
         best = interleaved([partial(self.timed, each, piece) for each in found], TRIALS)
-        close = CLOSE if one * self.workload.cohort <= SHORT else 1.0
-        kept = zip(found, best, strict=True)
-        return [each for each, seconds in kept if seconds <= close * min(best)]
+        tried = zip(found, best, strict=True)
+        return [each for each, seconds in tried if seconds <= HOPELESS * min(best)]
 
     def timed(self, threads: int, cohort: int | None = None) -> float:
         """One round with so many threads; gives its seconds."""

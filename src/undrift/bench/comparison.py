@@ -89,7 +89,7 @@ def compare(
         bare = BareLoop(workload, data)
         settings = bare.settings(threads)
         for run in ours + kept:
-            run.round()  # the first round is not counted
+            run.settle()
         timed = [partial(bare.timed, each) for each in settings]
         best = interleaved([*timed, *(run.round for run in ours + kept)], repeats, tick)
     finally:

@@ -12,7 +12,7 @@ from undrift.bench.workloads import Workload
 from undrift.data.federated import FederatedData
 from undrift.engines import EngineOptions
 from undrift.errors import require_choice
-from undrift.evaluation import Evaluation
+from undrift.evaluation import Evaluation, measure
 from undrift.loops import Loop, loop
 from undrift.methods import SCAFFOLD, FedAvg, FedDR, FedDyn, FedLGA, FedNova, FedProx, Method
 from undrift.modules import ModuleLosses
@@ -21,6 +21,8 @@ from undrift.solvers import Local
 
 FOR_EVER = 10**9
 """More rounds than are ever done, so that none is evaluated."""
+UNCOUNTED = 2
+"""First rounds: in one an engine chooses how to work, in the next it does so for the first time."""
 
 METHODS: dict[str, Callable[[], Method]] = {
     "FedAvg": FedAvg,
@@ -56,7 +58,7 @@ class Ours:
         workload: Workload,
         data: FederatedData,
         method: str = "FedAvg",
-        engine: str = "serial",
+        engine: str = "auto",
         threads: int = 1,
         *,
         local: Local | None = None,
@@ -87,7 +89,18 @@ class Ours:
     @property
     def strategy(self) -> str:
         """What the engine says of how it works."""
-        return str(getattr(self.loop.engine, "strategy", "serial"))
+        return self.loop.engine.strategy
+
+    @property
+    def at_work(self) -> int:
+        """How many threads the engine works with."""
+        engine = self.loop.engine
+        return int(engine.saved().get("threads", getattr(engine, "threads", 1)))
+
+    def settle(self) -> None:
+        """Do the first rounds, which do not count."""
+        for _ in range(UNCOUNTED):
+            self.round()
 
     def round(self) -> float:
         """One round; gives its seconds."""
@@ -97,6 +110,11 @@ class Ours:
     def step(self) -> float:
         """One round; gives the seconds per step of a client."""
         return self.round() / self.steps
+
+    def evaluate(self) -> float:
+        """Evaluate the server's model; gives the seconds."""
+        with so_many_threads(self.threads):
+            return seconds_of(lambda: measure(self.loop))
 
     def _do(self) -> None:
         record = self.loop.step()

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from rich.markup import escape
+from rich.console import RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from undrift.bench.comparison import Row
-from undrift.bench.profile import PARTS, Profile
+from undrift.bench.profile import Profile
 from undrift.bench.scaling import ALLOWED, START, Size
+from undrift.bench.seams import PARTS
 from undrift.bench.unequal import Pair
+
+WIDTHS = {"": 2, "method": 8, "engine": 10, "met": 3}
+"""Of columns of words, so that rows look like one table though they come one by one."""
+NUMBER = 7
+"""Of columns of numbers, at least."""
 
 
 class Measured(Protocol):
@@ -29,55 +35,95 @@ def as_json(found: Iterable[Measured]) -> str:
     return json.dumps([each.as_dict() for each in found], indent=2, ensure_ascii=False)
 
 
-def shown(found: Sequence[Measured]) -> Iterator[Table | str]:
-    """What is printed of measurements of one kind."""
+def shown(found: Sequence[Measured], first: bool = True) -> Iterator[RenderableType]:
+    """What is printed of a piece of work as soon as it is done.
+
+    The `first` piece comes with the heads of the columns.
+    """
+    said = ""
+    for each in found:
+        if isinstance(each, Row | Pair):
+            cells = _of_row(each) if isinstance(each, Row) else _of_pair(each)
+            yield _line(cells, heads=first)
+            if each.strategy != said:
+                yield Padding(Text(each.strategy, style="dim"), (0, 0, 0, WIDTHS[""] + 1))
+            said, first = each.strategy, False
+        elif isinstance(each, Profile):
+            yield _title(each, first)
+            yield profile_table(each)
+    sizes = [each for each in found if isinstance(each, Size)]
+    if sizes:
+        yield _title(sizes[-1], first)
+        yield scaling_table(sizes)
+
+
+def notes(found: Sequence[Measured]) -> Iterator[str]:
+    """How the numbers are meant."""
     rows = [each for each in found if isinstance(each, Row)]
     if rows:
-        yield comparison_table(rows)
-        yield "\n" + comparison_notes(rows)
-    pairs = [each for each in found if isinstance(each, Pair)]
-    if pairs:
-        yield unequal_table(pairs)
+        yield comparison_notes(rows)
+    if any(isinstance(each, Pair) for each in found):
         yield (
-            "\nEqual: 30 steps for every client. Unequal: 1 to 96 of them, with the time scaled to "
+            "Equal: 30 steps for every client. Unequal: 1 to 96 of them, with the time scaled to "
             "the same total."
         )
-    sizes = [each for each in found if isinstance(each, Size)]
-    for (workload, method, engine), group in groupby(sizes, _whose):
-        own = list(group)
-        yield f"[bold]{workload}, {method}, {engine} engine[/] ({escape(own[-1].strategy)})"
-        yield scaling_table(own)
-    if sizes:
+    if any(isinstance(each, Size) for each in found):
         yield (
-            f"\nA step is a client's; relative to the smallest size. A larger population may cost "
+            f"A step is a client's; relative to the smallest size. A larger population may cost "
             f"{ALLOWED:g} times as much, and {START:g} s to start."
         )
-    for each in found:
-        if isinstance(each, Profile):
-            yield f"[bold]{each.workload}, {each.method}, serial engine[/]"
-            yield profile_table(each)
 
 
-def comparison_table(rows: Sequence[Row]) -> Table:
+def _of_row(row: Row) -> dict[str, str | Text]:
     """Ours against the bare loop."""
-    commits = any(row.committed_seconds is not None for row in rows)
-    numbers = ("bare ms", "ours ms", *(["kept ms"] if commits else []), "ratio", "target")
-    table = _table(numbers, ("", "method", "engine", "strategy"), verdict=True)
-    for row in rows:
-        kept = [] if row.committed_seconds is None else [_ms(row.committed_seconds)]
-        table.add_row(
-            row.workload,
-            row.method,
-            row.engine,
-            row.strategy,
-            _ms(row.bare_seconds),
-            _ms(row.our_seconds),
-            *kept,
-            f"{row.ratio:.2f}",
-            "·" if row.target is None else f"{row.target:.3g}",
-            _verdict(row.met),
-        )
+    kept = {} if row.committed_seconds is None else {"kept ms": _ms(row.committed_seconds)}
+    return {
+        "": row.workload,
+        "method": row.method,
+        "engine": row.engine,
+        "bare ms": _ms(row.bare_seconds),
+        "ours ms": _ms(row.our_seconds),
+        **kept,
+        "ratio": f"{row.ratio:.2f}",
+        "target": "·" if row.target is None else f"{row.target:.3g}",
+        "met": _verdict(row.met),
+    }
+
+
+def _of_pair(pair: Pair) -> dict[str, str | Text]:
+    """Unequal against equal numbers of steps."""
+    return {
+        "": pair.workload,
+        "method": pair.method,
+        "engine": pair.engine,
+        "equal ms": _ms(pair.equal_seconds),
+        "unequal ms": _ms(pair.unequal_seconds),
+        "ratio": f"{pair.ratio:.2f}",
+        "allowed": f"{pair.target:g}",
+        "met": _verdict(pair.met),
+    }
+
+
+def _line(cells: Mapping[str, str | Text], heads: bool) -> Table:
+    """A row of a table that grows."""
+    table = Table(
+        box=None, pad_edge=False, collapse_padding=True, header_style="bold", show_header=heads
+    )
+    for head in cells:
+        if head in WIDTHS:
+            table.add_column(head, no_wrap=True, width=WIDTHS[head])
+        else:
+            width = max(NUMBER, len(head))
+            table.add_column(head, justify="right", no_wrap=True, width=width)
+    table.add_row(*cells.values())
     return table
+
+
+def _title(each: Size | Profile, first: bool) -> Text:
+    said = Text("" if first else "\n").append(
+        f"{each.workload}, {each.method}, {each.engine} engine", style="bold"
+    )
+    return said.append(f" ({each.strategy})")
 
 
 def comparison_notes(rows: Sequence[Row]) -> str:
@@ -103,25 +149,6 @@ def comparison_notes(rows: Sequence[Row]) -> str:
     return said if peak is None else f"{said} Peak memory {peak:.0f} MB."
 
 
-def unequal_table(pairs: Sequence[Pair]) -> Table:
-    """Unequal against equal numbers of steps."""
-    numbers = ("equal ms", "unequal ms", "ratio", "allowed")
-    table = _table(numbers, ("", "method", "engine", "strategy"), verdict=True)
-    for pair in pairs:
-        table.add_row(
-            pair.workload,
-            pair.method,
-            pair.engine,
-            pair.strategy,
-            _ms(pair.equal_seconds),
-            _ms(pair.unequal_seconds),
-            f"{pair.ratio:.2f}",
-            f"{pair.target:g}",
-            _verdict(pair.met),
-        )
-    return table
-
-
 def scaling_table(sizes: Sequence[Size]) -> Table:
     """Costs as the cohort and the population grow."""
     numbers = ("cohort", "population", "start s", "round ms", "step µs", "relative")
@@ -145,10 +172,21 @@ def profile_table(profile: Profile) -> Table:
     table = _table(("ms", "share"), ("part",))
     table.add_column("what it is")
     for part, seconds in profile.seconds.items():
-        share = seconds / profile.total
+        share = seconds / profile.busy_seconds
         table.add_row(part, _ms(seconds), f"{share:.1%}", PARTS[part])
-    table.add_section()
-    table.add_row("total", _ms(profile.total), "100.0%", "the fastest round")
+    table.add_row()
+    several = profile.threads > 1
+    fastest = "the fastest round, with clocks"
+    together = f"{profile.threads} threads together" if several else fastest
+    table.add_row("busy", _ms(profile.busy_seconds), "100.0%", together)
+    if several:
+        table.add_row("threads idle", _ms(profile.idle_seconds), "", "the time in which they wait")
+        table.add_row("wall", _ms(profile.clocked_seconds), "", fastest)
+    table.add_row("no clocks", _ms(profile.round_seconds), "", "the fastest round, without")
+    table.add_row()
+    table.add_row(
+        "evaluation", _ms(profile.evaluation_seconds), "", "of the server's model, by itself"
+    )
     return table
 
 
@@ -156,17 +194,12 @@ def _table(numbers: Iterable[str], words: Iterable[str], verdict: bool = False) 
     """Columns of words, of numbers, and at last whether what was wanted is so."""
     table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
     for word in words:
-        fold = word == "strategy"
-        table.add_column(word, no_wrap=not fold, min_width=8 if fold else None)
+        table.add_column(word, no_wrap=True)
     for number in numbers:
         table.add_column(number, justify="right", no_wrap=True)
     if verdict:
         table.add_column("met", no_wrap=True)
     return table
-
-
-def _whose(size: Size) -> tuple[str, str, str]:
-    return size.workload, size.method, size.engine
 
 
 def _verdict(met: bool | None) -> Text:

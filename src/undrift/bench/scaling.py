@@ -94,7 +94,7 @@ def _timed(
         data = workload.data(population)
         runs.append(Ours(workload, data, method, engine, threads, cohort=cohort))
         started.append(time.perf_counter() - began)
-        runs[-1].round()  # the first round is not counted
+        runs[-1].settle()
     best = interleaved([run.step for run in runs], repeats, tick, enough=ENOUGH)
     return [
         Size(

@@ -7,6 +7,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from threading import get_native_id
 
 import torch
 
@@ -14,6 +16,8 @@ LEAST, MOST = 5, 200
 """How often each is timed, at least and at most."""
 ENOUGH = 4.0
 """After so many seconds for all of them, the least is enough."""
+PAUSE, PATIENCE = 0.002, 0.2
+"""Seconds between two looks at the other threads, and in which they fall asleep."""
 
 Timed = Callable[[], float]
 """Does something once and says what it took."""
@@ -43,11 +47,34 @@ def interleaved(
         if repeats is None and turn >= least and spent >= 1:
             break
         for place, do in enumerate(timed):
+            let_threads_sleep()
             best[place] = min(best[place], do())
             done = turn + (place + 1) / len(timed)
             tick(done / repeats if repeats else min(1.0, spent, done / least))
     tick(1.0)
     return best
+
+
+def let_threads_sleep() -> None:
+    """Wait until the other threads of this process have nothing more to do.
+
+    Those inside torch's operators go on spinning for some ten milliseconds after the last one, to
+    be ready for the next. What is timed meanwhile would have a core less.
+    """
+    until = time.perf_counter() + PATIENCE
+    while _others_awake() and time.perf_counter() < until:
+        time.sleep(PAUSE)
+
+
+def _others_awake() -> bool:
+    """Whether another thread of this process runs or could; no, where nobody says."""
+    tasks = Path("/proc/self/task")
+    own = str(get_native_id())
+    try:
+        told = [(task / "stat").read_text() for task in tasks.iterdir() if task.name != own]
+    except OSError:  # not on Linux, or a thread has ended
+        return False
+    return any(line.rpartition(")")[2].split()[0] == "R" for line in told)
 
 
 def cores() -> int:

@@ -70,7 +70,7 @@ def time_unequal(
         for amount in (STEPS, SPREAD)
     )
     for run in (equal, spread):
-        run.round()  # the first round is not counted
+        run.settle()
     per_step = interleaved([equal.step, spread.step], repeats, tick)
     steps = STEPS * workload.cohort
     return Pair(

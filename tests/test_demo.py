@@ -1,0 +1,63 @@
+"""`undrift demo`: what it shows while it trains, and where its time goes."""
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from commands import called
+from undrift import demo
+from undrift.stopwatch import Stopwatch, seconds_since_start
+
+
+@pytest.fixture
+def tables(monkeypatch):
+    """The demonstration without its report; gives the tables that were drawn."""
+    drawn, draw = [], demo.live_table
+
+    def live_table(results):
+        drawn.append([len(result.records) for result in results])
+        return draw(results)
+
+    monkeypatch.setattr(demo, "live_table", live_table)
+    monkeypatch.setattr(demo, "of_results", lambda results: None)
+    monkeypatch.setattr(demo, "write_page", lambda runs, out: None)
+    return drawn
+
+
+def test_where_nobody_watches_only_the_last_table_is_drawn(tables):
+    console = Console(file=io.StringIO(), width=80)
+    results = demo.run_demo(console, rounds=2)
+    assert tables == [[3] * len(results)]  # with that of the initial model
+    assert console.file.getvalue().count("FedAvgMin") == 1
+    assert "rounds" in console.file.getvalue() and "2/2" in console.file.getvalue()
+
+
+@pytest.mark.parametrize(("refresh", "often"), [(0.0, True), (1e9, False)])
+def test_on_a_terminal_the_table_is_drawn_now_and_then(refresh, often, tables, monkeypatch):
+    monkeypatch.setattr(demo, "REFRESH", refresh)
+    demo.run_demo(Console(file=io.StringIO(), width=80, force_terminal=True), rounds=1)
+    assert len(tables) == (1 + 2 * len(tables[0]) if often else 1)
+    assert set(tables[-1]) == {2}
+
+
+def test_a_stopwatch_learns_what_each_part_took(tables):
+    watch = Stopwatch()
+    demo.run_demo(Console(file=io.StringIO()), rounds=1, watch=watch)
+    found = watch.lap()
+    assert set(found) == set(demo.PARTS)
+    assert found[demo.EVALUATION] > 0
+    assert sum(found.values()) <= seconds_since_start()
+
+
+def test_the_command_says_where_its_time_went(tmp_path):
+    done = called("demo", "--rounds", "1", "--profile", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    table = done.stdout[done.stdout.index("seconds") :]
+    rows = dict(re.findall(r"^([a-z-]+) +[\d.]+ +([\d.]+)%$", table, flags=re.MULTILINE))
+    assert list(rows) == [*demo.PARTS, "start-up", "total"]
+    shares = [float(share) for share in rows.values()]
+    assert sum(shares[:-1]) == pytest.approx(100, abs=1)
+    assert max(len(line) for line in done.stdout.splitlines()) <= 80
+    assert "training" not in called("demo", "--rounds", "1", cwd=tmp_path).stdout
