@@ -7,9 +7,13 @@ from torch import Tensor, nn
 
 
 class KeyedDropout(nn.Module):
-    """What `nn.Dropout` does, with the draws of a given generator."""
+    """What `nn.Dropout` does, with the draws of a given generator (None: torch's own).
 
-    def __init__(self, p: float, generator: torch.Generator):
+    It draws in the order of the shape, whatever the order of memory: that of a convolution's
+    outputs depends on what came before it.
+    """
+
+    def __init__(self, p: float, generator: torch.Generator | None):
         super().__init__()
         self.p = p
         self.generator = generator
@@ -22,7 +26,7 @@ class KeyedDropout(nn.Module):
         return x * (kept / (1 - self.p) if self.p < 1 else kept)
 
 
-def with_keyed_dropout(module: nn.Module, generator: torch.Generator) -> None:
+def with_keyed_dropout(module: nn.Module, generator: torch.Generator | None) -> None:
     """Put a keyed dropout in the place of every dropout of a module."""
     for name, child in module.named_children():
         if type(child) is nn.Dropout:

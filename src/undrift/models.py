@@ -20,7 +20,7 @@ from undrift.keys import key, torch_generator_set_to
 def logistic(features: int, classes: int) -> nn.Module:
     """Multinomial logistic regression, starting at zero as in the papers."""
     _require_sizes("logistic", features=features, classes=classes)
-    model = nn.utils.skip_init(nn.Linear, features, classes)
+    model = nn.Linear(features, classes, device="meta").to_empty(device="cpu")
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
     return nn.Sequential(nn.Flatten(), model)

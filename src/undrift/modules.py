@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy, deepcopy
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -111,6 +112,10 @@ class ModuleLoss(ClientLoss):
         self._augmentations = augmentations
         self._rng = rng
 
+    def of(self, x: Tensor, y: Tensor) -> ModuleLoss:
+        """The same on other samples, as they are."""
+        return ModuleLoss(self._flat, self._task, x, y, self._moving)
+
     def gradient(self, x: Tensor, batch: Batch = None) -> Tensor:
         inputs, targets = self._x, self._y
         if batch is not None:
@@ -195,6 +200,7 @@ class ModuleLosses(Losses):
     def twin(self) -> ModuleLosses:
         """The same losses with a module of its own, which draws from a generator of its own."""
         found = copy(self)
+        found.__dict__.pop("_trained", None)
         found.flat = FlatModule(self.flat.module, self.device)
         found._generator = torch.Generator(device=self.device)
         with_keyed_dropout(found.flat.module, found._generator)
@@ -228,17 +234,27 @@ class ModuleLosses(Losses):
 
     @contextmanager
     def training(self, k: int, buffers: Mapping[str, Tensor], number: int) -> Iterator[ClientLoss]:
-        self.flat.load_buffers(buffers)
-        self.flat.module.train()
+        flat = self._trained
+        flat.load_buffers(buffers)
+        flat.module.train()
         x, y = self._train.client(k)
         rng = generator(number, "augmentation")
-        loss = ModuleLoss(self.flat, self.task, x, y, self._moving, self.data.augmentations, rng)
+        loss = ModuleLoss(flat, self.task, x, y, self._moving, self.data.augmentations, rng)
         if self._generator is not None:
             self._generator.manual_seed(number % 2**63)
             yield loss
         else:
             with torch_generator_set_to(number, self.device):
                 yield loss
+
+    @cached_property
+    def _trained(self) -> FlatModule:
+        """The module that trains: where it has dropout, one that draws as every engine does."""
+        if not any(type(each) is nn.Dropout for each in self.flat.module.modules()):
+            return self.flat
+        flat = FlatModule(self.flat.module, self.device)
+        with_keyed_dropout(flat.module, None)
+        return flat
 
     def value(self, k: int, x: Tensor) -> float:
         task = Task(self.task.loss, per_sample=self.task.per_sample)

@@ -61,7 +61,9 @@ class Bars:
         note = self._tallies[label].take(record)
         if record.strategy not in ("", self._strategy):
             self._strategy = record.strategy
-            self._bars.console.print(f"engine: {record.strategy}", highlight=False)
+            if not self._bars.disable:
+                said = f"engine: {record.strategy}"
+                self._bars.console.print(said, highlight=False, markup=False)
         self._bars.update(self._tasks[label], note=note)
         self._move(label, record.round)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 from collections.abc import Collection
 from functools import cache
 from hashlib import blake2b
@@ -34,7 +35,7 @@ def question(losses: ModuleLosses, local: Local, clients: int, options: Any) -> 
     facts = (
         _machine(),
         described(losses.device),
-        repr(losses.flat.module),
+        re.sub(" at 0x[0-9a-f]+", "", repr(losses.flat.module)),
         [list(shape) for shape in losses.flat.shapes],
         str(losses.flat.x.dtype),
         getattr(losses.task.loss, "__qualname__", "loss"),
@@ -70,7 +71,7 @@ def remember(name: str, strategy: Strategy, candidates: Collection[Strategy]) ->
             os.link(partial.name, file)  # unlike a move, this does not replace what is there
         except FileExistsError:
             earlier = _read(name)
-            if earlier in candidates:
+            if earlier is not None and earlier in candidates:
                 strategy = earlier
             else:
                 os.replace(partial.name, file)

@@ -15,7 +15,7 @@ from undrift.losses import Losses
 
 ENGINES = {
     "auto": "the fastest way, timed on the first round's work and remembered",
-    "vectorised": "many clients at once, as a rule says that depends on the model alone",
+    "vectorised": "many clients at once, by a fixed rule",
     "serial": "one client after another",
 }
 """Every engine by name, with what it does."""

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
 from undrift.engines.base import Engine, Job
+from undrift.engines.checking import Check
 from undrift.engines.serial import SerialEngine
 from undrift.engines.vectorised.engine import VectorisedEngine
 from undrift.engines.vectorised.networks import (
@@ -19,7 +21,7 @@ from undrift.engines.vectorised.networks import (
     stacked_network,
     vmapped_network,
 )
-from undrift.errors import UndriftError
+from undrift.errors import UndriftError, first_line
 from undrift.losses import Losses
 from undrift.modules import ModuleLosses
 
@@ -48,14 +50,18 @@ class Strategy:
         """The engine that works so."""
         if self.network == "serial" or not isinstance(losses, ModuleLosses):
             return SerialEngine(losses, job)
-        network: Network | str = ModuleNetwork(losses, self.channels_last)
-        if self.network == "stacked":
-            network = stacked_network(losses, self.channels_last)
-        elif self.network == "vmap":
-            network = vmapped_network(losses)
+        network = self.of(losses)
         if isinstance(network, str):
             raise UndriftError(f"The model cannot be trained by {self.network}: {network}.")
         return VectorisedEngine(losses, job, network, self.chunk, self.threads)
+
+    def of(self, losses: ModuleLosses) -> Network | str:
+        """The network that it computes with, or why there is none."""
+        if self.network == "stacked":
+            return stacked_network(losses, self.channels_last)
+        if self.network == "vmap":
+            return vmapped_network(losses)
+        return ModuleNetwork(losses, self.channels_last)
 
     def as_dict(self) -> dict[str, Any]:
         """For a file."""
@@ -87,7 +93,7 @@ class Choice:
 def candidates(
     losses: Losses, clients: int, threads: int, memory: float, chunk: int | None = None
 ) -> Choice:
-    """The strategies worth timing for so many clients at a time.
+    """The strategies worth timing for so many clients at a time, which agree with the serial one.
 
     Parameters
     ----------
@@ -104,8 +110,41 @@ def candidates(
     """
     if not isinstance(losses, ModuleLosses):
         return Choice([SERIAL])
-    if losses.draws_otherwise:
-        return Choice([SERIAL], "it draws random numbers in another way than by nn.Dropout")
+    try:
+        if losses.draws_otherwise:
+            return Choice([SERIAL], "it draws random numbers in another way than by nn.Dropout")
+        likely = _likely(losses, clients, threads, memory, chunk)
+        faults = {each: _fault(losses, each) for each in likely.strategies}
+    except Exception as error:  # whatever the model says: where it matters, the engine says it
+        return Choice([SERIAL], f"it cannot be tried out ({first_line(error)})")
+    fit = [strategy for strategy, fault in faults.items() if fault is None]
+    if any(strategy.network != "module" for strategy in fit):
+        return Choice(fit, likely.reason)
+    if not fit:
+        return Choice([SERIAL], faults[likely.strategies[-1]] or "")
+    return Choice(fit, likely.reason or faults[likely.strategies[0]] or "")
+
+
+_faults: WeakKeyDictionary[ModuleLosses, dict[tuple[str, bool, bool], str | None]]
+_faults = WeakKeyDictionary()
+"""What is known of models, so that methods that share one need not try it out again."""
+
+
+def _fault(losses: ModuleLosses, strategy: Strategy) -> str | None:
+    """Why a strategy cannot take the place of the serial engine, or None."""
+    known = _faults.setdefault(losses, {})
+    at_once = strategy.chunk > 1
+    kind = strategy.network, strategy.channels_last, at_once
+    if kind not in known:
+        network = strategy.of(losses)
+        known[kind] = network if isinstance(network, str) else Check(losses).fault(network, at_once)
+    return known[kind]
+
+
+def _likely(
+    losses: ModuleLosses, clients: int, threads: int, memory: float, chunk: int | None
+) -> Choice:
+    """The strategies worth timing, if they agree."""
     alone = [Strategy("module", 1, threads)]
     images = any(isinstance(m, nn.modules.conv._ConvNd) for m in losses.flat.module.modules())
     on_processor = losses.device.type == "cpu"
@@ -119,7 +158,8 @@ def candidates(
         network = "" if heavy and on_processor else vmapped_network(losses)
         if isinstance(network, str):
             return Choice(alone, network or reason)
-    if images and on_processor:  # convolutions of several clients at once are slow there
+    if images and on_processor and chunk is None:
+        # Convolutions of several clients at once are slow there.
         last = partial(Strategy, kind, 1, threads)
         return Choice([last(channels_last=True), last(), *alone])
     sizes = _chunks(losses, clients, threads, memory) if chunk is None else [chunk]
@@ -136,8 +176,8 @@ def _chunks(losses: ModuleLosses, clients: int, threads: int, memory: float) -> 
     size = losses.dimension * losses.flat.x.element_size()
     share = -(-clients // threads)
     most = max(1, min(share, int(memory * 1e6 / (COPIES * size * threads))))
-    least = max(1, min(most, CACHE // size))
-    return list(dict.fromkeys([least, min(most, 2 * least), min(most, 4 * least), most]))
+    near = max(1, CACHE // size)
+    return list(dict.fromkeys([*(min(most, times * near) for times in (4, 2, 8)), most]))
 
 
 def described(device: torch.device) -> str:

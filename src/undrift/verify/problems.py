@@ -80,7 +80,7 @@ def with_batchnorm() -> tuple[ModuleLosses, list[np.ndarray]]:
     rng = generator(7, "batchnorm")
     inputs = [rng.normal(k, 1 + k, (n, 2)) for k, n in enumerate(SIZES)]
     clients = [(torch.as_tensor(x), torch.arange(len(x)) % 2) for x in inputs]
-    linear = nn.utils.skip_init(nn.Linear, 2, 2)
+    linear = nn.Linear(2, 2, device="meta").to_empty(device="cpu")
     nn.init.constant_(linear.weight, 0.1)
     nn.init.zeros_(linear.bias)
     model = nn.Sequential(nn.BatchNorm1d(2, momentum=1.0), linear).double()

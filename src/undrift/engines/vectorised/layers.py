@@ -63,22 +63,31 @@ class Linear(Layer):
 
     def forward(self, x: Tensor, parameters: Sequence[Tensor], draws: Draws | None) -> Tensor:
         self._between = x.shape[1:-1]
-        self._x = x = x.flatten(1, -2)
+        self._x = x = _as_rows(x)
         W = parameters[self._weight].transpose(1, 2)
         if self._bias is None:
             y = torch.bmm(x, W)
         else:
-            y = torch.baddbmm(parameters[self._bias][:, None], x, W)
-        return y.unflatten(1, self._between)
+            y = torch.baddbmm(parameters[self._bias].unsqueeze(1), x, W)
+        return self._between_again(y)
 
     def backward(self, gradient: Tensor, parameters: Sequence[Tensor], sink: Sink) -> Tensor:
-        gradient = gradient.flatten(1, -2)
+        gradient = _as_rows(gradient)
         # The gradient of the inputs is that at the weights before the step.
         back = gradient if self.first else torch.bmm(gradient, parameters[self._weight])
         sink.product(self._weight, gradient.transpose(1, 2), self._x)
         if self._bias is not None:
             sink.plain(self._bias, gradient.sum(1))
-        return back.unflatten(1, self._between)
+        return self._between_again(back)
+
+    def _between_again(self, rows: Tensor) -> Tensor:
+        """Rows with the axes between clients and features that the inputs had."""
+        return rows if len(self._between) == 1 else rows.unflatten(1, self._between)
+
+
+def _as_rows(x: Tensor) -> Tensor:
+    """`[C, …, features]` as `[C, rows, features]`."""
+    return x if x.ndim == 3 else x.flatten(1, -2)
 
 
 class ReLU(Layer):

@@ -197,7 +197,7 @@ def split(vectors: Tensor, shapes: Sequence[torch.Size]) -> Lists:
     """`[P]` (the same for all) or `[C, P]` as views, `[1, …]` or `[C, …]` each."""
     rows = vectors[None] if vectors.ndim == 1 else vectors
     parts = rows.split([shape.numel() for shape in shapes], dim=1)
-    return [part.unflatten(1, shape) for part, shape in zip(parts, shapes, strict=True)]
+    return [part.view(len(rows), *shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def number(value: Number) -> Tensor | float:
