@@ -415,8 +415,8 @@ def test_more_threads_later_change_nothing(rigged, tmp_path):
 @pytest.mark.parametrize(("number", "moment"), [(2, "after"), (3, "during")])
 def test_killed_before_the_first_round_is_there(number, moment, rigged, forgotten, tmp_path):
     """The writes are: what the store belongs to, the initial model, the first round."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["kept_runs"])
+    # A server of processes would keep this test's environment for all later ones.
+    context = multiprocessing.get_context("spawn")
     changed = {"methods": {"FedDyn": ud.FedDyn(alpha=0.5)}, "model": first_model, **SETTING}
     folder, again = tmp_path / "run", tmp_path / "again"
     killed = context.Process(

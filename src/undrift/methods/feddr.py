@@ -75,7 +75,7 @@ class FedDR(Method):
     ) -> tuple[Upload, Keep]:
         y = mine.y + self.alpha * (down.x - mine.x)
         x = result.x
-        change = (2 * x - y) - (2 * mine.x - mine.y)  # x̂_k⁺ − x̂_k
+        change = 2 * (x - mine.x) - (y - mine.y)  # x̂_k⁺ − x̂_k, with x̂ = 2x − y
         return Upload(change=change), Keep(y=y, x=x)
 
     def fold(self, server: Server, replies: Replies) -> Server:

@@ -56,9 +56,11 @@ class SCAFFOLD(Averaging):
         moved = result.x - down.x
         if self.option == "I":
             c = result.first_gradient
+            change = c - mine.c
         else:
-            c = mine.c - down.c - moved / (result.rate * result.progress)  # η‖a_k‖₁ = ητ_k
-        return Upload(moved=moved, c_change=c - mine.c), Keep(c=c)
+            change = -down.c - moved / (result.rate * result.progress)  # η‖a_k‖₁ = ητ_k
+            c = mine.c + change
+        return Upload(moved=moved, c_change=change), Keep(c=c)
 
     def fold(self, server: Server, replies: Replies) -> Server:
         N, K = replies.clients, replies.count

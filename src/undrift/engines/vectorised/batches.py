@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +30,18 @@ class Batch:
     """how many samples are a client's own"""
     weights: Tensor | float
     """of each sample in its client's mean, `[C, B]`, or one for all"""
+
+
+@dataclass(frozen=True)
+class Block:
+    """The batches of several steps, `[steps, C, B, …]`."""
+
+    first: int
+    last: int
+    """the first step, and the one after the last"""
+    x: Tensor
+    y: Tensor
+    weights: Tensor | float
 
 
 @dataclass(frozen=True)
@@ -84,6 +97,8 @@ class Stream:
         a tensor of the model's type
     augmentations, numbers
         random changes of the inputs, and each client's key for these
+    ahead
+        a thread that gathers the next batches while the present ones are computed with
     """
 
     def __init__(
@@ -93,6 +108,7 @@ class Stream:
         like: Tensor,
         augmentations: Sequence[Augmentation] = (),
         numbers: Sequence[int] = (),
+        ahead: Executor | None = None,
     ):
         self._part, self._like, self._augmentations = part, like, augmentations
         self._rngs = [generator(n, "augmentation") for n in numbers] if augmentations else []
@@ -101,55 +117,59 @@ class Stream:
         """how many are at work in each step; they are the first ones"""
         self.evaluations = int(chosen.sizes.sum())
         self._widths = chosen.sizes.max(1).tolist()
-        self._from = self._until = 0
+        self._ahead = ahead
+        self._coming: Future[Block] | None = None
+        self._block = Block(0, 0, like, like, 0.0)
 
     def __len__(self) -> int:
         return len(self.active)
 
     def at(self, step: int) -> Batch:
         """The batches of those that are at work in a step; steps are asked for in turn."""
-        if step >= self._until:
-            self._gather(step)
-        place, sizes = step - self._from, self._sizes[step, : self.active[step]].tolist()
-        x, y = self._x[place], self._y[place]
-        if self._augmentations:
-            x = self._augmented(x, sizes)
-        weights = self._weights if isinstance(self._weights, float) else self._weights[place]
-        return Batch(x, y, sizes, weights)
+        if step >= self._block.last:
+            self._block = self._gathered(step) if self._coming is None else self._coming.result()
+            self._coming = None
+            if self._ahead is not None and self._block.last < len(self):
+                self._coming = self._ahead.submit(self._gathered, self._block.last)
+        block, place = self._block, step - self._block.first
+        sizes = self._sizes[step, : self.active[step]].tolist()
+        weights = block.weights if isinstance(block.weights, float) else block.weights[place]
+        return Batch(block.x[place], block.y[place], sizes, weights)
 
-    def _gather(self, first: int) -> None:
-        """Gather the samples of a step, and of those after it that look alike, up to a block."""
+    def _gathered(self, first: int) -> Block:
+        """The samples of a step, and of those after it that look alike, up to `BLOCK`."""
         active, width = self.active[first], self._widths[first]
-        x = self._part.x
+        part, x, y = self._part, self._part.x, self._part.y
         bytes = active * width * x[0].numel() * x.element_size()
-        last = min(len(self.active), first + max(1, BLOCK // max(bytes, 1)))
+        last = min(len(self), first + max(1, BLOCK // max(bytes, 1)))
         for step in range(first + 1, last):
             if self.active[step] != active or self._widths[step] != width:
                 last = step
                 break
-        self._from, self._until = first, last
         shape = (last - first, active, width)
         rows = torch.from_numpy(self._rows[first:last, :active, :width].reshape(-1)).to(x.device)
-        if not self._part.in_order:
-            rows = self._part.rows[rows]
-        self._x = x.index_select(0, rows).view(*shape, *x.shape[1:])
-        y = self._part.y
-        self._y = y.index_select(0, rows).view(*shape, *y.shape[1:])
-        sizes = self._sizes[first:last, :active, None]
-        self._weights: Tensor | float = 1.0 / width
+        if not part.in_order:
+            rows = part.rows[rows]
+        inputs = x.index_select(0, rows).view(*shape, *x.shape[1:])
+        targets = y.index_select(0, rows).view(*shape, *y.shape[1:])
+        sizes = self._sizes[first:last, :active]
+        if self._augmentations:
+            for some, own in zip(inputs, sizes.tolist(), strict=True):
+                self._augment(some, own)
+        weights: Tensor | float = 1.0 / width
         if (sizes < width).any():
-            weights = torch.from_numpy((np.arange(width) < sizes) / sizes)
-            self._weights = weights.to(self._like.device, self._like.dtype)
+            own = sizes[:, :, None]
+            weights = torch.from_numpy((np.arange(width) < own) / own)
+            weights = weights.to(self._like.device, self._like.dtype)
+        return Block(first, last, inputs, targets, weights)
 
-    def _augmented(self, x: Tensor, sizes: Sequence[int]) -> Tensor:
-        """The inputs as the clients' own draws change them; padding stays as it is."""
-        whole = x.clone()
-        for own, rng, size in zip(whole, self._rngs, sizes, strict=False):
+    def _augment(self, x: Tensor, sizes: Sequence[int]) -> None:
+        """Change the inputs as the clients' own draws say; padding stays as it is."""
+        for own, rng, size in zip(x, self._rngs, sizes, strict=False):
             changed = own[:size]
             for each in self._augmentations:
                 changed = each.apply(changed, each.draw(size, rng))
             own[:size] = changed
-        return whole
 
 
 def _rows(size: int, solver: SGD, keys: np.ndarray, steps: int) -> tuple[np.ndarray, np.ndarray]:

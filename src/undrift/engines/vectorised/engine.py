@@ -30,7 +30,7 @@ from undrift.engines.base import (
     fault_of_buffers,
     statistics,
 )
-from undrift.engines.pool import Pool
+from undrift.engines.pool import Pool, spare_threads
 from undrift.engines.serial import SerialEngine
 from undrift.engines.threaded import Remembered, ThreadedEngine
 from undrift.engines.vectorised.networks import Network
@@ -110,6 +110,7 @@ class VectorisedEngine(Engine):
         if losses.device.type == "cpu":
             keep_freed_memory()
         self._pool = Pool(threads)
+        self._ahead = spare_threads(threads) if losses.device.type == "cpu" else None
 
     def run(
         self,
@@ -194,6 +195,7 @@ class VectorisedEngine(Engine):
             [roster.place[roster.position[work.client]] for work in works],
             works,
             [key(self.job.seed, "model", w.turn, w.client) for w in works] if drawing else (),
+            self._ahead,
         )
         client = Client.stack([errand.client for errand in errands], self.losses.flat.x)
         for a, b in pairwise(ends):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from copy import copy
 from dataclasses import dataclass, replace
 
@@ -45,6 +46,8 @@ class Group:
         what each of them does
     numbers
         the keys of what the model draws itself, where it draws anything
+    ahead
+        a thread that gathers the next batches while the present ones are computed with
     """
 
     def __init__(
@@ -54,7 +57,9 @@ class Group:
         places: Sequence[int],
         works: Sequence[Work],
         numbers: Sequence[int] = (),
+        ahead: Executor | None = None,
     ):
+        self.ahead = ahead
         self.losses, self.solver = losses, solver
         self.places, self.works, self.numbers = places, works, numbers
         self.batches = indices(losses.train_part, places, works, solver)
@@ -72,7 +77,8 @@ class Group:
         """Their batches."""
         losses = self.losses
         data, like = losses.train_part, losses.flat.x
-        return Stream(data, self.batches, like, losses.data.augmentations, self.numbers)
+        changes = losses.data.augmentations
+        return Stream(data, self.batches, like, changes, self.numbers, self.ahead)
 
     def __len__(self) -> int:
         return len(self.places)
@@ -187,8 +193,8 @@ def _step(
         return Stepper(solver, x, start, terms)
     constant = v
     if z is not None and not (isinstance(r, float) and r == 0.0):
-        pull = (r[:, None] if isinstance(r, Tensor) else r) * z
-        constant = -pull if v is None else v - pull
+        own = r[:, None] if isinstance(r, Tensor) else r
+        constant = z * -own if v is None else v - own * z
     shrink = s * solver.weight_decay + r
     return Fused(x, start, shrink, None if constant is None else lists(constant))
 
