@@ -119,7 +119,8 @@ def test_a_committed_run_leaves_nothing_behind():
     assert not folder.exists()
 
 
-def test_times_are_taken_in_turn_and_the_best_counts():
+def test_times_are_taken_in_turn_and_the_best_counts(monkeypatch):
+    monkeypatch.setattr(timing, "ROW", 0.0)
     calls, shares = [], []
     times = {"a": iter([3.0, 1.0, 2.0]), "b": iter([5.0, 6.0, 4.0])}
 
@@ -131,6 +132,18 @@ def test_times_are_taken_in_turn_and_the_best_counts():
     assert best == [1.0, 4.0]
     assert calls == ["a", "b"] * 3
     assert shares == sorted(shares) and shares[-1] == 1
+
+
+def test_what_is_short_is_timed_several_times_in_a_row():
+    calls = []
+
+    def short():
+        calls.append(time.sleep(0.01))
+        return float(len(calls))
+
+    found = timing.in_a_row(short)
+    assert len(calls) >= 2
+    assert found == sum(range(1, len(calls) + 1)) / len(calls)
 
 
 def test_nothing_is_timed_while_other_threads_are_awake(monkeypatch):

@@ -17,6 +17,8 @@ from undrift.threads import one_thread
 SAMPLES = 4096
 NUMBERS = 2**20
 """A piece has at most so many samples, and so many numbers of inputs and of outputs."""
+CHANNELS = 4
+"""In a convolution there are more numbers in between: so many times fewer are at its ends."""
 
 OUTPUTS = "@outputs"
 
@@ -56,11 +58,13 @@ class Pass:
         self._task = task
         self._threads = threads
         self._width = width
+        convolves = any(isinstance(each, nn.modules.conv._ConvNd) for each in module.modules())
+        self._numbers = NUMBERS // CHANNELS if convolves else NUMBERS
 
     def over(self, part: Part, first: int = 0, last: int | None = None) -> Seen:
         """Look at the samples from one place among the rows of a part to another."""
         last = len(part) if last is None else last
-        step = max(1, min(SAMPLES, NUMBERS // max(1, self._width, part.x[:1].numel())))
+        step = max(1, min(SAMPLES, self._numbers // max(1, self._width, part.x[:1].numel())))
         starts = range(first, last, step)
         found: dict[str, Tensor] = {}
 

@@ -106,7 +106,10 @@ class Replies:
         return all(bool(value.sum().isfinite()) for value in values)
 
     def _add_sum(self, which: tuple[str, str], part: Tensor) -> None:
-        self._sums[which] = self._sums[which] + part if which in self._sums else part
+        if which in self._sums:
+            self._sums[which].add_(part)
+        else:
+            self._sums[which] = part
 
     @property
     def count(self) -> int:
@@ -154,8 +157,12 @@ class Replies:
 def _weighted(value: Tensor, weight: Number) -> Tensor:
     """Σ over the clients of a chunk of weight · value, in double precision."""
     dtype = accumulator_dtype(value)
-    if value.ndim == 1:
-        return value.to(dtype) * float(weight)
+    if value.ndim == 1 or len(value) == 1:
+        return (
+            torch.empty(value.shape[-1], dtype=dtype, device=value.device)
+            .copy_(value.view(-1))
+            .mul_(float(weight))
+        )
     clients, size = value.shape
     weights = torch.as_tensor(weight, device=value.device).to(dtype).reshape(-1).expand(clients)
     total = torch.empty(size, dtype=dtype, device=value.device)
