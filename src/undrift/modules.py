@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from undrift.data.augmentation import Augmentation
 from undrift.data.federated import FederatedData
 from undrift.data.part import Part
-from undrift.dropout import with_keyed_dropout
+from undrift.dropout import Coins, with_keyed_dropout
 from undrift.errors import UndriftError, first_line, require, require_type
 from undrift.files import written_whole
 from undrift.keys import generator, torch_generator_set_to
@@ -195,15 +195,16 @@ class ModuleLosses(Losses):
         self.flat.load_buffers(buffers)
         self._initial_buffers = {name: buffers[name] for name in sorted(self._moving)}
         self._warn_about_statistics()
-        self._generator: torch.Generator | None = None
+        self._coins = Coins(self.device)
+        self._threaded = False
 
     def twin(self) -> ModuleLosses:
         """The same losses with a module of its own, which draws from a generator of its own."""
         found = copy(self)
         found.__dict__.pop("_trained", None)
         found.flat = FlatModule(self.flat.module, self.device)
-        found._generator = torch.Generator(device=self.device)
-        with_keyed_dropout(found.flat.module, found._generator)
+        found._coins, found._threaded = Coins(self.device), True
+        with_keyed_dropout(found.flat.module, found._coins)
         return found
 
     @property
@@ -240,8 +241,8 @@ class ModuleLosses(Losses):
         x, y = self._train.client(k)
         rng = generator(number, "augmentation")
         loss = ModuleLoss(flat, self.task, x, y, self._moving, self.data.augmentations, rng)
-        if self._generator is not None:
-            self._generator.manual_seed(number % 2**63)
+        self._coins.seed(number)
+        if self._threaded:
             yield loss
         else:
             with torch_generator_set_to(number, self.device):
@@ -253,7 +254,7 @@ class ModuleLosses(Losses):
         if not any(type(each) is nn.Dropout for each in self.flat.module.modules()):
             return self.flat
         flat = FlatModule(self.flat.module, self.device)
-        with_keyed_dropout(flat.module, None)
+        with_keyed_dropout(flat.module, self._coins)
         return flat
 
     def value(self, k: int, x: Tensor) -> float:

@@ -168,8 +168,7 @@ class Dropout(Layer):
 
     def forward(self, x: Tensor, parameters: Sequence[Tensor], draws: Draws | None) -> Tensor:
         assert draws is not None
-        # The order of what is drawn is that of memory, which must not be that of x by chance.
-        self._mask = draws.dropout(x.new_empty(x.shape), self._p)
+        self._mask = draws.dropout(x, self._p)
         return x * self._mask
 
     def backward(self, gradient: Tensor, parameters: Sequence[Tensor], sink: Sink) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from undrift.dropout import KeyedDropout, with_keyed_dropout
+from undrift.dropout import Coins, KeyedDropout, with_keyed_dropout
 from undrift.engines.vectorised.batches import Batch
 from undrift.engines.vectorised.draws import Draws
 from undrift.engines.vectorised.layers import Dropout, Layer, Sink
@@ -249,7 +249,7 @@ class ModuleNetwork(Network):
         self._parameters: list[nn.Parameter] = [
             p for p in self._module.parameters() if p.requires_grad
         ]
-        with_keyed_dropout(self._module, torch.Generator(device=losses.device))
+        with_keyed_dropout(self._module, Coins(losses.device))
         self._dropouts = [m for m in self._module.modules() if isinstance(m, KeyedDropout)]
         self.draws = bool(self._dropouts)
         self.channels_last = channels_last
@@ -266,7 +266,7 @@ class ModuleNetwork(Network):
             p.data = own[0]
         if draws is not None:
             for dropout in self._dropouts:
-                dropout.generator = draws.generators[0]
+                dropout.coins = draws.coins[0]
         (size,) = batch.sizes
         x, y = batch.x[0, :size], batch.y[0, :size]
         if self.channels_last and x.ndim == 4:
