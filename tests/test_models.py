@@ -172,7 +172,12 @@ def test_every_model_learns(name):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # nor are there buffers to be warned about
         result = ud.train(
-            ud.FedAvg(), model=make(), data=clients_of(inputs), local=ud.GD(lr, steps=2), rounds=2
+            ud.FedAvg(),
+            model=make(),
+            data=clients_of(inputs),
+            local=ud.GD(lr, steps=2),
+            rounds=2,
+            engine="serial",
         )
     losses = [record.metrics["train_loss"] for record in result.records]
     assert losses[2] < losses[1] < losses[0]

@@ -58,7 +58,10 @@ class EngineOptions:
         if self.name == "serial":
             return SerialEngine(losses, job)
         found = candidates(losses, len(job.roster), threads, self.memory, self.chunk)
-        return found.strategies[0].engine(losses, job)
+        engine = found.strategies[0].engine(losses, job)
+        if found.reason:
+            engine.strategy = f"{engine.strategy} ({found.reason})"
+        return engine
 
 
 def engine_options(engine: str | EngineOptions) -> EngineOptions:
