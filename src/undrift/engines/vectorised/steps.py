@@ -11,8 +11,6 @@ from torch import Tensor
 from undrift.engines.vectorised.layers import Sink
 from undrift.solvers import SGD
 
-LARGE = 65_536
-"""Numbers in a weight that fills much of what is near a core."""
 ALIGNED = 16
 """The vectors of clients lie so many numbers, or a multiple, apart."""
 
@@ -133,21 +131,9 @@ class Fused(Step):
         self._constant = firsts(self._constant, active)
 
     def product(self, number: int, left: Tensor, right: Tensor) -> None:
-        x = self._x[number]
-        several = self._start is not None or self._constant is not None
-        if several and x[0].numel() >= LARGE:
-            # Client by client, so that a weight is still near the core when it is touched again.
-            for c in range(len(x)):
-                own = slice(c, c + 1)
-                self._stepped(number, own, left[own], right[own])
-        else:
-            self._stepped(number, slice(None), left, right)
-
-    def _stepped(self, number: int, some: slice, left: Tensor, right: Tensor) -> None:
-        """The step of some clients' weight."""
-        x, kept = self._begun(number, some)
+        x, kept = self._begun(number)
         x.baddbmm_(left, right, beta=kept, alpha=-self.rate)
-        self._tilt(x, number, some)
+        self._tilt(x, number)
 
     def plain(self, number: int, gradient: Tensor) -> None:
         x, kept = self._begun(number)
@@ -156,23 +142,18 @@ class Fused(Step):
         x.add_(gradient, alpha=-self.rate)
         self._tilt(x, number)
 
-    def _begun(self, number: int, some: slice = slice(None)) -> tuple[Tensor, float]:
+    def _begun(self, number: int) -> tuple[Tensor, float]:
         """A parameter before the step, and by what it is to be multiplied: 1 − η(s·λ + r)."""
-        x = self._x[number][some]
+        x = self._x[number]
         if self._start is not None:
-            x.copy_(_of(self._start[number], some))
+            x.copy_(self._start[number])
         if isinstance(self._shrink, Tensor):  # where clients differ, it is done here
-            return x.mul_(each(1 - self.rate * self._shrink[some], x)), 1.0
+            return x.mul_(each(1 - self.rate * self._shrink, x)), 1.0
         return x, 1 - self.rate * self._shrink
 
-    def _tilt(self, x: Tensor, number: int, some: slice = slice(None)) -> None:
+    def _tilt(self, x: Tensor, number: int) -> None:
         if self._constant is not None:
-            x.add_(_of(self._constant[number], some), alpha=-self.rate)
-
-
-def _of(vectors: Tensor, some: slice) -> Tensor:
-    """The vectors of some clients, or what all share."""
-    return vectors if len(vectors) == 1 else vectors[some]
+            x.add_(self._constant[number], alpha=-self.rate)
 
 
 class Stepper(Step):
