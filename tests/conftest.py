@@ -1,8 +1,13 @@
-"""What holds for every test: nothing is read from or written to the user's cache."""
+"""What holds for every test: nothing is read from or written to the user's cache.
+
+And what several tests of how an engine is chosen ask for.
+"""
 
 import os
 
 import pytest
+
+from undrift.engines import AutoEngine, choices
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -14,3 +19,41 @@ def cache_of_its_own(tmp_path_factory):
         del os.environ["XDG_CACHE_HOME"]
     else:
         os.environ["XDG_CACHE_HOME"] = before
+
+
+@pytest.fixture
+def forgotten(tmp_path, monkeypatch):
+    """Nothing was chosen yet: the folder in which choices will be remembered."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(choices, "_known", {})
+    return tmp_path / "cache" / "undrift" / "strategies"
+
+
+@pytest.fixture
+def rigged(monkeypatch):
+    """Lets those win whose description begins in a given way; tells what was timed."""
+
+    def rig(*winners):
+        timed = []
+
+        def seconds(self, engine, method, errands, states):
+            timed.append(engine.strategy)
+            return 0.1 if engine.strategy.startswith(winners) else 1.0
+
+        monkeypatch.setattr(AutoEngine, "_seconds", seconds)
+        return timed
+
+    return rig
+
+
+@pytest.fixture
+def no_timing(monkeypatch):
+    """Refuses that anything is timed."""
+
+    def forbid():
+        def seconds(*_):
+            raise AssertionError("A strategy was timed.")
+
+        monkeypatch.setattr(AutoEngine, "_seconds", seconds)
+
+    return forbid

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import undrift as ud
+from agreement import assert_same
 from undrift.engines import SerialEngine, auto
 from undrift.engines.strategies import SERIAL, Choice, Strategy, candidates
 from undrift.loops import Asynchronous, Synchronous
@@ -285,23 +286,6 @@ def run(method, losses, local, engine, rounds=ROUNDS, **options):
     options = {"objective": "clients", "evaluation": ud.Evaluation(every=ROUNDS), **options}
     loop = Synchronous(method, losses, local, ud.All(), rounds, engine=engine, **options)
     return loop, list(loop.rounds())
-
-
-def assert_same(one, other, tolerance=1e-10):
-    (a, records), (b, others) = one, other
-    assert torch.allclose(a.server.x, b.server.x, atol=tolerance, rtol=0)
-    assert set(a.states.seen()) == set(b.states.seen())
-    for client in a.states.seen():
-        for name, value in a.states.get(client).items():
-            theirs = getattr(b.states.get(client), name)
-            assert torch.allclose(value, theirs, atol=tolerance, rtol=0), name
-    assert a.buffers.keys() == b.buffers.keys()
-    for name, value in a.buffers.items():
-        assert torch.allclose(value.double(), b.buffers[name].double(), atol=tolerance, rtol=0)
-    for ours, theirs in zip(records, others, strict=True):
-        assert ours.metrics == pytest.approx(theirs.metrics, abs=1e-9)
-        for field in ("cohort", "rejected", "bytes_up", "steps", "gradients", "partial"):
-            assert getattr(ours, field) == getattr(theirs, field), field
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import undrift as ud
+from agreement import assert_same
 from undrift.engines import SerialEngine
 from undrift.engines.vectorised import (
     ModuleNetwork,
@@ -86,23 +87,6 @@ def run(method, losses, local, engine, rounds=3, objective="clients", **options)
     options = {"engine": engine, "evaluation": evaluation, **options}
     loop = Synchronous(method, losses, local, ud.All(), rounds, objective, **options)
     return loop, list(loop.rounds())
-
-
-def assert_same(one, other, tolerance=1e-10):
-    (a, records), (b, others) = one, other
-    assert torch.allclose(a.server.x, b.server.x, atol=tolerance, rtol=0)
-    assert set(a.states.seen()) == set(b.states.seen())
-    for client in a.states.seen():
-        for name, value in a.states.get(client).items():
-            theirs = getattr(b.states.get(client), name)
-            assert value.shape == theirs.shape
-            assert torch.allclose(value, theirs, atol=tolerance, rtol=0), name
-    for ours, theirs in zip(records, others, strict=True):
-        assert ours.metrics == pytest.approx(theirs.metrics, abs=1e-9)
-        assert ours.diagnostics == pytest.approx(theirs.diagnostics, abs=1e-8)
-        for field in ("cohort", "rejected", "bytes_up", "bytes_down", "steps", "gradients"):
-            assert getattr(ours, field) == getattr(theirs, field), field
-        assert ours.partial == theirs.partial
 
 
 @pytest.mark.parametrize("solver", ["plain", "unequal, all options"])

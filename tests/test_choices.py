@@ -1,0 +1,229 @@
+"""What was chosen holds: in the user's cache, and wherever a run goes on."""
+
+import json
+import multiprocessing
+import shutil
+import signal
+from dataclasses import replace
+
+import pytest
+import torch
+
+import kept_runs
+import undrift as ud
+from choosing import (
+    DATA,
+    LOCAL,
+    TWO,
+    described,
+    losses_of,
+    odd,
+    trained,
+    written,
+)
+from test_runs import contents, same
+from undrift.engines import AutoEngine, choices
+from undrift.engines.strategies import Strategy
+from undrift.modules import ModuleLosses
+
+pytestmark = pytest.mark.usefixtures("forgotten")
+
+
+# The user's cache
+
+
+def test_the_same_again_is_not_timed_and_gives_the_same_bits(rigged, no_timing, forgotten):
+    rigged("stacked layers, 4")
+    losses = losses_of(dtype=torch.float32)
+    first, records = trained(losses)
+    no_timing()
+    again, others = trained(losses)
+    assert torch.equal(first.server.x, again.server.x)
+    choices._known.clear()  # as in another process
+    again, others = trained(losses_of(dtype=torch.float32))
+    assert torch.equal(first.server.x, again.server.x)
+    assert [record.strategy for record in records] == [record.strategy for record in others]
+    assert len(list(forgotten.iterdir())) == 1
+
+
+DAMAGED = {
+    "empty": b"",
+    "half": b'{"network": "stac',
+    "a list": b"[]",
+    "null": b"null",
+    "incomplete": b'{"network": "stacked"}',
+    "no text": b"\xff\xfe\x00",
+    "no number": b'{"network": "stacked", "chunk": "x", "threads": 2, "channels_last": false}',
+    "infinite": b'{"network": "stacked", "chunk": Infinity, "threads": 2, "channels_last": false}',
+    "unknown": b'{"network": "magic", "chunk": 7, "threads": 1, "channels_last": false}',
+    "no candidate": b'{"network": "stacked", "chunk": 5, "threads": 9, "channels_last": false}',
+    "not for this model": b'{"network": "vmap", "chunk": 7, "threads": 1, "channels_last": false}',
+}
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
+def test_a_choice_that_cannot_be_used_is_made_anew(content, known, rigged, no_timing, forgotten):
+    losses = losses_of()
+    rigged("stacked")
+    trained(losses)
+    file, _ = written(forgotten)
+    file.write_bytes(content)
+    choices._known.clear()
+    if known:  # this process may have read it before
+        choices.recall(file.stem)
+    rigged("one by one")
+    _, records = trained(losses)
+    assert records[-1].strategy.startswith("one by one")
+    assert written(forgotten) == (file, Strategy("module", 1, 2))
+    no_timing()
+    choices._known.clear()
+    assert trained(losses)[1][-1].strategy == records[-1].strategy
+
+
+def test_a_cache_that_cannot_be_written_is_survived(rigged, no_timing, forgotten):
+    forgotten.parent.parent.mkdir()
+    forgotten.parent.write_text("a file where a folder should be")
+    rigged("stacked")
+    _, records = trained(losses_of())
+    assert records[-1].strategy.startswith("stacked")
+    no_timing()  # this process knows it still
+    assert trained(losses_of())[1][-1].strategy == records[-1].strategy
+
+
+def test_a_folder_in_the_place_of_a_choice_is_survived(rigged, forgotten):
+    rigged("stacked")
+    trained(losses_of())
+    file, _ = written(forgotten)
+    file.unlink()
+    file.mkdir()
+    choices._known.clear()
+    assert trained(losses_of())[1][-1].strategy.startswith("stacked")
+    assert list(forgotten.iterdir()) == [file]
+
+
+def test_the_process_that_writes_first_wins(rigged, forgotten, monkeypatch):
+    losses = losses_of()
+    rigged("stacked layers, 4")
+    trained(losses)
+    file, _ = written(forgotten)
+    file.unlink()
+    choices._known.clear()
+    other = Strategy("module", 1, 2)
+
+    def slower(self, *_):  # while this process is timing, another one is done
+        file.write_text(json.dumps(other.as_dict()))
+        return 1.0
+
+    monkeypatch.setattr(AutoEngine, "_seconds", slower)
+    _, records = trained(losses)
+    assert records[-1].strategy == described(other, losses)
+    assert written(forgotten) == (file, other)
+    assert choices.recall(file.stem) == other
+
+
+def test_other_questions_have_other_answers():
+    losses, small = losses_of(), ModuleLosses(ud.models.logistic(60, 10).double(), DATA)
+    limits = 2, 1000, None
+    names = [
+        choices.question(*facts)
+        for facts in (
+            (losses, LOCAL, 7, limits),
+            (small, LOCAL, 7, limits),
+            (losses_of(dtype=torch.float32), LOCAL, 7, limits),
+            (losses, replace(LOCAL, batch_size=9), 7, limits),
+            (losses, replace(LOCAL, momentum=0.5), 7, limits),
+            (losses, LOCAL, 6, limits),
+            (losses, LOCAL, 7, (1, 1000, None)),
+            (losses, LOCAL, 7, (2, 500, None)),
+            (losses, LOCAL, 7, (2, 1000, 3)),
+        )
+    ]
+    assert len(set(names)) == len(names)
+    assert choices.question(losses_of(), replace(LOCAL, lr=0.2), 7, limits) == names[0]
+
+
+# Runs that are kept
+
+SETTING = {"engine": TWO}
+
+
+def assert_same_run(folder, other, label):
+    for ours, theirs in zip(contents(folder, label), contents(other, label), strict=True):
+        assert same(ours, theirs), label
+
+
+def cut_short(folder, **changed):
+    """Runs that were killed after their fourth round, as far as anyone can tell."""
+    kept_runs.run(folder, rounds=4, **SETTING, **changed)
+    for file in folder.rglob("run.json"):
+        file.unlink()
+
+
+@pytest.mark.parametrize(
+    ("winner", "later"), [("one by one", "stacked"), ("stacked", "one by one")]
+)
+def test_a_resumed_run_goes_on_as_it_began(winner, later, rigged, no_timing, forgotten, tmp_path):
+    rigged(winner)
+    whole, half = tmp_path / "whole", tmp_path / "half"
+    kept_runs.run(whole, **SETTING)
+    shutil.rmtree(forgotten)
+    choices._known.clear()
+    cut_short(half)
+    shutil.rmtree(forgotten)
+    choices._known.clear()
+    rigged(later)
+    no_timing()
+    kept_runs.run(half, **SETTING)
+    for label in kept_runs.plan().methods:
+        *_, records, _ = contents(half, label)
+        assert all(record.strategy.startswith(winner) for record in records[1:])
+        assert_same_run(half, whole, label)
+
+
+def test_a_resumed_run_says_why_it_is_slow(tmp_path):
+    changed = {"methods": {"FedAvg": ud.FedAvg()}, "model": lambda seed: odd()}
+    whole, half = tmp_path / "whole", tmp_path / "half"
+    kept_runs.run(whole, **SETTING, **changed)
+    cut_short(half, **changed)
+    kept_runs.run(half, **SETTING, **changed)
+    *_, records, _ = contents(half, "FedAvg")
+    assert "cannot be" in records[-1].strategy
+    assert_same_run(half, whole, "FedAvg")
+
+
+def test_more_threads_later_change_nothing(rigged, tmp_path):
+    rigged("stacked")
+    changed = {"methods": {"FedDyn": ud.FedDyn(alpha=0.5)}}
+    whole, half = tmp_path / "whole", tmp_path / "half"
+    kept_runs.run(whole, **SETTING, **changed)
+    cut_short(half, **changed)
+    kept_runs.run(half, engine=ud.EngineOptions(threads=3, memory=1), **changed)
+    assert_same_run(half, whole, "FedDyn")
+
+
+@pytest.mark.parametrize(("number", "moment"), [(2, "after"), (3, "during")])
+def test_killed_before_the_first_round_is_there(number, moment, rigged, forgotten, tmp_path):
+    """The writes are: what the store belongs to, the initial model, the first round."""
+    # A server of processes would keep this test's environment for all later ones.
+    context = multiprocessing.get_context("spawn")
+    changed = {"methods": {"FedDyn": ud.FedDyn(alpha=0.5)}, "model": first_model, **SETTING}
+    folder, again = tmp_path / "run", tmp_path / "again"
+    killed = context.Process(
+        target=kept_runs.run, args=(folder, 3, (number, moment)), kwargs=changed
+    )
+    killed.start()
+    killed.join()
+    assert killed.exitcode == -signal.SIGKILL
+    shutil.rmtree(forgotten, ignore_errors=True)
+    for winner, each in (("one by one", folder), ("stacked", again)):
+        rigged(winner)
+        assert {outcome.status for outcome in kept_runs.run(each, 3, **changed)} == {"finished"}
+        *_, records, _ = contents(each, "FedDyn")
+        # The first of the two runs chose; the second one remembers.
+        assert all(record.strategy.startswith("one by one") for record in records[1:])
+    assert_same_run(folder, again, "FedDyn")
+
+
+def first_model(seed):
+    return ud.models.mlp(60, 20, classes=10, seed=seed)
