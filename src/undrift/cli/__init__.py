@@ -5,7 +5,17 @@ import sys
 from rich.console import Console
 from rich.markup import escape
 
-from undrift.cli import bench, demo, inspect, learn, report, run, sweep, verify  # noqa: F401  (each adds its command)
+from undrift.cli import (  # noqa: F401  (each adds its command)
+    bench,
+    demo,
+    inspect,
+    learn,
+    report,
+    reproduce,
+    run,
+    sweep,
+    verify,
+)
 from undrift.cli.app import app
 from undrift.errors import UndriftError
 

@@ -1,0 +1,1 @@
+"""The figures and tables of Tran-Dinh et al., FedDR (NeurIPS 2021)."""

@@ -1,0 +1,1 @@
+"""The figures and tables of Li et al., FedLGA (2021)."""

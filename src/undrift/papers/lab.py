@@ -1,0 +1,192 @@
+"""Where a reproduction does its runs: each is kept, and none is done twice."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rich.console import Console
+
+from undrift.errors import UndriftError, require, require_choice
+from undrift.papers.reproduction import Reproduction
+from undrift.report.reading import Runs, read_runs
+from undrift.runs.building import build_data
+from undrift.runs.experiment import Experiment
+from undrift.runs.folder import EXPERIMENT, alone_in, read_json, slug, write_json
+from undrift.runs.planning import run_experiment
+from undrift.runs.watching import watching
+
+Value = TypeVar("Value")
+RUNS, KEPT, TIMES, PARTS = "runs", "kept", "times.json", "parts.json"
+
+
+class Interrupted(UndriftError):
+    """Somebody pressed Ctrl-C; the same command goes on."""
+
+
+class Lab:
+    """A folder in which the runs of a reproduction are done, or gone on with.
+
+    Parameters
+    ----------
+    reproduction
+        what is reproduced
+    folder
+        where its runs are kept
+    quick
+        whether the reduced version is wanted
+    seeds
+        how many seeds, counted from 0
+    parts
+        which of the reproduction's parts to do, besides those that are in the folder already; all
+        of them if left out
+    console
+        where it is said what is being done; None says nothing
+    """
+
+    def __init__(
+        self,
+        reproduction: Reproduction,
+        folder: Path,
+        quick: bool = False,
+        seeds: int = 1,
+        parts: Sequence[str] = (),
+        console: Console | None = None,
+    ):
+        self.reproduction = reproduction
+        self.folder = folder
+        self.quick = quick
+        self.seeds = list(range(seeds))
+        self.parts = self._parts(parts)
+        """of the reproduction, in its order; what it loops over"""
+        self.console = console or Console(quiet=True)
+        self.folders: list[Path] = []
+        """of the runs that were asked for"""
+
+    def either(self, full: Value, quick: Value) -> Value:
+        """One value for a full run, another for a quick one."""
+        return quick if self.quick else full
+
+    def run(
+        self,
+        cell: str,
+        settings: Mapping[str, Any] | None = None,
+        only: Sequence[str] | None = None,
+        file: str | None = None,
+    ) -> Runs:
+        """Do the runs of the reproduction's experiment file, or what is left of them.
+
+        Parameters
+        ----------
+        cell
+            what these runs are called, among those of the reproduction
+        settings
+            keys of the file with other values, as `--set` of `undrift run` takes them
+        only
+            the labels of the methods to run, if not all
+        file
+            the name of the experiment file, if it is not the reproduction's own
+        """
+        experiment = self._experiment(cell, settings or {}, only, file)
+        folder = self.folder / RUNS / slug(cell)
+        experiment = _with_earlier_seeds(experiment, folder)
+        self.folders.append(folder)
+        self.console.print(f"{self.reproduction.name}: {cell}", style="bold")
+        with self._timed(f"{RUNS}/{slug(cell)}"):
+            quiet = self.console.quiet
+            labels, seeds = experiment.labels, len(experiment.seeds)
+            with watching(labels, experiment.rounds, seeds, quiet) as watcher:
+                outcomes = run_experiment(experiment, folder, build_data(experiment), watcher)
+        if len(outcomes) < len(labels) * seeds or any(o.status == "interrupted" for o in outcomes):
+            raise Interrupted("Interrupted; the same command goes on from here.")
+        return read_runs(folder)
+
+    def keep(self, name: str, compute: Callable[[], Any]) -> Any:
+        """What a function computes, in plain values; computed once, and then read."""
+        path = self.folder / KEPT / f"{slug(name)}.json"
+        if path.is_file():
+            return read_json(path)["value"]
+        self.console.print(f"{self.reproduction.name}: {name}", style="bold")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with self._timed(f"{KEPT}/{slug(name)}"):
+            value = compute()
+        write_json(path, {"value": value})
+        return json.loads(path.read_text("utf-8"))["value"]
+
+    def _parts(self, wanted: Sequence[str]) -> list[str]:
+        """Those that are wanted, and those that were done before."""
+        every = self.reproduction.parts
+        for part in wanted:
+            require(bool(every), f"{self.reproduction.name} has no parts: it is done as a whole.")
+            require_choice(f"The part of {self.reproduction.name}", part, every)
+        path = self.folder / PARTS
+        before = read_json(path)["parts"] if path.is_file() else []
+        found = [part for part in every if part in (*(wanted or every), *before)]
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_json(path, {"parts": found})
+        return found
+
+    @property
+    def seconds(self) -> float:
+        """What all of it took, as far as it was not killed."""
+        times = self.folder / TIMES
+        return sum(read_json(times).values()) if times.is_file() else 0.0
+
+    def _experiment(
+        self,
+        cell: str,
+        settings: Mapping[str, Any],
+        only: Sequence[str] | None,
+        file: str | None,
+    ) -> Experiment:
+        name = file or f"{self.reproduction.name.partition('-')[2].replace('-', '_')}.toml"
+        path = files(f"undrift.papers.{self.reproduction.paper.lower()}") / name
+        quick = dict(self.reproduction.quick) if self.quick else {}
+        given = {
+            "output.durability": "process",  # a killed process loses nothing; a power loss may
+            **quick,
+            **settings,
+            "name": f"{self.reproduction.name}: {cell}",
+            "seeds": self.seeds,
+        }
+        experiment = Experiment.load(Path(str(path)), given)
+        if only is None:
+            return experiment
+        resolved = experiment.resolved()
+        for label in only:
+            experiment.of(label)
+        resolved["method"] = [table for table in resolved["method"] if table["label"] in only]
+        return Experiment.from_dict(resolved)
+
+    @contextmanager
+    def _timed(self, part: str) -> Iterator[None]:
+        """Add what a part took to what it took before."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            took = time.monotonic() - began
+            times = self.folder / TIMES
+            self.folder.mkdir(parents=True, exist_ok=True)
+            before = read_json(times) if times.is_file() else {}
+            write_json(times, {**before, part: before.get(part, 0.0) + took})
+
+
+def _with_earlier_seeds(experiment: Experiment, folder: Path) -> Experiment:
+    """The experiment with the seeds that its folder has already, which then gets the new ones."""
+    path = folder / EXPERIMENT
+    if not path.is_file():
+        return experiment
+    earlier = Experiment.load(path)
+    seeds = sorted({*earlier.seeds, *experiment.seeds})
+    experiment = Experiment.from_dict({**experiment.resolved(), "seeds": seeds})
+    # With other seeds alone it is the same experiment; any other difference is refused later.
+    if Experiment.from_dict({**earlier.resolved(), "seeds": seeds}) == experiment:
+        with alone_in(folder):
+            experiment.write(path)
+    return experiment
