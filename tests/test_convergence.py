@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -151,22 +152,48 @@ def test_the_tridiagonal_optimum_is_the_published_one():
     assert float(optimum.norm()) == pytest.approx(2.52974596883, 1e-11)
 
 
-@pytest.mark.parametrize("rate", ["fixed", "decayed"])
-@pytest.mark.parametrize("E", TRIDIAGONAL)
-def test_the_tridiagonal_example_gives_the_published_numbers(E, rate):
-    fixed, decayed, decay = TRIDIAGONAL[E]
-    F, distance = fixed if rate == "fixed" else decayed
-    # 0.2, or 0.2/(5 + a·t), on twice the gradient
-    lr = 0.4 if rate == "fixed" else ud.Inverse(2 * 0.2 / 5, decay / 5)
+def tridiagonal_rate(E, rate):
+    """0.2, or 0.2/(5 + a·t), on twice the gradient."""
+    return 0.4 if rate == "fixed" else ud.Inverse(2 * 0.2 / 5, TRIDIAGONAL[E][2] / 5)
+
+
+def require_published(x, E, rate):
     losses = ud.theory.tridiagonal()
     q = weights(losses, "clients")
-    found = end(ud.FedAvg("full"), losses, ud.GD(lr=lr, steps=E), None, "clients", rounds=10_000)
-    measured = float((found - losses.optimum(q)).norm())
-    assert round(losses.evaluate(found, q, {})["train_loss"], 6) == F
+    F, distance = TRIDIAGONAL[E][rate == "decayed"]
+    measured = float((x - losses.optimum(q)).norm())
+    assert round(losses.evaluate(x, q, {})["train_loss"], 6) == F
     if distance < 1e-6:
         assert measured == pytest.approx(distance, rel=0.01)
     else:
         assert round(measured, 4) == distance
+
+
+def test_the_tridiagonal_example_gives_the_published_numbers():
+    losses = ud.theory.tridiagonal()
+    local = ud.GD(lr=tridiagonal_rate(5, "fixed"), steps=5)
+    found = end(ud.FedAvg("full"), losses, local, None, "clients", rounds=10_000)
+    require_published(found, 5, "fixed")
+
+
+@pytest.mark.parametrize("rate", ["fixed", "decayed"])
+@pytest.mark.parametrize("E", TRIDIAGONAL)
+def test_a_round_of_the_tridiagonal_example_is_the_map_that_leads_there(E, rate):
+    """E steps of gradient descent are an affine map of x, by the eigenvectors of each H_k."""
+    losses = ud.theory.tridiagonal()
+    values, vectors = (part.numpy() for part in torch.linalg.eigh(losses.H))
+    b = np.einsum("kji,kj->ki", vectors, losses.b.numpy())
+    schedule = ud.schedules.as_schedule(tridiagonal_rate(E, rate))
+    x = np.zeros(losses.dimension)
+    for round in range(10_000):
+        kept = (1 - schedule.at(round) * values) ** E
+        turned = np.einsum("kji,j->ki", vectors, x)
+        x = np.einsum("kij,kj->i", vectors, kept * turned + (1 - kept) / values * b) / len(b)
+        if round == 59:
+            local = ud.GD(lr=schedule, steps=E)
+            found = end(ud.FedAvg("full"), losses, local, None, "clients", rounds=60)
+            assert np.abs(found.numpy() - x).max() < 1e-12
+    require_published(torch.as_tensor(x), E, rate)
 
 
 def outside(method):
