@@ -35,12 +35,18 @@ def list_(
         str | None,
         typer.Argument(
             help="methods, data, models, partitions, samplers, solvers, devices, paces, laws, "
-            "amounts, systems, …; left out: all of them.",
+            "amounts, systems, papers, …; left out: all but the papers.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
     """Name what an experiment file can use, with a line about each."""
+    if what == "papers":
+        from undrift.papers.catalogue import papers
+        from undrift.papers.terminal import listing as reproductions
+
+        Console(highlight=False).print(reproductions(papers()))
+        return
     from undrift.runs.teaching import listing
 
     Console(highlight=False).print(listing(what))

@@ -21,7 +21,7 @@ from undrift.papers.lab import Lab
 from undrift.papers.page import CURVES, FIGURE, FINDINGS, write_page
 from undrift.papers.reproduction import Reproduction
 from undrift.report.page import write_report
-from undrift.runs.folder import write_json
+from undrift.runs.folder import alone_in, write_json
 
 
 def reproduce(
@@ -55,10 +55,10 @@ def reproduce(
     usual = 1 if quick else reproduction.seeds
     seeds = usual if seeds is None else require_whole("seeds", seeds, at_least=1)
     folder = Path(out) if out is not None else default_folder(name, quick)
-    lab = Lab(reproduction, folder, quick, seeds, parts, console)
-    with _paper_settings():
+    with alone_in(folder), _paper_settings():
+        lab = Lab(reproduction, folder, quick, seeds, parts, console)
         found = reproduction.reproduce(lab)
-    write(reproduction, lab, found)
+        write(reproduction, lab, found)
     return found
 
 
