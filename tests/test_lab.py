@@ -1,0 +1,214 @@
+"""Where reproductions do their runs: nothing is done twice, and nothing gets mixed up."""
+
+import math
+import os
+
+import pytest
+
+from commands import called
+from undrift.errors import UndriftError
+from undrift.papers import lab as labs
+from undrift.papers import reproducing, results
+from undrift.papers.curves import best, cost, final, line, smoothed
+from undrift.papers.figure import Line, Panel
+from undrift.papers.findings import Claim, Findings, Number, one
+from undrift.papers.lab import Lab
+from undrift.papers.reproduction import Reproduction
+from undrift.records import Record
+from undrift.report.reading import Folder, RunFiles, Runs
+from undrift.runs.folder import read_json
+
+EXPERIMENT = """
+rounds = 3
+[data]
+source = "synthetic"
+clients = 4
+most = 20
+[model]
+name = "logistic"
+[local]
+lr = 0.1
+batch_size = 10
+[[method]]
+name = "FedAvg"
+[[method]]
+name = "FedProx"
+[engine]
+name = "serial"
+"""
+
+
+def made_up(reproduce=lambda lab: Findings(), **own):
+    told = {"shows": "Figure 0", "about": "Made up.", "cost": "nothing", "quick_is": "nothing."}
+    return Reproduction("fedavg-made-up", "FedAvg", reproduce=reproduce, **told, **own)
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "experiment.toml"
+    path.write_text(EXPERIMENT)
+    return str(path)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "out"
+
+
+def written(folder):
+    return {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/*/*/records.jsonl")}
+
+
+def test_runs_that_are_done_are_read(folder, file):
+    first = Lab(made_up(), folder).run("a cell", {"local.lr": 0.2}, file=file)
+    before = written(folder)
+    again = Lab(made_up(), folder).run("a cell", {"local.lr": 0.2}, file=file)
+    assert len(before) == 2 and written(folder) == before
+    assert final(again, "FedAvg", "train_loss") == final(first, "FedAvg", "train_loss")
+    assert set(read_json(folder / "times.json")) == {"runs/a-cell"}
+
+
+def test_seeds_may_be_added_and_settings_may_not_change(folder, file):
+    Lab(made_up(), folder, seeds=1).run("cell", file=file)
+    before = written(folder)
+    runs = Lab(made_up(), folder, seeds=2).run("cell", file=file)
+    assert len(final(runs, "FedProx", "train_loss").values) == 2
+    assert before.items() <= written(folder).items() and len(written(folder)) == 4
+    fewer = Lab(made_up(), folder, seeds=1).run("cell", file=file)  # those there are stay in sight
+    assert len(final(fewer, "FedProx", "train_loss").values) == 2
+    with pytest.raises(UndriftError, match="another experiment"):
+        Lab(made_up(), folder, seeds=2).run("cell", {"local.lr": 0.3}, file=file)
+
+
+def test_the_quick_version_changes_the_file_and_a_cell_has_the_last_word(folder, file):
+    reproduction = made_up(quick={"rounds": 1, "local.lr": 0.2})
+    runs = Lab(reproduction, folder, quick=True).run(
+        "cell", {"local.lr": 0.3}, only=["FedProx"], file=file
+    )
+    assert [run.label for run in runs] == ["FedProx"] and runs[0].done == 1
+    assert "lr = 0.3" in runs.folders[0].experiment
+    assert Lab(reproduction, folder, quick=True).either(1, 2) == 2
+
+
+def test_what_is_kept_is_computed_once(folder):
+    asked = []
+
+    def compute():
+        asked.append(1)
+        return {"x": (1.5, 2)}
+
+    assert Lab(made_up(), folder).keep("a curve", compute) == {"x": [1.5, 2]}
+    assert Lab(made_up(), folder).keep("a curve", compute) == {"x": [1.5, 2]}
+    assert asked == [1]
+    assert Lab(made_up(), folder).seconds >= 0
+
+
+def test_parts_add_up(folder):
+    reproduction = made_up(parts=("a", "b", "c"))
+    assert Lab(reproduction, folder, parts=["c"]).parts == ["c"]
+    assert Lab(reproduction, folder, parts=["a"]).parts == ["a", "c"]
+    assert Lab(reproduction, folder).parts == ["a", "b", "c"]
+    with pytest.raises(UndriftError, match="must be one of 'a', 'b', 'c'"):
+        Lab(reproduction, folder, parts=["d"])
+    with pytest.raises(UndriftError, match="has no parts"):
+        Lab(made_up(), folder, parts=["d"])
+
+
+def findings(holds=True):
+    panel = Panel("title", "x", "y", [Line("a", [0, 1], [1, 2], [0, 1], [2, 3])], log_y=True)
+    number = Number("10 %", "<FedDyn>", 31, one(30, 34))
+    return Findings([number], [Claim("a < b & c", holds, "1 < 2")], [panel], ["Mind this."])
+
+
+def test_what_was_found_is_told_everywhere(folder, file, monkeypatch, tmp_path):
+    def do(lab):
+        lab.run("cell", {"rounds": 1}, file=file)
+        return findings(None)
+
+    reproduction = made_up(do, left_open=("The rate is not published: 0.1.",))
+    monkeypatch.setattr(reproducing, "find", lambda name: reproduction)
+    reproducing.reproduce("fedavg-made-up", folder)
+    page = (folder / "report.html").read_text()
+    for told in (
+        "a &lt; b &amp; c",
+        "cannot be told here",
+        "Mind this.",
+        "32 ± 2.8",
+        "not published",
+    ):
+        assert told in page
+    assert "data:image/png" in page and "<FedDyn>" not in page and 'href="runs.html"' in page
+    assert Findings.from_dict(read_json(folder / "findings.json")) == Findings(
+        **{**vars(findings(None)), "panels": ()}
+    )
+    monkeypatch.setattr(results, "papers", lambda: {"FedAvg": [reproduction]})
+    results.take_in(folder, tmp_path)
+    text = results.results_page(tmp_path)
+    for told in (
+        "31 | 32 ± 2.8",
+        "undrift reproduce fedavg-made-up --seeds 1",
+        "0 of 1",
+        "Mind this",
+    ):
+        assert told in text
+    assert "reproductions/fedavg-made-up.png" in text
+    assert (tmp_path / "reproductions" / "fedavg-made-up.png").is_file()
+
+
+def test_quick_versions_are_not_shown_as_results(folder, monkeypatch):
+    monkeypatch.setattr(reproducing, "find", lambda name: made_up())
+    reproducing.reproduce("fedavg-made-up", folder, quick=True)
+    with pytest.raises(UndriftError, match="only full runs"):
+        results.take_in(folder, folder)
+
+
+def test_an_interrupted_reproduction_says_how_to_go_on(folder, file, monkeypatch):
+    reproduction = made_up(lambda lab: lab.run("cell", file=file))
+    monkeypatch.setattr(reproducing, "find", lambda name: reproduction)
+    monkeypatch.setattr(labs, "run_experiment", lambda *_: [])
+    ended = called("reproduce", "fedavg-tridiagonal", "--out", str(folder), cwd=os.getcwd())
+    assert ended.returncode == 130 and "the same command goes on" in ended.stderr
+
+
+def of(*histories, status="finished"):
+    """Runs of one method: a seed for each history of a metric, evaluated every other round."""
+    runs = [
+        RunFiles(
+            "A",
+            seed,
+            [
+                Record(2 * at, {"test_accuracy": value}, bytes_down={"x": 4}, bytes_up={"x": 4})
+                for at, value in enumerate(history)
+            ],
+            status,
+            rounds=2 * len(history),
+            parameters=1,
+        )
+        for seed, history in enumerate(histories)
+    ]
+    return Runs([(Folder(), runs)])
+
+
+def test_numbers_and_lines_of_runs():
+    runs = of([0.1, 0.5, 0.9, 0.7], [0.1, 0.3, 0.5, 0.9])
+    assert final(runs, "A", "test_accuracy").values == (0.7, 0.9)
+    assert final(runs, "A", "test_accuracy", last=2).values == pytest.approx((0.8, 0.7))
+    assert best(runs, "A", "test_accuracy").values == (0.9, 0.9)
+    assert cost(runs, "A", "test_accuracy", 0.9).values == (4, 6)
+    assert cost(runs, "A", "test_accuracy", 0.65, smooth=2).values == (4, 6)
+    never = cost(runs, "A", "test_accuracy", 0.85, smooth=2)
+    assert never.values == (6, 6) and never.missed == 2
+    drawn = line(runs, "A", "test_accuracy", minus=0.1)
+    assert drawn.x == [0, 2, 4, 6] and drawn.y[1] == pytest.approx(0.3)
+    assert drawn.low[1] == pytest.approx(0.2) and drawn.high[1] == pytest.approx(0.4)
+    assert final(of([0.1], status="diverged"), "A", "test_accuracy").values == (math.inf,)
+    assert smoothed([1, 2, 6], 2) == [1, 1.5, 4]
+
+
+@pytest.mark.parametrize(
+    ("measured", "shown"),
+    [(one(38), "38"), (one(36, 40), "38 ± 2.8"), (one(1000, missed=1), "> 1000"), (one(), "–")],
+)
+def test_a_number_as_it_is_shown(measured, shown):
+    assert Number("", "", None, measured).shown() == shown
+    assert Number("", "", "1000+", measured).printed() == "1000+"
