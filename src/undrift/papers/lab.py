@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.resources import files
@@ -19,6 +20,7 @@ from undrift.runs.building import build_data
 from undrift.runs.experiment import Experiment
 from undrift.runs.folder import EXPERIMENT, alone_in, read_json, slug, write_json
 from undrift.runs.planning import run_experiment
+from undrift.runs.settings import applied
 from undrift.runs.watching import watching
 
 Value = TypeVar("Value")
@@ -154,14 +156,16 @@ class Lab:
             "name": f"{self.reproduction.name}: {cell}",
             "seeds": self.seeds,
         }
-        experiment = Experiment.load(Path(str(path)), given)
+        place = Path(str(path))
         if only is None:
-            return experiment
-        resolved = experiment.resolved()
+            return Experiment.load(place, given)
+        # The others need not fit the settings: FedPD fits no sample of the clients.
+        tables = applied(tomllib.loads(place.read_text(encoding="utf-8")), given)
+        methods = {table.get("label", table["name"]): table for table in tables["method"]}
         for label in only:
-            experiment.of(label)
-        resolved["method"] = [table for table in resolved["method"] if table["label"] in only]
-        return Experiment.from_dict(resolved)
+            require_choice("The method", label, tuple(methods))
+        tables["method"] = [table for label, table in methods.items() if label in only]
+        return Experiment.from_dict(tables, folder=place.parent)
 
     @contextmanager
     def _timed(self, part: str) -> Iterator[None]:
