@@ -55,10 +55,16 @@ def draw(panels: Sequence[Panel], path: Path, dpi: int = 110) -> Path:
     colours = {label: COLOURS[number % len(COLOURS)] for number, label in enumerate(labels)}
     handles = {}
     for axis, panel in zip(axes, panels, strict=False):
-        for line in panel.lines:
+        for number, line in enumerate(panel.lines):
             colour = colours[line.label]
             (handles[line.label],) = axis.plot(
-                line.x, line.y, line.style, color=colour, linewidth=1.6, markersize=4
+                line.x,
+                line.y,
+                line.style,
+                color=colour,
+                linewidth=2.4
+                - 1.2 * number / max(1, len(panel.lines) - 1),  # equal lines both show
+                markersize=4,
             )
             if line.low:
                 axis.fill_between(
@@ -67,7 +73,13 @@ def draw(panels: Sequence[Panel], path: Path, dpi: int = 110) -> Path:
         for word, value in panel.marks:
             axis.axhline(value, color="#777777", linewidth=0.8, linestyle=":")
             axis.annotate(
-                word, (0, value), xycoords=("axes fraction", "data"), fontsize=7, color="#555555"
+                word,
+                (0, value),
+                xytext=(2, 2),
+                xycoords=("axes fraction", "data"),
+                textcoords="offset points",
+                fontsize=7,
+                color="#555555",
             )
         axis.set(xlabel=panel.x, ylabel=panel.y)
         axis.set_title(panel.title, fontsize=10)

@@ -64,6 +64,7 @@ def page(reproduction: Reproduction, folder: Path) -> str:
         "style-src 'unsafe-inline'\">"
         f"<title>{escape(reproduction.name)} · undrift</title>\n<style>{css}\n"
         "img { max-width: 100%; background: #fff; border-radius: 6px; }\n"
+        "td, th { text-align: left; vertical-align: top; }\n"
         ".good { color: var(--good); } .bad { color: var(--bad); } .wait { color: var(--wait); }\n"
         "</style></head>\n<body>\n" + "\n".join(body) + f"\n</main>\n<footer>Made by undrift "
         f"{escape(told['undrift'])} on {escape(told['made'])}.</footer>\n</body></html>\n"
