@@ -57,8 +57,9 @@ class Comparison:
     against: str
 
     def at_end(self, method: str, metric: str) -> Over:
-        """The metric when as much is spent as by the cheapest; infinite if the method diverged."""
+        """The metric when as much is spent as by the cheapest; the worst if the method diverged."""
         budget = min(self._spent(each) for each in METHODS)
+        worst = math.inf if metric.endswith(LOSS) else 0.0
         values = []
         for run in group(self.runs[method], method).runs:
             spent = run.totals()[self.against]
@@ -69,7 +70,7 @@ class Comparison:
             ]
             late = [value for so_far, value in found if so_far > END * budget]
             diverged = run.status == "diverged" or not found
-            values.append(math.inf if diverged else fmean(late or [found[-1][1]]))
+            values.append(worst if diverged else fmean(late or [found[-1][1]]))
         return Over(tuple(values))
 
     def seen(self, view: str, metric: str) -> dict[str, float]:
@@ -99,13 +100,14 @@ class Comparison:
             for metric in (LOSS, ACCURACY, TEST)
         ]
 
-    def lower(self, view: str, better: Sequence[str], worse: Sequence[str]) -> Claim:
-        """That every one of some methods ends with a lower training loss than others."""
-        seen = self.seen(view, LOSS)
+    def ahead(self, view: str, better: Sequence[str], worse: Sequence[str], metric: str) -> Claim:
+        """That each of some methods ends with a lower loss, or a higher accuracy, than others."""
+        seen = self.seen(view, metric)
+        sign, word = (1, "lower") if metric == LOSS else (-1, "higher")
         return Claim(
             f"{self.where}, {view}: {' and '.join(better)} end{'s' * (len(better) == 1)} with a "
-            f"lower training loss than {' and '.join(worse)}.",
-            max(seen[m] for m in better) < min(seen[m] for m in worse),
+            f"{word} {WORDS[metric]} than {' and '.join(worse)}.",
+            max(sign * seen[m] for m in better) < min(sign * seen[m] for m in worse),
             shown(seen),
         )
 

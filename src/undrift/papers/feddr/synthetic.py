@@ -6,6 +6,7 @@ from undrift.papers.feddr.four_methods import (
     ACCURACY,
     GLOBAL,
     LOCAL,
+    LOSS,
     PUBLISHED,
     VIEWS,
     Comparison,
@@ -53,19 +54,19 @@ def _reproduce(lab: Lab) -> Findings:
 def _without_sampling(found: Comparison) -> list[Claim]:
     """What the paper says of Figure 2."""
     return [
-        *(found.lower(view, ("FedPD", "FedDR"), ("FedAvg", "FedProx")) for view in VIEWS),
+        *(found.ahead(view, ("FedPD", "FedDR"), ("FedAvg", "FedProx"), LOSS) for view in VIEWS),
         found.comparable(GLOBAL, ACCURACY, "FedPD", "FedDR"),
         found.comparable(LOCAL, ACCURACY, "FedPD", "FedDR"),
-        found.lower(GLOBAL, ("FedProx",), ("FedAvg",)),
+        found.ahead(GLOBAL, ("FedProx",), ("FedAvg",), LOSS),
     ]
 
 
 def _sampled(found: Comparison) -> list[Claim]:
     """What the paper says of Figure 3, where methods are compared after as many bytes."""
     return [
-        *(found.lower(view, ("FedDR",), ("FedAvg", "FedProx", "FedPD")) for view in VIEWS),
-        found.lower(PUBLISHED, ("FedProx", "FedPD", "FedDR"), ("FedAvg",)),
-        found.lower(PUBLISHED, ("FedPD",), ("FedProx",)),
+        *(found.ahead(view, ("FedDR",), ("FedAvg", "FedProx", "FedPD"), LOSS) for view in VIEWS),
+        found.ahead(PUBLISHED, ("FedProx", "FedPD", "FedDR"), ("FedAvg",), LOSS),
+        found.ahead(PUBLISHED, ("FedPD",), ("FedProx",), LOSS),
     ]
 
 
