@@ -80,10 +80,13 @@ REPRODUCTION = Reproduction(
         "The number of rounds is not given: 150.",
         "How sampled clients are weighed is not given: they are drawn uniformly without "
         "replacement and weighed by q_k N/K, one of the two schemes of the paper's appendix.",
-        "The data are drawn by the recipe of synthetic(1, 1), not read from the published files.",
+        "The data are drawn by the recipe of synthetic(1, 1), not read from the published files; "
+        "they are the same for all seeds, which change cohorts and batches.",
     ),
-    quick={"rounds": 20, "data.most": 200},
-    quick_is="20 rounds, and at most 200 samples per client.",
+    # Not fewer samples: a bound on them would make the clients' steps nearly equal.
+    quick={"rounds": 12},
+    quick_is="12 rounds instead of 150: with sampled clients FedNova's loss still jumps by more "
+    "than the methods differ, so that only the first setting says much.",
     seeds=3,
     parts=tuple(SETTINGS),
 )
