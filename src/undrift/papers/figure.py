@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -97,10 +97,16 @@ def draw(panels: Sequence[Panel], path: Path, dpi: int = 110) -> Path:
         handles.values(),
         handles.keys(),
         loc="outside lower center",
-        ncols=min(len(handles), 3 * columns),
+        ncols=min(len(handles), 3 * columns, _fitting(handles, WIDTH * columns)),
         frameon=False,
         fontsize=8,
     )
     with written_whole(path) as partial:
         figure.savefig(partial, dpi=dpi)
     return path
+
+
+def _fitting(labels: Iterable[str], width: float) -> int:
+    """How many columns of a legend fit into so many inches."""
+    longest = max(map(len, labels), default=1)
+    return max(1, int(width / (0.07 * longest + 0.5)))

@@ -280,8 +280,6 @@ def _panel(setting: str, of: Outcomes) -> Panel:
                 [fmean(column) for column in columns],
                 [min(column) for column in columns] if len(each) > 1 else (),
                 [max(column) for column in columns] if len(each) > 1 else (),
-                # FedNova and FedAvg lie on each other where τ is equal.
-                "--" if label == "FedNova" else "-",
             )
         )
     floor = 1e-18 if setting == EQUAL else 1e-9

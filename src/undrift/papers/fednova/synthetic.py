@@ -41,7 +41,7 @@ def _reproduce(lab: Lab) -> Findings:
         ]
         claims += [lowest(setting, losses), sooner(setting, runs, losses["FedAvg"].mean)]
         lines = [line(runs, method, LOSS) for method in METHODS]
-        panels.append(Panel(setting, "rounds", "training loss", lines, log_y=True))
+        panels.append(Panel(setting, "rounds", "training loss", lines))
     return Findings(numbers, claims, panels)
 
 
