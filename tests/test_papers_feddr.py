@@ -1,0 +1,84 @@
+"""FedDR's reproductions: the settings of the paper, and that its claims can fail."""
+
+from importlib.resources import files
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from undrift.papers.feddr.four_methods import (
+    ACCURACY,
+    GLOBAL,
+    LOCAL,
+    LOSS,
+    METHODS,
+    OWN,
+    PUBLISHED,
+    Comparison,
+)
+from undrift.papers.feddr.l1 import zeros
+from undrift.papers.feddr.synthetic import DATA
+from undrift.records import Record
+from undrift.report.reading import Folder, RunFiles, Runs
+from undrift.runs.experiment import Experiment
+from undrift.runs.folder import MODEL
+
+
+def run(method, losses, own=None, bytes_each=1, **more):
+    """A run with a given loss in each of its rounds."""
+    records = [
+        Record(number, {LOSS: loss, OWN + LOSS: mine}, bytes_up={"x": bytes_each})
+        for number, (loss, mine) in enumerate(zip(losses, own or losses, strict=True), 1)
+    ]
+    return Runs([(Folder(), [RunFiles(method, 0, records, **more)])])
+
+
+def comparison(against="rounds", **runs):
+    others = {method: run(method, [1.0] * 10) for method in METHODS}
+    return Comparison("here", {**others, **runs}, against)
+
+
+@pytest.mark.parametrize(
+    ("name", "eta"), [("iid", 100), ("(0,0)", 100), ("(.5,.5)", 500), ("(1,1)", 1000)]
+)
+def test_the_synthetic_settings_are_the_paper_s(name, eta):
+    path = files("undrift.papers.feddr") / "synthetic.toml"
+    experiment = Experiment.load(str(path), DATA[name])
+    method = experiment.of("FedDR").parameters
+    assert (method["eta"], method["alpha"]) == (eta, 1.95)
+    assert experiment.rounds == 200
+    assert (experiment.local.epochs, experiment.local.batch_size) == (20, 10)
+
+
+def test_an_order_fails_when_it_is_reversed():
+    found = comparison(FedDR=run("FedDR", [2.0] * 10))
+    assert found.ahead(GLOBAL, ("FedDR",), ("FedAvg",), LOSS).holds is False
+    assert found.ahead(GLOBAL, ("FedAvg",), ("FedDR",), LOSS).holds is True
+
+
+def test_global_and_own_models_are_told_apart():
+    found = comparison(FedDR=run("FedDR", [2.0] * 10, own=[0.5] * 10))
+    holds = {
+        view: found.ahead(view, ("FedDR",), ("FedAvg",), LOSS).holds
+        for view in (GLOBAL, LOCAL, PUBLISHED)
+    }
+    assert holds == {GLOBAL: False, LOCAL: True, PUBLISHED: True}
+
+
+def test_a_method_that_sends_more_is_seen_where_the_others_end():
+    dear = run("FedPD", [3.0, 2.0, 1.5, *[0.1] * 7], bytes_each=3)
+    assert comparison("bytes", FedPD=dear).at_end("FedPD", LOSS).mean == 1.5
+    assert comparison("rounds", FedPD=dear).at_end("FedPD", LOSS).mean == 0.1
+
+
+def test_a_method_that_diverged_is_never_ahead():
+    found = comparison(FedDR=run("FedDR", [0.1, 0.1], status="diverged"))
+    for metric in (LOSS, ACCURACY):
+        assert found.ahead(GLOBAL, ("FedDR",), ("FedAvg",), metric).holds is False
+
+
+def test_only_exact_zeros_are_counted(tmp_path):
+    save_file(
+        {"a": torch.tensor([0.0, 1e-30]), "b": torch.tensor([[0.0], [2.0]])}, tmp_path / MODEL
+    )
+    assert zeros(run("FedDR", [1.0], folder=tmp_path)).mean == 0.5
