@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from undrift.papers.feddr.four_methods import ACCURACY, LOSS, PUBLISHED, TEST, VIEWS, compare
+from undrift.papers.feddr.four_methods import (
+    ACCURACY,
+    LEFT_OPEN,
+    LOSS,
+    PUBLISHED,
+    TEST,
+    VIEWS,
+    compare,
+)
 from undrift.papers.findings import Findings
 from undrift.papers.lab import Lab
 from undrift.papers.reproduction import Reproduction
@@ -37,14 +45,10 @@ REPRODUCTION = Reproduction(
     reproduce=_reproduce,
     needs=("femnist",),
     left_open=(
-        "The paper does not say whose loss its curves show. The authors' released code measures "
-        "FedPD and FedDR by every user's own model on its own data, FedAvg and FedProx by the "
-        "global model: here both are measured for all four.",
+        *LEFT_OPEN,
         "μ of FedProx, η of FedPD and η of FedDR are tuned but not printed: those of the authors' "
         "released scripts are taken.",
         "Which 200 of the writers is not said: they are drawn.",
-        "Users weigh equally, as in the paper's problem (1); the released code weighs them by "
-        "their samples.",
     ),
     quick={
         "rounds": 16,

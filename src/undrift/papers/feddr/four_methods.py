@@ -34,6 +34,17 @@ VIEWS: Mapping[str, Callable[[str], str]] = {
 GLOBAL, LOCAL, PUBLISHED = VIEWS
 END = 0.9
 """Evaluations after this part of what is spent are averaged: single rounds are noisy."""
+LEFT_OPEN = (
+    "The paper does not say whose loss its curves show. The authors' released code measures "
+    "FedPD and FedDR by every user's own model on its own data, FedAvg and FedProx by the "
+    "global model: here both are measured for all four.",
+    "Users weigh equally, as in the paper's problem (1); the released code weighs them by "
+    "their samples.",
+    "x̃ starts as the mean of the x̂_k, and users take their first prox when they are first "
+    "selected; the printed start leaves an offset for ever.",
+    "FedPD's users start at the model they receive; in the released code, at their own last one.",
+)
+"""What is open in all of these figures."""
 COMPARABLE = 0.02
 """Accuracies that differ by no more are called comparable."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from undrift.papers.feddr.four_methods import (
     ACCURACY,
     GLOBAL,
+    LEFT_OPEN,
     LOCAL,
     LOSS,
     PUBLISHED,
@@ -79,19 +80,13 @@ REPRODUCTION = Reproduction(
     cost="about 40 min, estimated",
     reproduce=_reproduce,
     left_open=(
-        "The paper does not say whose loss its curves show. The authors' released code measures "
-        "FedPD and FedDR by every user's own model on its own data, FedAvg and FedProx by the "
-        "global model: here both are measured for all four.",
+        *LEFT_OPEN,
         "μ of FedProx and η of FedPD are tuned but not printed: those of the authors' released "
         "scripts are taken.",
-        "Users weigh equally, as in the paper's problem (1); the released code weighs them by "
-        "their samples.",
-        "x̃ starts as the mean of the x̂_k, and users take their first prox when they are first "
-        "selected; the printed start leaves an offset for ever.",
         "Figures 2 and 3 are of one data set each, which the text does not name; all four are "
         "parts here.",
     ),
-    quick={"rounds": 12, "local.epochs": 5, "data.most": 80, "evaluation.every": 2},
-    quick_is="synthetic(0,0) only, at most 80 samples a user, 5 epochs and 12 rounds.",
+    quick={"rounds": 10, "local.epochs": 5, "data.most": 80, "evaluation.every": 2},
+    quick_is="synthetic(0,0) only, at most 80 samples a user, 5 epochs and 10 rounds.",
     parts=tuple(f"{name}, {users}" for name in DATA for users in (ALL, SOME)),
 )
