@@ -126,7 +126,7 @@ REPRODUCTION = Reproduction(
     shows="Figure 4",
     about="How α = ημ of FedProx changes the bias of its weights, its speed and its variance: "
     "formulas of Theorems 1 and 2 for 30 clients with p_i = 1/30.",
-    cost="1 min",
+    cost="2 min",
     reproduce=_reproduce,
     left_open=(
         "τ_i ~ N(20, 20) may give the variance or the standard deviation: both are drawn.",
