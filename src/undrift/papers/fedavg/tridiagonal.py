@@ -175,7 +175,7 @@ REPRODUCTION = Reproduction(
     shows="Figure 2 (Appendix C.2), and Theorem 5",
     about="Five clients descend quadratics on overlapping stretches of a path for E steps a round, "
     "with a fixed rate and with a decaying one.",
-    cost="5 min",
+    cost="10 min",
     reproduce=_reproduce,
     left_open=(
         "The paper does not say so, but its curves have twice the gradient of its f_k: the rate is "
