@@ -103,7 +103,7 @@ def _reproduce(lab: Lab) -> Findings:
                 given |= {"target": {"objective": target}}
             runs[E] = lab.run(f"{where}, E = {E}", given)
             if target is None:
-                target = best(runs[E], "FedAvg", "objective", falls=True).mean
+                target = best(runs[E], "FedAvg", "objective", falls=True).values[0]
         assert target is not None
         rounds = {
             E: cost(each, "FedAvg", "objective", ("below", target)) for E, each in runs.items()

@@ -1,0 +1,98 @@
+"""The rules by which FedAvg's reproductions judge claims, on made-up runs that pass and fail."""
+
+import math
+
+import pytest
+import torch
+
+from undrift.papers.fedavg import bounds, tridiagonal
+from undrift.papers.fedavg.local_steps import CURVES, falls, rises
+from undrift.papers.fedavg.participation import little_effect
+from undrift.papers.fedavg.problems import DATA
+from undrift.papers.fedavg.schemes import ONE, TRANSFORMED, TWO, claims_on
+from undrift.papers.findings import one
+
+EQUAL = {ONE: 0.5, TWO: 0.51, TRANSFORMED: 0.51, "original": 0.6}
+UNEQUAL = {ONE: 0.5, TWO: 0.9, TRANSFORMED: 0.7, "original": 0.6}
+CALM = dict.fromkeys(UNEQUAL, 0.01)
+
+
+def verdicts(where, loss, moved):
+    return [claim.holds for claim in claims_on(where, loss, moved)]
+
+
+def test_a_number_agrees_only_to_all_printed_digits():
+    assert tridiagonal.as_printed(0.14021, "0.1402")
+    assert not tridiagonal.as_printed(0.14026, "0.1402")
+    assert tridiagonal.as_printed(7.524e-8, "7.5e-08")
+    assert not tridiagonal.as_printed(7.56e-8, "7.5e-08")
+    assert tridiagonal.as_printed(-0.0850101, "-0.085010")
+
+
+def test_schemes_on_equal_sizes():
+    assert verdicts("MNIST balanced", EQUAL, CALM) == [True, True, True]
+    assert verdicts("MNIST balanced", {**EQUAL, TWO: 0.58}, CALM) == [False, True, False]
+    assert verdicts("MNIST balanced", {**EQUAL, "original": 0.4}, CALM)[1] is False
+
+
+def test_schemes_on_unequal_sizes():
+    wild = {**CALM, TWO: 0.1}
+    assert verdicts("MNIST unbalanced", UNEQUAL, wild) == [True, True, True]
+    assert verdicts("MNIST unbalanced", UNEQUAL, CALM)[1] is False
+    assert verdicts("MNIST unbalanced", UNEQUAL, {**CALM, TWO: math.inf})[1] is True
+    assert verdicts("MNIST unbalanced", {**UNEQUAL, ONE: 0.65}, wild) == [False, True, True]
+    assert verdicts("MNIST unbalanced", UNEQUAL, {**wild, TRANSFORMED: 0.1})[2] is False
+    assert verdicts("synthetic(0,0)", UNEQUAL, wild)[3] is True
+    assert verdicts("synthetic(0,0)", {**UNEQUAL, "original": 0.8}, wild)[3] is False
+
+
+def test_little_effect_of_the_cohort():
+    assert little_effect({10: 1.09, 100: 1.0})
+    assert not little_effect({10: 1.2, 100: 1.0})
+    assert not little_effect({10: 0.8, 100: 1.0})
+
+
+@pytest.mark.parametrize(
+    ("rounds", "expected"),
+    [
+        ((one(100), one(50), one(80)), (True, True)),
+        ((one(100), one(50), one(40)), (True, False)),
+        ((one(50), one(60), one(80)), (False, True)),
+        ((one(150, missed=1), one(50), one(40)), (True, False)),
+        ((one(150, missed=1), one(150, missed=1), one(150, missed=1)), (None, None)),
+        ((one(100), one(50), one(150, missed=1)), (True, True)),
+    ],
+)
+def test_a_curve_that_falls_and_rises(rounds, expected):
+    found = dict(zip((10, 20, 50), rounds, strict=True))
+    assert (falls(found), rises(found)) == expected
+
+
+def test_every_curve_has_its_data_and_published_rounds():
+    assert set(CURVES) == set(DATA)
+    for curve in CURVES.values():
+        assert set(curve.tried) <= set(curve.published)
+
+
+def test_an_error_that_decays_more_slowly_grows():
+    steps = range(1, 101)
+    early, late = bounds.growth([t * 3 / t for t in steps])
+    assert late == pytest.approx(early)
+    early, late = bounds.growth([t / math.sqrt(t) for t in steps])
+    assert late > 1.1 * early
+
+
+def test_the_computed_constants_bound_every_stochastic_gradient():
+    """On a run of plain SGD, with batches of single samples, which vary the most."""
+    found, problem = bounds.constants(), bounds.PROBLEM
+    x, rate = problem.initial(), 1 / (4 * found.L)
+    for step in range(50):
+        k = step % bounds.N
+        with problem.training(k, {}, 0) as loss:
+            each = torch.stack(
+                [loss.gradient(x, torch.tensor([i]).numpy()) for i in range(bounds.SAMPLES)]
+            )
+        assert float(each.norm(dim=1).max()) <= found.G
+        spread = (each - each.mean(0)).square().sum(1).mean() / bounds.BATCH
+        assert float(spread) <= float(found.sigma[k]) ** 2
+        x = x - rate * each[step % bounds.SAMPLES]
