@@ -74,7 +74,7 @@ def first_claim(where: str, rounds: Rounds) -> Claim:
     """That FedLGA gets there before everyone else."""
     return Claim(
         f"{where}: FedLGA is the first at the target.",
-        is_first(rounds, "FedLGA", METHODS) if reached(rounds) else None,
+        is_first(rounds, "FedLGA", list(rounds)) if reached(rounds) else None,
         shown(rounds),
     )
 
