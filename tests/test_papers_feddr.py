@@ -82,3 +82,9 @@ def test_only_exact_zeros_are_counted(tmp_path):
         {"a": torch.tensor([0.0, 1e-30]), "b": torch.tensor([[0.0], [2.0]])}, tmp_path / MODEL
     )
     assert zeros(run("FedDR", [1.0], folder=tmp_path)).mean == 0.5
+
+
+def test_a_word_beside_the_models_does_not_cost_an_evaluation():
+    cheap = {method: run(method, [1.0] * 4, bytes_each=1000) for method in METHODS}
+    dear = run("FedPD", [2.0, 1.5], bytes_each=2004)
+    assert Comparison("here", {**cheap, "FedPD": dear}, "bytes").at_end("FedPD", LOSS).mean == 1.5
