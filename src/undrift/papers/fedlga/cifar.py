@@ -151,7 +151,7 @@ def _tau(lab: Lab, images: Images) -> Findings:
 
 def _clients(lab: Lab, images: Images) -> Findings:
     """Figure 7: FedLGA with N clients."""
-    return _sweep(lab, images, "N", "data.clients", lab.either((30, 50, 100), (10, 20)))
+    return _sweep(lab, images, "N", "data.clients", lab.either((30, 50, 100), (15, 40)))
 
 
 def _cohort(lab: Lab, images: Images) -> Findings:

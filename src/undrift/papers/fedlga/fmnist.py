@@ -159,8 +159,9 @@ def _readings(lab: Lab) -> Findings:
     settings = {f"rate {rate:g}": rounds for rate, rounds in by_rate.items()}
     claims = _readings_claims(tuned, by_rate[usual], usual, settings)
     note = (
-        "FedLGA's correction as written is |g|² times the projection of ŵ − w on g, so that it is "
-        f"small or large with |g|²: in the median round about {', '.join(squares)}."
+        "With g the mean gradient, FedLGA as written multiplies a slow client's move Δ by "
+        "1 − |g|²(1 − ⟨ŵ − x, Δ⟩/|Δ|²): it shortens the move, and turns it round where |g|² is "
+        f"large. |g|² in the median round: {', '.join(squares)}."
     )
     return Findings(found, claims, panels, [note])
 
@@ -301,7 +302,7 @@ def _sweep(
 def _clients(lab: Lab) -> Findings:
     """Figures 7 and 8: FedLGA with N clients, and with K of them in a round."""
     sweeps = {
-        "N": ("data.clients", lab.either((30, 50, 100), (10, 20))),
+        "N": ("data.clients", lab.either((30, 50, 100), (15, 40))),
         "K": ("sampling.cohort", lab.either((5, 10, 25), (4, 12))),
     }
     found: list[Number] = []
@@ -357,6 +358,8 @@ REPRODUCTION = Reproduction(
         "five rounds has to, and the first crossing is listed too.",
         "The gradient in FedLGA's correction is not sent: it is the client's mean gradient, "
         "−Δ/(η·steps), or in another reading the last minibatch's, uploaded.",
+        "The sign of the correction is taken as printed, although Δ is a move and not a gradient; "
+        "the opposite sign, which would lengthen slow clients' moves, is not among the readings.",
         "FedDyn's α is not given: 0.01. The global rate η_g is 1.",
         "The part methods ends after 50 of 200 rounds, which is long after 65 % at this rate; the "
         "part accuracy has all 200.",
