@@ -48,7 +48,8 @@ LEFT_OPEN = (
     "The synthetic data were drawn without a seed: of a dozen draws those whose sizes are most "
     "like Table 2 were taken, 412 ± 1285 samples for (0,0) and 282 ± 447 for (1,1).",
     "F is evaluated with its term λ|w|², as the paper writes it, on all training data; the "
-    "authors' code leaves the term out, and clips gradients at a norm of 60, which is not done here.",
+    "authors' code leaves the term out.",
+    "The authors' code clips gradients at a norm of 60, which the paper does not mention: not here.",
     "In the authors' code the figures' E counts ten steps, each on a batch drawn anew: as here.",
 )
 
