@@ -49,7 +49,7 @@ LEFT_OPEN = (
     "like Table 2 were taken, 412 ± 1285 samples for (0,0) and 282 ± 447 for (1,1).",
     "F is evaluated with its term λ|w|², as the paper writes it, on all training data; the "
     "authors' code leaves the term out.",
-    "The authors' code clips gradients at a norm of 60, which the paper does not mention: not here.",
+    "The authors' code clips gradients at a norm of 60, unmentioned in the paper: not done here.",
     "In the authors' code the figures' E counts ten steps, each on a batch drawn anew: as here.",
 )
 
