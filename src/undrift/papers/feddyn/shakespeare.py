@@ -70,7 +70,7 @@ REPRODUCTION = Reproduction(
     shows="Tables 2 and 5 and Figure 10, Shakespeare",
     about="100 roles with 2000 points each train an LSTM to say the next of 80 characters, with "
     "all, 10 or 1 of them in a round.",
-    cost="10 %, by role: about 10 hours, estimated; 100 %: about 4 days",
+    cost="10 %, by role: about 10 hours, estimated; 100 %: about 2 days",
     reproduce=_reproduce,
     needs=("shakespeare",),
     parts=parts_of(ROWS),
