@@ -231,6 +231,7 @@ def test_method_agrees_with_its_paper_when_solved_exactly(case, objective):
         {},
         {"form": "literal", "damping": 0.3},
         {"form": "literal", "cap": True, "damping": 5.0},
+        {"form": "literal", "cap": True, "damping": -5.0},
         {"form": "diagonal"},
         {"form": "diagonal", "cap": True},
         {"form": "extrapolate"},

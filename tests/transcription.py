@@ -436,8 +436,8 @@ def fedlga(
                 else:
                     g = runs[k].last_gradient
                 strength = damping
-                if cap and damping * (g @ g) > 1.0:
-                    strength = 1.0 / (g @ g)
+                if cap and abs(damping) * (g @ g) > 1.0:
+                    strength = np.sign(damping) / (g @ g)
                 gap = target - runs[k].x
                 product = g * (g @ gap) if form == "literal" else g * g * gap
                 corrected[k] = deltas[k] + strength * product

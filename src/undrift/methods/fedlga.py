@@ -27,9 +27,10 @@ class FedLGA(Averaging):
         "literal", G v = g(g·v); "diagonal", G v = g ⊙ g ⊙ v; "extrapolate", Δ̂_i = Δ_i·E/E_i;
         "none", no correction
     damping
-        λ, one in the paper
+        λ, one in the paper; below zero the correction has the opposite sign, as an expansion of
+        moves rather than gradients would
     cap
-        whether λ|g|² is kept at most one, so that the literal term is at most a projection
+        whether |λ||g|² is kept at most one, so that the literal term is at most a projection
         of ŵ − w_i on g_i
     gradient
         g_i: "mean", −Δ_i/(η·steps), which needs no extra traffic, or "last", the last
@@ -54,7 +55,7 @@ class FedLGA(Averaging):
     ):
         require_choice("FedLGA's form", form, ("literal", "diagonal", "extrapolate", "none"))
         require_choice("FedLGA's gradient", gradient, ("mean", "last"))
-        require_range("FedLGA's damping", damping, at_least=0)
+        require_range("FedLGA's damping", damping)
         self.form = form
         self.damping = damping
         self.cap = cap
@@ -108,7 +109,8 @@ class FedLGA(Averaging):
         damping = torch.full_like(g[:, :1], self.damping)
         if self.cap:
             square = g.square().sum(-1, keepdim=True)
-            damping = torch.minimum(damping, 1 / square.clamp(min=1e-30))
+            most = 1 / square.clamp(min=1e-30)
+            damping = torch.clamp(damping, -most, most)
         if self.form == "diagonal":
             return damping * g * g * gap
         return damping * g * (g * gap).sum(-1, keepdim=True)
