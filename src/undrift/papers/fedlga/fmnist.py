@@ -1,4 +1,4 @@
-"""Fashion-MNIST in FedLGA's figures and tables: rounds to 65 %, and the method read in seven ways."""
+"""Fashion-MNIST in FedLGA's figures and tables: rounds to 65 %, and seven readings of it."""
 
 from __future__ import annotations
 

@@ -1,0 +1,91 @@
+"""`undrift reproduce`: the quick version of every reproduction, and what must hold in it."""
+
+import os
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from commands import called
+from undrift.papers import NAMES, find, reproduce, results
+from undrift.papers.catalogue import papers
+from undrift.papers.reproduction import PAPERS
+from undrift.runs.experiment import Experiment
+
+DATA = {"mnist": "mnist", "fashion-mnist": "fashion-mnist", "shakespeare": "shakespeare"}
+QUICK_NEEDS = {"feddyn-mnist": "mnist", "feddyn-shakespeare": "shakespeare"}
+"""Those whose quick version has no other data."""
+SURE = (
+    "fedavg-tridiagonal",
+    "fedavg-bounds",
+    "fednova-quadratics",
+    "fednova-prox-tradeoff",
+    "feddyn-mnist",
+    "feddr-async",
+)
+"""Those of which every claim holds at the quick size as well."""
+
+
+def files_of(data):
+    root = os.environ.get("UNDRIFT_DATA")
+    return root is not None and (Path(root) / data).is_dir()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_quick_version(name, tmp_path):
+    needed = QUICK_NEEDS.get(name)
+    if needed is not None and not files_of(needed):
+        pytest.skip(f"UNDRIFT_DATA has no {needed}")
+    found = reproduce(name, tmp_path, quick=True)
+    assert found.panels and found.numbers
+    decided = [claim for claim in found.claims if claim.holds is not None]
+    assert decided and all(claim.evidence for claim in decided)
+    if name in SURE:
+        assert [claim.text for claim in found.claims if claim.holds is False] == []
+    assert (tmp_path / "report.html").is_file() and (tmp_path / "figure.png").is_file()
+
+
+def test_every_reproduction_says_what_it_is():
+    for name in NAMES:
+        found = find(name)
+        assert found.name == name and name.startswith(found.paper.lower()) and found.cost
+        assert found.quick_is.endswith(".") and found.about.endswith(".")
+        assert all(each.endswith(".") for each in found.left_open)
+
+
+def test_every_experiment_file_runs_by_itself():
+    seen = 0
+    for paper in PAPERS:
+        for path in files(f"undrift.papers.{paper.lower()}").iterdir():
+            if path.name.endswith(".toml"):
+                Experiment.load(Path(str(path)))
+                seen += 1
+    assert seen >= 12
+
+
+def test_all_are_listed_within_80_columns(tmp_path):
+    listed = called("reproduce", "--list", cwd=tmp_path)
+    assert listed.returncode == 0 and all(name in listed.stdout for name in NAMES)
+    assert max(map(len, listed.stdout.splitlines())) <= 80
+    assert called("list", "papers", cwd=tmp_path).stdout == listed.stdout
+    assert [each.name for own in papers().values() for each in own] == list(NAMES)
+
+
+def test_errors_are_one_sentence(tmp_path):
+    assert "--list names all" in called("reproduce", cwd=tmp_path).stderr
+    wrong = called("reproduce", "feddyn-minst", cwd=tmp_path)
+    assert wrong.returncode == 2 and "did you mean 'feddyn-mnist'?" in wrong.stderr
+    wrong = called("reproduce", "feddyn-mnist", "--part", "none", cwd=tmp_path)
+    assert wrong.returncode == 2 and "must be one of" in wrong.stderr
+
+
+def test_the_command_prints_published_and_measured(tmp_path):
+    done = called("reproduce", "fednova-prox-tradeoff", "--quick", "-q", cwd=tmp_path)
+    assert done.returncode == 0 and "published" in done.stdout and "holds" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert (tmp_path / "reproductions" / "fednova-prox-tradeoff-quick" / "report.html").is_file()
+
+
+def test_the_page_of_results_is_that_of_the_stored_findings():
+    docs = Path(__file__).parent.parent / "docs"
+    assert (docs / "reproductions.md").read_text("utf-8") == results.results_page(docs)
