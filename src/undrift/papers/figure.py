@@ -86,7 +86,7 @@ def draw(panels: Sequence[Panel], path: Path, dpi: int = 110) -> Path:
         if panel.log_x:
             axis.set_xscale("log")
         if panel.log_y:
-            axis.set_yscale("log", nonpositive="mask")
+            axis.set_yscale("log")
         if panel.y_limits is not None:
             axis.set_ylim(*panel.y_limits)
         axis.grid(alpha=0.25)
