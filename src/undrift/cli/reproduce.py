@@ -73,7 +73,7 @@ def reproduce(
         raise typer.Exit(130) from None
     console.print(f"{name}: {reproduction.shows}" + (" (quick)" if quick else ""), style="bold")
     if quick:
-        console.print(reproduction.quick_is)
+        console.print(f"Quick: {reproduction.quick_is}")
     console.print()
     console.print(summary(reproduction, found))
     console.print(f"\nThe report is {folder / REPORT}.", soft_wrap=True)

@@ -18,17 +18,22 @@ STYLES = {True: "green", False: "red", None: "yellow"}
 
 def listing(papers: dict[str, list[Reproduction]]) -> RenderableType:
     """Every reproduction with what it shows and costs."""
-    parts: list[RenderableType] = []
+    parts: list[RenderableType] = [_columns("name", "shows", "a full run", header=True)]
     for paper, reproductions in papers.items():
-        table = Table(box=None, pad_edge=False, show_header=not parts, header_style="bold")
-        table.add_column("name", no_wrap=True, width=21)
-        table.add_column("shows", width=27)
-        table.add_column("a full run", width=28)
+        table = _columns()
         for each in reproductions:
             needs = f"; needs {', '.join(each.needs)}" if each.needs else ""
             table.add_row(each.name, each.shows, each.cost + needs)
         parts += [Text(PAPERS[paper], style="dim"), table, Text("")]
     return Group(*parts[:-1])
+
+
+def _columns(*heads: str, header: bool = False) -> Table:
+    """The columns of the list, which are as wide for every paper."""
+    table = Table(box=None, pad_edge=False, show_header=header, header_style="bold")
+    for head, width in zip(heads or ("", "", ""), (21, 27, 28), strict=True):
+        table.add_column(head, width=width)
+    return table
 
 
 def summary(reproduction: Reproduction, found: Findings) -> RenderableType:
