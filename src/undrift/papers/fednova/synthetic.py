@@ -85,7 +85,7 @@ REPRODUCTION = Reproduction(
     ),
     # Not fewer samples: a bound on them would make the clients' steps nearly equal.
     quick={"rounds": 24},
-    quick_is="24 rounds instead of 150: with sampled clients the loss jumps in the first of them, so "
+    quick_is="24 rounds instead of 150: with sampled clients the loss jumps at first, so "
     "that FedNova's lead comes later than in a full run.",
     seeds=3,
     parts=tuple(SETTINGS),
