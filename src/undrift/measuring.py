@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from undrift.data.part import Part
 from undrift.tasks import LOSS, Task
-from undrift.threads import one_thread
+from undrift.threads import one_thread, prepare_thread
 
 SAMPLES = 4096
 NUMBERS = 2**20
@@ -91,7 +91,7 @@ class Pass:
             if len(modules) == 1:
                 work(self._module, starts[1:])
             else:
-                with ThreadPoolExecutor(len(modules)) as pool:
+                with ThreadPoolExecutor(len(modules), initializer=prepare_thread) as pool:
                     shares = [starts[1 + k :: len(modules)] for k in range(len(modules))]
                     jobs = [pool.submit(work, *each) for each in zip(modules, shares, strict=True)]
                 for job in jobs:

@@ -1,4 +1,4 @@
-"""Threads that work side by side, each with one thread inside an operator."""
+"""Threads that work side by side."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
-import torch
+from undrift.threads import prepare_thread
 
 Given = ParamSpec("Given")
 Found = TypeVar("Found")
@@ -21,7 +21,7 @@ def spare_threads(taken: int) -> Executor | None:
 
 
 def _one_each(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+    return ThreadPoolExecutor(threads, initializer=prepare_thread)
 
 
 class Pool:
