@@ -118,24 +118,3 @@ def test_a_changed_file_is_refused(folder, tmp_path):
     labels.write_bytes(whole[:-1])
     with pytest.raises(ud.UndriftError, match="is truncated to 28880 of 28881 bytes"):
         ud.data.mnist(folder=tmp_path)
-
-
-@with_("mnist")
-@pytest.mark.filterwarnings("ignore:asyncFedDR's alpha")
-def test_asynchronous_feddr_needs_less_virtual_time(folder):
-    """Tran-Dinh et al., NeurIPS 2021, Figure 6, with one epoch instead of five."""
-    results = ud.compare(
-        [ud.FedDR(eta=50, alpha=1.0), ud.AsyncFedDR(eta=50, alpha=1.0)],
-        model=ud.models.mlp(784, 128, classes=10, seed=0),
-        data=ud.data.mnist("dirichlet:0.3", clients=20, folder=folder),
-        local=ud.SGD(lr=0.03, batch_size=32, epochs=1),
-        devices=ud.Devices(speed=ud.devices.Ladder(50, 100)),
-        rounds=8,
-        progress=False,
-    )
-    waiting, arriving = (
-        [(record.metrics["train_loss"], record.virtual_seconds) for record in result.records]
-        for result in results
-    )
-    loss, seconds = waiting[6]
-    assert min(time for other, time in arriving if other <= loss) < 0.95 * seconds
