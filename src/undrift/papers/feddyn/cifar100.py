@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from undrift.papers.feddyn.cifar import (
+    CENTRALISED_SETTINGS,
+    FULL,
+    LEFT_OPEN,
+    ONE,
+    UNBALANCED,
+    M,
+    split,
+)
 from undrift.papers.feddyn.models_sent import (
-    CIFAR_CENTRALISED,
-    CIFAR_LEFT_OPEN,
     DIGITS,
     IID,
     MILD,
     NO_IMAGES,
     STRONG,
-    UNBALANCED,
     Centralised,
     Row,
     parts_of,
@@ -22,10 +26,6 @@ from undrift.papers.findings import Findings
 from undrift.papers.lab import Lab
 from undrift.papers.reproduction import Reproduction
 
-M = "1000+"
-"""Not reached within 1000 rounds."""
-FULL = {"sampling": {"kind": "all"}}
-ONE = {"sampling.cohort": 1}
 LARGE = {
     "data.clients": 500,
     "sampling.cohort": 50,
@@ -38,24 +38,19 @@ SHORT = {"local.epochs": 2, "method.SCAFFOLD.local.steps": 20}
 """The local work with unbalanced data."""
 
 
-def split(partition: str, **others: Any) -> dict[str, Any]:
-    """The settings of a row with that partition."""
-    return {"data.partition": partition, **others}
-
-
 # Models sent by FedDyn, SCAFFOLD, FedAvg and FedProx. One cell is garbled in our copy of the paper
 # and follows from its ratio: 1940 (4.8 × 405).
 ROWS = (
-    Row("100 %, IID", {0.51: (259, 1744, M, M), 0.394: (55, 172, M, 741)}, split(IID, **FULL)),
+    Row("100 %, IID", {0.51: (259, 1744, M, M), 0.394: (55, 172, M, 741)}, split(IID, FULL)),
     Row(
         "100 %, Dirichlet .6",
         {0.51: (468, 1838, M, M), 0.406: (73, 206, 998, 592)},
-        split(MILD, **FULL),
+        split(MILD, FULL),
     ),
     Row(
         "100 %, Dirichlet .3",
         {0.505: (405, 1940, M, M), 0.41: (80, 224, 911, M)},
-        split(STRONG, **FULL),
+        split(STRONG, FULL),
     ),
     Row("10 %, IID", {0.51: (522, 1854, M, M), 0.409: (159, 286, 822, 873)}, split(IID)),
     Row("10 %, Dirichlet .6", {0.51: (521, 1910, M, M), 0.416: (170, 302, 931, 748)}, split(MILD)),
@@ -65,27 +60,27 @@ ROWS = (
     Row(
         "1 %, IID",
         {0.398: (409, 1982, 428, 512), 0.388: (396, 1862, 392, 454)},
-        split(IID, **ONE),
+        split(IID, ONE),
     ),
     Row(
         "1 %, Dirichlet .6",
         {0.366: (355, 1996, 341, 352), 0.356: (342, 1876, 317, 342)},
-        split(MILD, **ONE),
+        split(MILD, ONE),
     ),
     Row(
         "1 %, Dirichlet .3",
         {0.361: (343, 1990, 317, 342), 0.351: (321, 1866, 294, 314)},
-        split(STRONG, **ONE),
+        split(STRONG, ONE),
     ),
     Row(
         "500 devices, IID",
         {0.501: (1445, 3982, "2000+", "2000+"), 0.383: (477, 1408, 1997, 1974)},
-        split(IID, **LARGE),
+        split(IID, LARGE),
     ),
     Row(
         "500 devices, Dirichlet .3",
         {0.47: (969, 4000, "2000+", "2000+"), 0.399: (467, 2266, 1913, 1794)},
-        split(STRONG, **LARGE),
+        split(STRONG, LARGE),
     ),
     Row(
         "unbalanced, IID",
@@ -98,7 +93,7 @@ ROWS = (
         {**SHORT, "data.partition": {"kind": "dirichlet", "alpha": 0.3, **UNBALANCED}},
     ),
 )
-BASELINE = Centralised(0.553, CIFAR_CENTRALISED)
+BASELINE = Centralised(0.553, CENTRALISED_SETTINGS)
 QUICK = Row("digits, unbalanced, Dirichlet .3", {0.95: (None,) * 4}, against=("FedAvg", "FedProx"))
 
 
@@ -117,7 +112,7 @@ REPRODUCTION = Reproduction(
     needs=("cifar100",),
     parts=parts_of(ROWS),
     left_open=(
-        *CIFAR_LEFT_OPEN,
+        *LEFT_OPEN,
         "α: printed for 500 devices (.01) and unbalanced data (.1); otherwise chosen among .001, "
         ".01 and .1 without saying which; .1.",
     ),

@@ -92,24 +92,10 @@ def halved_every_50(lr: float) -> dict[str, Any]:
     return {"rounds": 150, "local.lr": milestones}
 
 
-UNBALANCED: Mapping[str, Any] = {"sizes": {"kind": "lognormal", "sigma": 0.3}}
-"""Clients of unequal sizes, as a part of a partition."""
 NO_IMAGES = (
     "This quick run is on a stand-in, digits of 8 × 8: it shows the order of the methods, and "
     "nothing about the published numbers."
 )
-CIFAR_LEFT_OPEN = (
-    "Inputs: the paper does not say how images are scaled; here to mean 0 and deviation 1 by "
-    "channel, without augmentation.",
-    "Learning rate: its decay was chosen among .992, .998 and 1 without saying which; .998.",
-    "FedProx: μ was chosen among .01, .001 and .0001 without saying which; .0001.",
-    "Network: the text prints 394 neurons, the authors' code has 384, as here.",
-    "Unbalanced data: every client counts alike, as in the paper's objective.",
-)
-CIFAR_CENTRALISED: Mapping[str, Any] = {
-    "rounds": 500,
-    "local.lr": {"schedule": "Exponential", "lr": 0.1, "gamma": 0.992},
-}
 
 
 def parts_of(rows: Sequence[Row]) -> tuple[str, ...]:
