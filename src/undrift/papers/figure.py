@@ -43,8 +43,8 @@ class Panel:
     y_limits: tuple[float, float] | None = None
 
 
-def draw(panels: Sequence[Panel], path: Path, dpi: int = 110) -> Path:
-    """Draw panels side by side."""
+def draw(panels: Sequence[Panel], path: Path) -> Path:
+    """Draw panels side by side, smaller where there are many."""
     from matplotlib.figure import Figure
 
     columns = min(MOST, len(panels))
@@ -102,7 +102,7 @@ def draw(panels: Sequence[Panel], path: Path, dpi: int = 110) -> Path:
         fontsize=8,
     )
     with written_whole(path) as partial:
-        figure.savefig(partial, dpi=dpi)
+        figure.savefig(partial, dpi=110 if len(panels) <= 2 * MOST else 80)
     return path
 
 
