@@ -1,5 +1,6 @@
 """Where reproductions do their runs: nothing is done twice, and nothing gets mixed up."""
 
+import json
 import math
 import os
 
@@ -103,15 +104,34 @@ def test_what_is_kept_is_computed_once(folder):
     assert Lab(made_up(), folder).seconds >= 0
 
 
-def test_parts_add_up(folder):
+def test_parts_that_are_done_are_reported_again(folder):
     reproduction = made_up(parts=("a", "b", "c"))
-    assert Lab(reproduction, folder, parts=["c"]).parts == ["c"]
+    assert Lab(reproduction, folder).parts == ["a", "b", "c"]  # asked for, but not done
+    first = Lab(reproduction, folder, parts=["c"])
+    assert first.parts == ["c"]
+    first.done()
     assert Lab(reproduction, folder, parts=["a"]).parts == ["a", "c"]
-    assert Lab(reproduction, folder).parts == ["a", "b", "c"]
+    assert Lab(reproduction, folder, parts=["b"]).parts == ["b", "c"]
     with pytest.raises(UndriftError, match="must be one of 'a', 'b', 'c'"):
         Lab(reproduction, folder, parts=["d"])
     with pytest.raises(UndriftError, match="has no parts"):
         Lab(made_up(), folder, parts=["d"])
+
+
+def test_quick_and_full_versions_have_folders_of_their_own(folder):
+    Lab(made_up(), folder, quick=True).keep("a curve", lambda: 1)
+    with pytest.raises(UndriftError, match="has the quick version: choose another folder"):
+        Lab(made_up(), folder)
+    with pytest.raises(UndriftError, match="The quick version has no parts"):
+        reproducing.reproduce("feddyn-mnist", folder, quick=True, parts=["10 %, IID"])
+
+
+def test_the_seeds_that_are_told_are_those_there_are(folder, file, monkeypatch):
+    reproduction = made_up(lambda lab: lab.run("cell", {"rounds": 1}, file=file) and findings())
+    monkeypatch.setattr(reproducing, "find", lambda name: reproduction)
+    reproducing.reproduce("fedavg-made-up", folder, seeds=2)
+    reproducing.reproduce("fedavg-made-up", folder, seeds=1)
+    assert read_json(folder / "findings.json")["seeds"] == 2
 
 
 def findings(holds=True):
@@ -207,8 +227,17 @@ def test_numbers_and_lines_of_runs():
 
 @pytest.mark.parametrize(
     ("measured", "shown"),
-    [(one(38), "38"), (one(36, 40), "38 ± 2.8"), (one(1000, missed=1), "> 1000"), (one(), "–")],
+    [
+        (one(38), "38"),
+        (one(36, 40), "38 ± 2.8"),
+        (one(1000, missed=1), "> 1000"),
+        (one(math.inf), "diverged"),
+        (one(), "–"),
+    ],
 )
 def test_a_number_as_it_is_shown(measured, shown):
-    assert Number("", "", None, measured).shown() == shown
+    number = Number("", "", None, measured)
+    assert number.shown() == shown
+    told = json.loads(json.dumps(Findings([number]).as_dict(), allow_nan=False))
+    assert Findings.from_dict(told).numbers == [number]
     assert Number("", "", "1000+", measured).printed() == "1000+"

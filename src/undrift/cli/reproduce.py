@@ -21,7 +21,9 @@ def reproduce(
     seeds: Annotated[
         int | None,
         typer.Option(
-            min=1, help="How many seeds; more may be added to a folder later.", show_default=False
+            min=1,
+            help="How many seeds; more may be added to a folder later, to all of its parts.",
+            show_default=False,
         ),
     ] = None,
     part: Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -39,6 +40,8 @@ class Number:
         """Ours in words: "38 ± 2", or "> 1000" where a seed did not get there."""
         if not self.measured.values:
             return "–"
+        if math.isinf(self.measured.mean):
+            return "diverged"
         text = f"{self.measured.mean:.{self.digits}g}"
         if self.measured.missed:
             return f"> {text}"
@@ -84,7 +87,7 @@ class Findings:
     def as_dict(self) -> dict[str, Any]:
         """Plain values, without the figure."""
         return {
-            "numbers": [asdict(number) for number in self.numbers],
+            "numbers": [_plain(number) for number in self.numbers],
             "claims": [asdict(claim) for claim in self.claims],
             "notes": list(self.notes),
         }
@@ -99,6 +102,14 @@ class Findings:
             numbers.append(Number(**{**each, "measured": measured}))
         claims = [Claim(**each) for each in found["claims"]]
         return Findings(numbers, claims, (), found["notes"])
+
+
+def _plain(number: Number) -> dict[str, Any]:
+    """JSON has no infinity: that of a run that diverged is written as a word."""
+    told = asdict(number)
+    values = number.measured.values
+    told["measured"]["values"] = [v if math.isfinite(v) else str(v) for v in values]
+    return told
 
 
 def one(*values: float, missed: int = 0) -> Over:

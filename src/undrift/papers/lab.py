@@ -17,14 +17,15 @@ from undrift.errors import UndriftError, require, require_choice
 from undrift.papers.reproduction import Reproduction
 from undrift.report.reading import Runs, read_runs
 from undrift.runs.building import build_data
+from undrift.runs.execution import ended
 from undrift.runs.experiment import Experiment
-from undrift.runs.folder import EXPERIMENT, alone_in, read_json, slug, write_json
-from undrift.runs.planning import run_experiment
+from undrift.runs.folder import EXPERIMENT, alone_in, read_json, run_folder, slug, write_json
+from undrift.runs.planning import claim, run_experiment
 from undrift.runs.settings import applied
 from undrift.runs.watching import watching
 
 Value = TypeVar("Value")
-RUNS, KEPT, TIMES, PARTS = "runs", "kept", "times.json", "parts.json"
+RUNS, KEPT, TIMES, DONE = "runs", "kept", "times.json", "done.json"
 
 
 class Interrupted(UndriftError):
@@ -64,6 +65,8 @@ class Lab:
         self.folder = folder
         self.quick = quick
         self.seeds = list(range(seeds))
+        self.most_seeds = seeds
+        """that any of its runs has: a folder may have more already"""
         self.parts = self._parts(parts)
         """of the reproduction, in its order; what it loops over"""
         self.console = console or Console(quiet=True)
@@ -97,16 +100,21 @@ class Lab:
         experiment = self._experiment(cell, settings or {}, only, file)
         folder = self.folder / RUNS / slug(cell)
         experiment = _with_earlier_seeds(experiment, folder)
+        self.most_seeds = max(self.most_seeds, len(experiment.seeds))
         self.folders.append(folder)
-        self.console.print(f"{self.reproduction.name}: {cell}", style="bold")
-        with self._timed(f"{RUNS}/{slug(cell)}"):
-            quiet = self.console.quiet
-            labels, seeds = experiment.labels, len(experiment.seeds)
-            with watching(labels, experiment.rounds, seeds, quiet) as watcher:
-                outcomes = run_experiment(experiment, folder, build_data(experiment), watcher)
+        claim(experiment, folder)
+        if not _all_ended(experiment, folder):
+            self.console.print(f"{self.reproduction.name}: {cell}", style="bold")
+            with self._timed(f"{RUNS}/{slug(cell)}"):
+                self._do(experiment, folder)
+        return read_runs(folder)
+
+    def _do(self, experiment: Experiment, folder: Path) -> None:
+        labels, seeds = experiment.labels, len(experiment.seeds)
+        with watching(labels, experiment.rounds, seeds, self.console.quiet) as watcher:
+            outcomes = run_experiment(experiment, folder, build_data(experiment), watcher)
         if len(outcomes) < len(labels) * seeds or any(o.status == "interrupted" for o in outcomes):
             raise Interrupted("Interrupted; the same command goes on from here.")
-        return read_runs(folder)
 
     def keep(self, name: str, compute: Callable[[], Any]) -> Any:
         """What a function computes, in plain values; computed once, and then read."""
@@ -126,12 +134,23 @@ class Lab:
         for part in wanted:
             require(bool(every), f"{self.reproduction.name} has no parts: it is done as a whole.")
             require_choice(f"The part of {self.reproduction.name}", part, every)
-        path = self.folder / PARTS
-        before = read_json(path)["parts"] if path.is_file() else []
-        found = [part for part in every if part in (*(wanted or every), *before)]
+        before: list[str] = []
+        path = self.folder / DONE
+        if path.is_file():
+            done = read_json(path)
+            before = done["parts"]
+            require(
+                done["quick"] == self.quick,
+                f"{self.folder} has the {'quick' if done['quick'] else 'full'} version: choose "
+                f"another folder with --out.",
+            )
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_json(path, {"parts": found})
-        return found
+        write_json(path, {"quick": self.quick, "parts": before})
+        return [part for part in every if part in (*(wanted or every), *before)]
+
+    def done(self) -> None:
+        """Note that all parts are done: they are reported from now on, whichever are asked for."""
+        write_json(self.folder / DONE, {"quick": self.quick, "parts": self.parts})
 
     @property
     def seconds(self) -> float:
@@ -179,6 +198,15 @@ class Lab:
             self.folder.mkdir(parents=True, exist_ok=True)
             before = read_json(times) if times.is_file() else {}
             write_json(times, {**before, part: before.get(part, 0.0) + took})
+
+
+def _all_ended(experiment: Experiment, folder: Path) -> bool:
+    """Whether nothing is left to do."""
+    return all(
+        ended(run_folder(folder, label, seed))
+        for label in experiment.labels
+        for seed in experiment.seeds
+    )
 
 
 def _with_earlier_seeds(experiment: Experiment, folder: Path) -> Experiment:

@@ -21,9 +21,16 @@ VERDICTS = {True: "holds", False: "does not hold", None: "cannot be told here"}
 COLOURS = {True: "good", False: "bad", None: "wait"}
 
 
-def command(name: str, quick: bool, seeds: int) -> str:
+def command(reproduction: Reproduction, told: dict[str, Any]) -> str:
     """How to make it again."""
-    return f"undrift reproduce {name}" + (" --quick" if quick else "") + f" --seeds {seeds}"
+    words = f"undrift reproduce {reproduction.name} --seeds {told['seeds']}"
+    parts = told["parts"] if not_done(reproduction, told) else []
+    return words + " --quick" * told["quick"] + "".join(f' --part "{part}"' for part in parts)
+
+
+def not_done(reproduction: Reproduction, told: dict[str, Any]) -> list[str]:
+    """The parts that a full run left out."""
+    return [part for part in reproduction.parts if part not in told["parts"] and not told["quick"]]
 
 
 def write_page(reproduction: Reproduction, folder: Path) -> Path:
@@ -44,7 +51,7 @@ def page(reproduction: Reproduction, folder: Path) -> str:
         f'<p class="about">{escape(_paper(reproduction))}</p>',
         f"<p>{escape(reproduction.about)}</p>",
         *_warnings(reproduction, told, found),
-        f"<p><code>{escape(command(told['name'], told['quick'], told['seeds']))}</code> "
+        f"<p><code>{escape(command(reproduction, told))}</code> "
         f"took {duration(told['seconds'])} with {told['threads']} threads.</p></header><main>",
         *_section("Claims", _claims(found)),
         *_section("Figure", _figure(folder)),
@@ -78,6 +85,9 @@ def _paper(reproduction: Reproduction) -> str:
 def _warnings(reproduction: Reproduction, told: dict[str, Any], found: Findings) -> Iterable[str]:
     if told["quick"]:
         yield f'<p class="warning">The quick version: {escape(reproduction.quick_is)}</p>'
+    left_out = not_done(reproduction, told)
+    if left_out:
+        yield f'<p class="warning">Not run: {escape("; ".join(left_out))}.</p>'
     for note in found.notes:
         yield f'<p class="warning">{escape(note)}</p>'
 
@@ -92,7 +102,7 @@ def _claims(found: Findings) -> str:
         f"{VERDICTS[claim.holds]}</td><td>{escape(claim.evidence)}</td></tr>"
         for claim in found.claims
     )
-    return _table(("the paper's claim", "here", "evidence"), rows) if found.claims else ""
+    return _table(("claim", "here", "evidence"), rows) if found.claims else ""
 
 
 def _numbers(found: Findings) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from undrift.errors import require_whole
+from undrift.errors import require, require_whole
 from undrift.papers.catalogue import find
 from undrift.papers.figure import draw
 from undrift.papers.findings import Findings
@@ -52,12 +52,14 @@ def reproduce(
         where it is said what is being done
     """
     reproduction = find(name)
+    require(not (quick and parts), "The quick version has no parts: it is done as a whole.")
     usual = 1 if quick else reproduction.seeds
     seeds = usual if seeds is None else require_whole("seeds", seeds, at_least=1)
     folder = Path(out) if out is not None else default_folder(name, quick)
     with alone_in(folder), _paper_settings():
         lab = Lab(reproduction, folder, quick, seeds, parts, console)
         found = reproduction.reproduce(lab)
+        lab.done()
         write(reproduction, lab, found)
     return found
 
@@ -83,7 +85,7 @@ def _told(reproduction: Reproduction, lab: Lab, found: Findings) -> dict[str, An
     return {
         "name": reproduction.name,
         "quick": lab.quick,
-        "seeds": len(lab.seeds),
+        "seeds": lab.most_seeds,
         "parts": lab.parts,
         "seconds": round(lab.seconds, 1),
         "undrift": __version__,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from undrift.errors import UndriftError, require
 from undrift.files import written_whole
 from undrift.papers.catalogue import papers
 from undrift.papers.findings import Findings, Number
-from undrift.papers.page import FIGURE, FINDINGS, VERDICTS, command
+from undrift.papers.page import FIGURE, FINDINGS, VERDICTS, command, not_done
 from undrift.papers.reproduction import PAPERS, Reproduction
 from undrift.report.parts import amount
 from undrift.runs.folder import read_json, write_json
@@ -88,12 +87,12 @@ def _section(reproduction: Reproduction, told: dict[str, Any], docs: Path) -> It
     yield ""
     yield f"{reproduction.shows}. {reproduction.about}"
     yield ""
-    yield f"    {_command(reproduction, told)}"
+    yield f"    {command(reproduction, told)}"
     yield ""
     yield f"{duration(told['seconds'])}, {amount(told['seeds'], 'seed')}, {told['made']}."
-    left_out = [part for part in reproduction.parts if part not in told["parts"]]
+    left_out = not_done(reproduction, told)
     if left_out:
-        yield f"Not run here: {', '.join(left_out)}."
+        yield f"Not run here: {'; '.join(left_out)}."
     for note in found.notes:
         yield ""
         yield note
@@ -102,7 +101,7 @@ def _section(reproduction: Reproduction, told: dict[str, Any], docs: Path) -> It
         yield f"![{reproduction.name}]({STORED}/{reproduction.name}.png)"
     if found.claims:
         rows = ((c.text, VERDICTS[c.holds], c.evidence) for c in found.claims)
-        yield from _table(("claim of the paper", "here", "evidence"), rows)
+        yield from _table(("claim", "here", "evidence"), rows)
     if found.numbers:
         yield from _numbers(found.numbers)
     yield from _left_open(reproduction)
@@ -119,15 +118,11 @@ def _not_run(reproduction: Reproduction) -> Iterator[str]:
     yield from _left_open(reproduction)
 
 
-def _command(reproduction: Reproduction, told: dict[str, Any]) -> str:
-    parts = [part for part in reproduction.parts if part in told["parts"]]
-    some = parts if len(parts) < len(reproduction.parts) else []
-    return command(told["name"], False, told["seeds"]) + "".join(f' --part "{p}"' for p in some)
-
-
 def _numbers(numbers: Sequence[Number]) -> Iterator[str]:
     """A row per place and a column per method, as papers have it; or a plain list."""
-    rows = {where: list(own) for where, own in groupby(numbers, key=lambda n: n.where)}
+    rows: dict[str, list[Number]] = {}
+    for number in numbers:
+        rows.setdefault(number.where, []).append(number)
     heads = [[n.what for n in own] for own in rows.values()]
     if len(rows) > 1 and all(head == heads[0] for head in heads) and 1 < len(heads[0]) <= 7:
         cells = (

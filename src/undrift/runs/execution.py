@@ -137,7 +137,7 @@ def execute(
             losses = None
             for label, method in plan.methods.items():
                 own = run_folder(folder, label, seed)
-                done = _ended(own)
+                done = ended(own)
                 if done is None:
                     if losses is None:
                         losses = ModuleLosses(plan.model(seed), plan.data)
@@ -280,7 +280,7 @@ class Work:
         )
 
 
-def _ended(folder: Path) -> tuple[str, str | None] | None:
+def ended(folder: Path) -> tuple[str, str | None] | None:
     """How a run ended, if it did."""
     try:
         found = read_json(folder / RUN)

@@ -46,7 +46,7 @@ RATES = {
     "MNIST": (0.001, 0.003, 0.005, 0.008, 0.01),
 }
 USUAL = {"synthetic(0,0)": 0.01, "MNIST": 0.003}
-"""The learning rate without g, which is the paper's best one with g as well (0.003 on FEMNIST)."""
+"""The learning rate without g, with which the numbers of epochs are compared."""
 CURVES = {
     "objective": "F of the global model",
     "gradient_mapping": "gradient mapping of the global model",
@@ -68,7 +68,7 @@ def _reproduce(lab: Lab) -> Findings:
         by_rate = {f"rate {rate:g}": _run(lab, part, rate, 20) for rate in rates}
         by_epochs = {f"{count} epochs": _run(lab, part, usual, count) for count in counts}
         claims += [_more_epochs(part, by_epochs, metric) for metric in CURVES]
-        claims += [_usual_rate(part, usual, by_rate, metric) for metric in CURVES]
+        claims += [_smallest_rate(part, by_rate, metric) for metric in CURVES]
         claims.append(_sparse(part, by_epochs, lab.quick))
         numbers += [
             Number(f"{part}: share of zeros", name, None, zeros(runs))
@@ -108,20 +108,29 @@ def _ends(sweep: Mapping[str, Runs], metric: str) -> dict[str, float]:
 def _more_epochs(part: str, sweep: Mapping[str, Runs], metric: str) -> Claim:
     """That the most accurate prox does better than the least accurate."""
     ends = _ends(sweep, metric)
-    least, *_, most = ends.values()
+    least, *_, most = ends
     return Claim(
-        f"{part}: with more epochs, the {CURVES[metric]} ends lower.", most < least, shown(ends)
-    )
-
-
-def _usual_rate(part: str, usual: float, sweep: Mapping[str, Runs], metric: str) -> Claim:
-    """That the best learning rate is the one that is best without g."""
-    ends = _ends(sweep, metric)
-    return Claim(
-        f"{part}: the {CURVES[metric]} ends lowest with the learning rate {usual:g}.",
-        min(ends, key=lambda name: ends[name]) == f"rate {usual:g}",
+        f"{part}: the {CURVES[metric]} ends lower with {most} than with {least}.",
+        ends[most] < ends[least] if improves(sweep, metric) else None,
         shown(ends),
     )
+
+
+def _smallest_rate(part: str, sweep: Mapping[str, Runs], metric: str) -> Claim:
+    """That the smallest learning rate, whose prox is least accurate, does worst."""
+    ends = _ends(sweep, metric)
+    smallest = next(iter(ends))
+    return Claim(
+        f"{part}: the {CURVES[metric]} ends highest with the smallest learning rate.",
+        max(ends, key=lambda name: ends[name]) == smallest if improves(sweep, metric) else None,
+        shown(ends),
+    )
+
+
+def improves(sweep: Mapping[str, Runs], metric: str) -> bool:
+    """Whether any run ends clearly below where it began; if none does, nothing is compared."""
+    begins = group(next(iter(sweep.values())), "FedDR").runs[0].records[0].metrics[metric]
+    return min(_ends(sweep, metric).values()) < 0.99 * begins
 
 
 def _sparse(part: str, sweep: Mapping[str, Runs], quick: bool) -> Claim:
@@ -153,6 +162,8 @@ REPRODUCTION = Reproduction(
         "all parameters; parts with η = 1 are nearer to what the theorem asks for.",
         "The paper does not say whose loss is shown; as in Figure 2, both the global model and the "
         "users' own are.",
+        "The best learning rate is known for FEMNIST only, 0.003: here it is asked whether the "
+        "smallest, whose prox is least accurate, does worst.",
         "How sparse the models get is not in the paper: zeros of the global model are counted.",
     ),
     quick={"rounds": 12, "data.most": 60},

@@ -34,9 +34,8 @@ LARGE = {
 }
 
 
-# Models sent by FedDyn, SCAFFOLD, FedAvg and FedProx. Of 100 %, Dirichlet .3, our copy of the paper
-# has the target 82.5 as "025", and a ratio of 7.3 that 504 (SCAFFOLD at 80.2 %) does not give: it
-# is left out.
+# Models sent by FedDyn, SCAFFOLD, FedAvg and FedProx. Of 100 %, Dirichlet .3, SCAFFOLD's
+# count at 80.2 % is hard to read, and not what its ratio gives: it is left out.
 ROWS = (
     Row("100 %, IID", {0.85: (198, 1860, M, M), 0.814: (67, 320, 754, 655)}, split(IID, FULL)),
     Row(

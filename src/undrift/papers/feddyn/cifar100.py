@@ -38,8 +38,8 @@ SHORT = {"local.epochs": 2, "method.SCAFFOLD.local.steps": 20}
 """The local work with unbalanced data."""
 
 
-# Models sent by FedDyn, SCAFFOLD, FedAvg and FedProx. One cell is garbled in our copy of the paper
-# and follows from its ratio: 1940 (4.8 × 405).
+# Models sent by FedDyn, SCAFFOLD, FedAvg and FedProx. One cell that is hard to read follows
+# from its ratio: 1940 (4.8 × 405).
 ROWS = (
     Row("100 %, IID", {0.51: (259, 1744, M, M), 0.394: (55, 172, M, 741)}, split(IID, FULL)),
     Row(
@@ -113,6 +113,7 @@ REPRODUCTION = Reproduction(
     parts=parts_of(ROWS),
     left_open=(
         *LEFT_OPEN,
+        "A cell, hard to read, follows from its ratio: SCAFFOLD's 1940 at 100 %, Dirichlet .3.",
         "α: printed for 500 devices (.01) and unbalanced data (.1); otherwise chosen among .001, "
         ".01 and .1 without saying which; .1.",
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,8 @@ IID, MILD, STRONG = "iid", "dirichlet:0.6", "dirichlet:0.3"
 """How the paper shares out images."""
 LEAD = 1.2
 """How many times as much a method must have sent in print for FedDyn's lead to be a claim."""
+CLOSE = 1.1
+"""Counts that differ by less than this factor are too close to call one of them fewer."""
 
 DIGITS: Mapping[str, Any] = {
     "data": {"source": "digits", "clients": 20, "partition": STRONG},
@@ -138,13 +141,17 @@ def fewest(where: str, sent: Mapping[str, Over], beaten: Sequence[str]) -> Claim
     """That FedDyn reaches a target with fewer models than some other methods.
 
     A method that did not get there has sent more than one that did; if FedDyn did not get there
-    either, its lead cannot be told from those that also failed.
+    either, its lead cannot be told from those that also failed, nor from those that are close.
     """
     ours = sent["FedDyn"]
     failed = [sent[method].missed == len(sent[method].values) for method in beaten]
-    fewer = [ours.mean < sent[method].mean for method in beaten]
-    holds: bool | None = not ours.missed and all(map(max, failed, fewer))
-    if not beaten or (ours.missed and all(failed)):
+    leads = [
+        math.inf if lost else sent[method].mean / ours.mean
+        for method, lost in zip(beaten, failed, strict=True)
+    ]
+    least = min(leads, default=1.0)
+    holds: bool | None = least >= CLOSE and not ours.missed
+    if 1 / CLOSE < least < CLOSE or (ours.missed and all(failed)):
         holds = None
     counts = (
         f"{method} {'> ' if over.missed else ''}{over.mean:.0f}" for method, over in sent.items()

@@ -82,7 +82,7 @@ def first_claim(where: str, rounds: Rounds) -> Claim:
 def order_claim(where: str, rounds: Rounds) -> Claim:
     """That all six come in the published order."""
     return Claim(
-        f"{where}: then {', '.join(METHODS[1:])}, in this order.",
+        f"{where}: FedLGA first, then {', '.join(METHODS[1:])}, in this order.",
         is_published_order(rounds) if reached(rounds) else None,
         shown(rounds),
     )

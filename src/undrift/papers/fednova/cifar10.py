@@ -165,6 +165,7 @@ REPRODUCTION = Reproduction(
     reproduce=_reproduce,
     needs=("cifar10",),
     left_open=(
+        "The paper has three seeds: --seeds 3; one unless that is asked for.",
         "The learning rate was tuned for each solver, and the values are not in the paper: 0.02 "
         "for all, as in the authors' published script.",
         "Batch size 32, weight decay 1e-4, division of the rate by 10, local momentum 0.9, crops "
