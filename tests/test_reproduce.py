@@ -66,7 +66,7 @@ def test_every_experiment_file_runs_by_itself():
 def test_all_are_listed_within_80_columns(tmp_path):
     listed = called("reproduce", "--list", cwd=tmp_path)
     assert listed.returncode == 0 and all(name in listed.stdout for name in NAMES)
-    assert max(map(len, listed.stdout.splitlines())) <= 80
+    assert max(map(cell_len, listed.stdout.splitlines())) <= 80
     assert called("list", "papers", cwd=tmp_path).stdout == listed.stdout
     assert [each.name for own in papers().values() for each in own] == list(NAMES)
 
@@ -82,7 +82,7 @@ def test_errors_are_one_sentence(tmp_path):
 def test_the_command_prints_published_and_measured(tmp_path):
     done = called("reproduce", "fednova-prox-tradeoff", "--quick", "-q", cwd=tmp_path)
     assert done.returncode == 0 and "published" in done.stdout and "holds" in done.stdout
-    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert max(map(cell_len, done.stdout.splitlines())) <= 80
     assert (tmp_path / "reproductions" / "fednova-prox-tradeoff-quick" / "report.html").is_file()
 
 

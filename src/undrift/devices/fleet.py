@@ -111,12 +111,13 @@ class Fleet:
 
     def reading(self, bytes: float) -> np.ndarray:
         """How long each client takes to receive so many bytes, in seconds before jitter."""
-        with np.errstate(over="ignore"):  # a time that is too long is refused by the clock
+        # A time that is too long is refused by the clock.
+        with np.errstate(over="ignore", divide="ignore"):
             return self.latency + bytes / self.down
 
     def sending(self, bytes: float) -> np.ndarray:
         """How long each client takes to send so many bytes, in seconds before jitter."""
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", divide="ignore"):
             return self.latency + bytes / self.up
 
     def factor(self, round: int, who: np.ndarray) -> np.ndarray:
@@ -189,7 +190,7 @@ class Fleet:
             the round, of which the draws are made
         """
         factor = self.factor(round, who)
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", divide="ignore"):
             computing, sends, arrival = journey(
                 start, reading, units / self.speed[who], sending, factor
             )

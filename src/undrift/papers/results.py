@@ -49,7 +49,7 @@ def take_in(folder: Path, docs: Path) -> None:
 
 def results_page(docs: Path) -> str:
     """The page as text."""
-    lines = [HEAD, "| reproduction | shows | claims that hold | wall time |", "|---|---|---|---|"]
+    lines = [HEAD, "| reproduction | shows | claims | wall time |", "|---|---|---|---|"]
     sections: list[str] = []
     for paper, reproductions in papers().items():
         sections += [f"## {paper}", "", PAPERS[paper] + ".", ""]
@@ -74,11 +74,15 @@ def write_results(docs: Path) -> Path:
 
 
 def _row(reproduction: Reproduction, told: dict[str, Any]) -> str:
-    claims = Findings.from_dict(told).claims
-    holding = sum(claim.holds is True for claim in claims)
+    verdicts = [claim.holds for claim in Findings.from_dict(told).claims]
+    counts = {"hold": True, "do not": False, "cannot be told": None}
+    claims = ", ".join(
+        f"{verdicts.count(verdict)} {word}"
+        for word, verdict in counts.items()
+        if verdict in verdicts
+    )
     name = f"[{reproduction.name}](#{reproduction.name})"
-    took = duration(told["seconds"])
-    return f"| {name} | {reproduction.shows} | {holding} of {len(claims)} | {took} |"
+    return f"| {name} | {reproduction.shows} | {claims} | {duration(told['seconds'])} |"
 
 
 def _section(reproduction: Reproduction, told: dict[str, Any], docs: Path) -> Iterator[str]:
