@@ -5,6 +5,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 
 from commands import called
 from undrift.papers import NAMES, find, reproduce, results
