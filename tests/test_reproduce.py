@@ -13,7 +13,6 @@ from undrift.papers.catalogue import papers
 from undrift.papers.reproduction import PAPERS
 from undrift.runs.experiment import Experiment
 
-DATA = {"mnist": "mnist", "fashion-mnist": "fashion-mnist", "shakespeare": "shakespeare"}
 QUICK_NEEDS = {"feddyn-mnist": "mnist", "feddyn-shakespeare": "shakespeare"}
 """Those whose quick version has no other data."""
 SURE = (
