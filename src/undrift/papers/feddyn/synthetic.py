@@ -138,7 +138,7 @@ REPRODUCTION = Reproduction(
     shows="Table 6",
     about="20 clients, 2 in a round, train a logistic regression on data with one sort of "
     "heterogeneity at a time; every method is tuned on the paper's grid, 42 points in all.",
-    cost="30 min",
+    cost="28 min",
     reproduce=_reproduce,
     parts=tuple(setting.where for setting in SETTINGS),
     left_open=(
