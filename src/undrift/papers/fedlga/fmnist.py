@@ -374,7 +374,7 @@ REPRODUCTION = Reproduction(
     shows="Tables IV and V, Figures 2a, 3a, 4a, 5, 6, 7 and 8, Fashion-MNIST",
     about="50 clients with two classes each, half of every cohort slow: who is first at 65 % test "
     "accuracy, and whether any reading of FedLGA is.",
-    cost="70 min for methods and readings; about 10 hours for the other parts, estimated",
+    cost="64 min for methods and readings; about 10 hours for the other parts, estimated",
     reproduce=_reproduce,
     needs=("fashion-mnist",),
     left_open=(
