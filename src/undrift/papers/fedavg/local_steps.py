@@ -193,7 +193,7 @@ REPRODUCTION = Reproduction(
     shows="Figure 1a",
     about="Thirty of 100 clients, drawn by their sizes, take E blocks of ten SGD steps in a round: "
     "rounds until the objective F reaches a target.",
-    cost="about 25 min, estimated",
+    cost="17 min",
     reproduce=_reproduce,
     needs=("mnist",),
     left_open=(
