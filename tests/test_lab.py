@@ -104,6 +104,15 @@ def test_what_is_kept_is_computed_once(folder):
     assert Lab(made_up(), folder).seconds >= 0
 
 
+@pytest.mark.parametrize("file", ["kept/a-curve.json", "done.json"])
+def test_damaged_files_get_a_sentence(folder, file):
+    Lab(made_up(), folder).keep("a curve", lambda: 1)
+    for text, said in (("{}", "remove it"), ('{"va', "cannot be read")):
+        (folder / file).write_text(text)
+        with pytest.raises(UndriftError, match=said):
+            Lab(made_up(), folder).keep("a curve", lambda: 1)
+
+
 def test_parts_that_are_done_are_reported_again(folder):
     reproduction = made_up(parts=("a", "b", "c"))
     assert Lab(reproduction, folder).parts == ["a", "b", "c"]  # asked for, but not done

@@ -120,7 +120,7 @@ class Lab:
         """What a function computes, in plain values; computed once, and then read."""
         path = self.folder / KEPT / f"{slug(name)}.json"
         if path.is_file():
-            return read_json(path)["value"]
+            return _told(path, "value")["value"]
         self.console.print(f"{self.reproduction.name}: {name}", style="bold")
         path.parent.mkdir(parents=True, exist_ok=True)
         with self._timed(f"{KEPT}/{slug(name)}"):
@@ -137,7 +137,7 @@ class Lab:
         before: list[str] = []
         path = self.folder / DONE
         if path.is_file():
-            done = read_json(path)
+            done = _told(path, "quick", "parts")
             before = done["parts"]
             require(
                 done["quick"] == self.quick,
@@ -198,6 +198,14 @@ class Lab:
             self.folder.mkdir(parents=True, exist_ok=True)
             before = read_json(times) if times.is_file() else {}
             write_json(times, {**before, part: before.get(part, 0.0) + took})
+
+
+def _told(path: Path, *keys: str) -> dict[str, Any]:
+    """What a file of the lab says; one that says something else was changed by somebody."""
+    found = read_json(path)
+    for key in keys:
+        require(key in found, f"{path} has no {key!r}: remove it, and what it kept is made again.")
+    return found
 
 
 def _all_ended(experiment: Experiment, folder: Path) -> bool:
