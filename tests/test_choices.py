@@ -46,6 +46,15 @@ def test_the_same_again_is_not_timed_and_gives_the_same_bits(rigged, no_timing, 
     assert len(list(forgotten.iterdir())) == 1
 
 
+def test_a_number_is_the_same_question_however_it_is_written(rigged, no_timing):
+    """A run's own experiment file says 1000.0 megabytes where the user's said nothing."""
+    rigged("stacked layers, 4")
+    first, _ = trained(losses_of(), ud.EngineOptions(threads=2, memory=1000))
+    no_timing()
+    again, _ = trained(losses_of(), ud.EngineOptions(threads=2, memory=1000.0))
+    assert first.engine.strategy == again.engine.strategy
+
+
 DAMAGED = {
     "empty": b"",
     "half": b'{"network": "stac',

@@ -51,7 +51,7 @@ class AutoEngine(Engine):
     ):
         self.losses = losses
         self.job = job
-        self._limits = threads, memory, chunk
+        self._limits = threads, float(memory), chunk  # as one number: 1000 is 1000.0
         self._chosen: Strategy | None = None
         self._engine: Engine | None = None
         self._reason = ""
