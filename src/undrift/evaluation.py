@@ -19,6 +19,7 @@ from undrift.targets import PARTS
 
 if TYPE_CHECKING:
     from undrift.clients import Roster
+    from undrift.engines.base import Engine
     from undrift.loops.base import Loop
 
 MODELS = ("server", "cohort", "all", "own")
@@ -132,7 +133,7 @@ def _model(run: Loop, name: str) -> Tensor:
 def _metrics(run: Loop, x: Tensor) -> dict[str, float]:
     """Loss, objective and accuracy of one model."""
     parts = run.evaluation.parts
-    found = run.losses.evaluate(x, run.weights, run.buffers, parts)
+    found = run.engine.evaluate(x, run.weights, run.buffers, parts)
     if "train" not in parts:
         return found
     decay = run.local.weight_decay / 2 * float(x.cpu().double().square().sum())
@@ -141,7 +142,7 @@ def _metrics(run: Loop, x: Tensor) -> dict[str, float]:
     eta = run.evaluation.gradient_mapping
     if eta is not None:
         found["gradient_mapping"] = gradient_mapping(
-            run.losses, x, run.weights, eta, run.method.g, run.local.weight_decay
+            run.engine, x, run.weights, eta, run.method.g, run.local.weight_decay
         )
     return found
 
@@ -155,19 +156,21 @@ def _own(run: Loop) -> dict[str, float]:
     parts = run.evaluation.parts
     totals: Mapping[str, float] = defaultdict(float)
     shares: Mapping[str, float] = defaultdict(float)
-    for id, q in zip(run.roster.ids, run.roster.weights.tolist(), strict=True):
-        k = run.roster.place[run.roster.position[id]]
-        own = [part for part in parts if part != "train" or run.weights[k] > 0]
-        if not own:
-            continue
-        for metric, value in run.losses.evaluate_own(k, run.last_of(id), run.buffers, own).items():
+    places = [run.roster.place[run.roster.position[id]] for id in run.roster.ids]
+    judged = [[p for p in parts if p != "train" or run.weights[k] > 0] for k in places]
+    several = zip(run.roster.ids, run.roster.weights.tolist(), places, judged, strict=True)
+    clients = [each for each in several if each[-1]]
+    models = ((k, run.last_of(id), own) for id, _, k, own in clients)
+    metrics = run.engine.evaluate_own(models, run.buffers)
+    for (_, q, _, _), found in zip(clients, metrics, strict=True):
+        for metric, value in found.items():
             totals[metric] += q * value  # type: ignore[index]
             shares[metric] += q  # type: ignore[index]
     return {metric: total / shares[metric] for metric, total in totals.items()}
 
 
 def gradient_mapping(
-    losses: Losses,
+    losses: Losses | Engine,
     x: Tensor,
     weights: Tensor,
     eta: float,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from typing import NamedTuple
@@ -32,6 +32,10 @@ class Seen(NamedTuple):
     outputs: Tensor | None
     targets: Tensor | None
     """of all samples, where something can be told only from all at once"""
+
+
+Look = Callable[[str], Seen]
+"""Goes over the samples of a part, given by its name."""
 
 
 class Pass:
@@ -64,8 +68,8 @@ class Pass:
     def over(self, part: Part, first: int = 0, last: int | None = None) -> Seen:
         """Look at the samples from one place among the rows of a part to another."""
         last = len(part) if last is None else last
-        step = max(1, min(SAMPLES, self._numbers // max(1, self._width, part.x[:1].numel())))
-        starts = range(first, last, step)
+        starts = self.pieces(part, first, last)
+        step = starts.step
         found: dict[str, Tensor] = {}
 
         def look(module: nn.Module, start: int) -> None:
@@ -99,6 +103,11 @@ class Pass:
         outputs = found.pop(OUTPUTS, None)
         targets = None if outputs is None else part.piece(first, last)[1]
         return Seen(found, outputs, targets)
+
+    def pieces(self, part: Part, first: int, last: int) -> range:
+        """Where the pieces begin, from one place among the rows of a part to another."""
+        size = max(1, self._width, part.x[:1].numel())
+        return range(first, last, max(1, min(SAMPLES, self._numbers // size)))
 
     def _modules(self, pieces: int) -> Sequence[nn.Module]:
         """The model for each thread: what a module notes down while it computes is its own."""

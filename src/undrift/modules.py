@@ -28,7 +28,7 @@ from undrift.errors import UndriftError, first_line, require, require_type
 from undrift.files import written_whole
 from undrift.keys import generator, torch_generator_set_to
 from undrift.losses import Batch, ClientLoss, Losses
-from undrift.measuring import Pass, figures, losses_by_client, spread
+from undrift.measuring import Look, Pass, Seen, figures, losses_by_client, spread
 from undrift.per_sample import per_sample_of, telling_rows
 from undrift.targets import PARTS
 from undrift.tasks import LOSS, Loss, Metric, Task, task_for
@@ -169,6 +169,7 @@ class ModuleLosses(Losses):
         device: str | torch.device = "cpu",
     ):
         require_type("The model", module, nn.Module, "a torch nn.Module")
+        self._own_task = loss, metrics
         if weights is not None:
             module = deepcopy(module)
             load_weights(module, Path(weights))
@@ -189,7 +190,8 @@ class ModuleLosses(Losses):
         with torch_generator_set_to(0, self.device):
             before = torch.default_generator.get_state()
             self.task = self._try_out(loss, metrics)
-            if not torch.equal(before, torch.default_generator.get_state()):
+            self._draws = not torch.equal(before, torch.default_generator.get_state())
+            if self._draws:
                 self._threads = 1  # what it draws comes in order
             self._moving = self._statistics(buffers)
         self.flat.load_buffers(buffers)
@@ -197,6 +199,11 @@ class ModuleLosses(Losses):
         self._warn_about_statistics()
         self._coins = Coins(self.device)
         self._threaded = False
+
+    def ingredients(self) -> tuple[nn.Module, Loss | None, Mapping[str, Metric] | None]:
+        """What makes the same losses again from the same data, in another process say."""
+        module = self.flat.filled(self._initial, self._initial_buffers)
+        return module, *self._own_task
 
     def twin(self) -> ModuleLosses:
         """The same losses with a module of its own, which draws from a generator of its own."""
@@ -279,8 +286,9 @@ class ModuleLosses(Losses):
     def total_gradient(self, x: Tensor, weights: Tensor) -> Tensor:
         if self.task.per_sample is None:
             return super().total_gradient(x, weights)
-        part, weights = self._with_weight(weights)
-        shares = torch.repeat_interleave(weights / part.sizes, part.sizes).to(self.flat.x)
+        part = self._with_weight(weights)
+        shares = torch.repeat_interleave(weights[weights > 0] / part.sizes, part.sizes)
+        shares = shares.to(self.flat.x)
         self.flat.module.eval()
         total = torch.zeros_like(self.flat.x)
         with torch_generator_set_to(0, self.device):
@@ -302,20 +310,19 @@ class ModuleLosses(Losses):
         weights: Tensor,
         buffers: Mapping[str, Tensor],
         parts: Collection[str] = PARTS,
+        look: Look | None = None,
     ) -> dict[str, float]:
-        self.flat.load_buffers(buffers)
+        """Metrics of a model, as for all losses; `look` goes over a part's samples elsewhere."""
         found: dict[str, float] = {}
-        chosen = {name: part for name, part in self._parts().items() if name in parts}
+        chosen = self._judged(weights)
+        chosen = {name: part for name, part in chosen.items() if name in parts}
         tested = "test" in chosen and chosen["test"].by_client
         for name, part in chosen.items():
-            if name == "train":
-                part, weights = self._with_weight(weights)
-            with self._looking(x) as look:
-                seen = look.over(part)
+            seen = self.look(name, x, weights, buffers) if look is None else look(name)
             found |= figures(name, self.task, seen)
             if name == "train":
                 f = losses_by_client(self.task, seen, part)
-                found[f"train_{LOSS}"] = float(f @ weights)
+                found[f"train_{LOSS}"] = float(f @ weights[weights > 0])
             several = part.by_client and len(part.sizes) > 1
             if "accuracy" in seen.each and several and name == ("test" if tested else "train"):
                 found |= spread(name, seen.each["accuracy"], part)
@@ -337,19 +344,61 @@ class ModuleLosses(Losses):
                     found |= figures(name, self.task, look.over(part, *part.places(k)))
         return found
 
+    @one_thread()
+    def look(
+        self,
+        name: str,
+        x: Tensor,
+        weights: Tensor,
+        buffers: Mapping[str, Tensor],
+        first: int = 0,
+        last: int | None = None,
+    ) -> Seen:
+        """What a model gives on a part's samples, from one place to another."""
+        self.flat.load_buffers(buffers)
+        with self._looking(x) as look:
+            return look.over(self._judged(weights)[name], first, last)
+
+    def pieces(self, name: str, weights: Tensor) -> range:
+        """Where the pieces begin in which a part is looked at, and where the last one ends.
+
+        Whoever looks at some of them finds the same bits as one who looks at all.
+        """
+        part = self._judged(weights)[name]
+        return Pass(self.flat.module, self.task, width=self._width).pieces(part, 0, len(part))
+
+    def joined(self, name: str, weights: Tensor, several: Sequence[Seen]) -> Seen:
+        """What was seen of a part in several turns, as if in one."""
+        each = {n: torch.cat([seen.each[n] for seen in several]) for n in several[0].each}
+        if not self.task.needs_outputs:
+            return Seen(each, None, None)
+        part = self._judged(weights)[name]
+        outputs = torch.cat([seen.outputs for seen in several if seen.outputs is not None])
+        return Seen(each, outputs, part.piece(0, len(part))[1])
+
+    @property
+    def in_pieces(self) -> bool:
+        """Whether pieces can be looked at side by side: not where the model draws meanwhile."""
+        return not self._draws
+
+    def _judged(self, weights: Tensor) -> dict[str, Part]:
+        """The parts that a model is judged on, with the training data of those who count."""
+        parts = self._parts()
+        return {**parts, "train": self._with_weight(weights)} if "train" in parts else parts
+
     def _parts(self) -> dict[str, Part]:
         """The parts of the data that there are."""
         parts = {"train": self._train, "validation": self._validation, "test": self._test}
         return {name: part for name, part in parts.items() if part is not None and len(part)}
 
-    def _with_weight(self, weights: Tensor) -> tuple[Part, Tensor]:
-        """The training samples of the clients whose weight is not zero, and their weights."""
+    def _with_weight(self, weights: Tensor) -> Part:
+        """The training samples of the clients whose weight is not zero."""
         clients = weights.nonzero().flatten()
         if len(clients) == len(weights):
-            return self._train, weights
+            return self._train
         if self._sample is None or not torch.equal(self._sample[0], clients):
             self._sample = clients, self._train.of_clients(clients)
-        return self._sample[1], weights[clients]
+        return self._sample[1]
 
     @contextmanager
     def _looking(self, x: Tensor, task: Task | None = None) -> Iterator[Pass]:

@@ -80,7 +80,7 @@ class Ours:
                 Uniform(cohort or workload.cohort),
                 FOR_EVER,
                 evaluation=Evaluation(every=FOR_EVER),
-                engine=EngineOptions(engine, threads),
+                engine=_engine(engine, threads),
                 **options,
             )
         self.steps = 0
@@ -126,3 +126,10 @@ class Ours:
         """Remove the store, if there is one."""
         if self._kept is not None:
             self._kept.close()
+
+
+def _engine(name: str, threads: int) -> EngineOptions:
+    """An engine that may use so many threads: with Ray, those of as many workers."""
+    if name == "ray":
+        return EngineOptions(name, threads=1, workers=threads)
+    return EngineOptions(name, threads)

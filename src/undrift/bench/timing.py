@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -89,13 +88,6 @@ def _others_awake() -> bool:
     except OSError:  # not on Linux, or a thread has ended
         return False
     return any(line.rpartition(")")[2].split()[0] == "R" for line in told)
-
-
-def cores() -> int:
-    """How many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 @contextmanager

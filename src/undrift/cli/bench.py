@@ -40,7 +40,8 @@ def bench(
     engine: Annotated[
         list[str] | None,
         typer.Option(
-            help="auto (the default), vectorised or serial; may be repeated.", show_default=False
+            help="auto (the default), vectorised, serial or ray; may be repeated.",
+            show_default=False,
         ),
     ] = None,
     threads: Annotated[
@@ -130,7 +131,7 @@ def bench(
     """
     from undrift import bench as measuring
     from undrift.bench import report
-    from undrift.bench.timing import cores
+    from undrift.engines.pool import cores
 
     modes = {"--unequal": unequal, "--scaling": scaling, "--profile": profile}
     chosen = [name for name, asked in modes.items() if asked]

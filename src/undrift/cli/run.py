@@ -16,6 +16,16 @@ if TYPE_CHECKING:
     from undrift.runs.experiment import Experiment
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(min=1, help="With the ray engine: how many processes.", show_default=False),
+]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        help="With the ray engine: the cluster, auto or the head's host:port.", show_default=False
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print every record as a line of JSON.")]
 
 
@@ -49,6 +59,16 @@ def run(
             "--dry-run", help="Print the resolved experiment and what it will cost, and stop."
         ),
     ] = False,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            help="How clients' work is computed: auto, vectorised, serial or ray; otherwise as the "
+            "file says.",
+            show_default=False,
+        ),
+    ] = None,
+    workers: Workers = None,
+    address: Address = None,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
@@ -60,7 +80,8 @@ def run(
     from undrift.runs.experiment import Experiment
     from undrift.runs.planning import only as only_method
 
-    found = Experiment.load(experiment, parsed(settings or []))
+    changes = parsed(settings or []) | _engine(name=engine, workers=workers, address=address)
+    found = Experiment.load(experiment, changes)
     found = found if only is None else only_method(found, only)
     folder = out or Path(str(found.output.folder))
     if dry_run:
@@ -78,13 +99,20 @@ app.command(
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(help="A run folder.")],
+    workers: Workers = None,
+    address: Address = None,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
     """Go on with the runs of a folder, from the last round of each that was committed."""
     from undrift.runs.planning import resumed
 
-    _do(resumed(folder), folder, quiet, json)
+    _do(resumed(folder, _engine(workers=workers, address=address)), folder, quiet, json)
+
+
+def _engine(**asked: str | int | None) -> dict[str, object]:
+    """What the command says of the engine, as settings of the file."""
+    return {f"engine.{key}": value for key, value in asked.items() if value is not None}
 
 
 def _do(experiment: Experiment, folder: Path, quiet: bool, as_json: bool) -> None:

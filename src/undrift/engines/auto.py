@@ -90,16 +90,16 @@ class AutoEngine(Engine):
         diagnose: bool = True,
     ) -> RoundResult:
         errands = list(errands)
-        return self._for(method, errands, states).run(method, errands, states, round, diagnose)
+        return self.settled(method, errands, states).run(method, errands, states, round, diagnose)
 
     def replies(
         self, method: Method, errands: Iterable[Errand], states: ClientStates, diagnose: bool = True
     ) -> Iterator[Reply]:
         errands = list(errands)
-        return self._for(method, errands, states).replies(method, errands, states, diagnose)
+        return self.settled(method, errands, states).replies(method, errands, states, diagnose)
 
-    def _for(self, method: Method, errands: list[Errand], states: ClientStates) -> Engine:
-        """The engine that was chosen, or is to be chosen now."""
+    def settled(self, method: Method, errands: list[Errand], states: ClientStates) -> Engine:
+        """The engine that was chosen, or is chosen now, on this work."""
         if self._engine is None and errands:
             self._choose(method, errands, states)
         return self._engine or SERIAL.engine(self.losses, self.job)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from undrift.clients import ClientStates, Roster
 from undrift.diagnostics import MOVED
 from undrift.errors import UndriftError, require, require_whole
 from undrift.keys import keys
+from undrift.losses import Losses
 from undrift.methods.base import Method
 from undrift.problem import Client, Download, Keep, Named, Upload
 from undrift.replies import Replies, Weight, accumulator_dtype, q, q_draws
@@ -172,6 +173,10 @@ class RoundResult:
         return self.replies.sum(CHANGE, by=q)
 
 
+OwnModel = tuple[int, Tensor, Collection[str]]
+"""A client's place in the data, its own model, and the parts of its data to look at."""
+
+
 class Engine(ABC):
     """Solves the local problems of clients.
 
@@ -182,6 +187,7 @@ class Engine(ABC):
     strategy: str = "serial"
     """how it works, in a few words"""
     job: Job
+    losses: Losses
 
     def saved(self) -> dict[str, Any]:
         """What a run that goes on later needs, to compute the same bits."""
@@ -198,6 +204,27 @@ class Engine(ABC):
 
         `diagnose` says whether what `undrift.diagnostics` needs is uploaded as well.
         """
+
+    def evaluate(
+        self,
+        x: Tensor,
+        weights: Tensor,
+        buffers: Mapping[str, Tensor],
+        parts: Collection[str],
+    ) -> dict[str, float]:
+        """Metrics of a model, as `Losses.evaluate` gives them."""
+        return self.losses.evaluate(x, weights, buffers, parts)
+
+    def evaluate_own(
+        self, models: Iterable[OwnModel], buffers: Mapping[str, Tensor]
+    ) -> Iterator[dict[str, float]]:
+        """Metrics of clients' own models, as `Losses.evaluate_own` gives them."""
+        for k, x, parts in models:
+            yield self.losses.evaluate_own(k, x, buffers, parts)
+
+    def total_gradient(self, x: Tensor, weights: Tensor) -> Tensor:
+        """Σ q_k ∇f_k(x)"""
+        return self.losses.total_gradient(x, weights)
 
     def run(
         self,

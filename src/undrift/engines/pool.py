@@ -13,10 +13,27 @@ Given = ParamSpec("Given")
 Found = TypeVar("Found")
 
 
+_cores: int | None = None
+
+
+def use_cores(number: int) -> None:
+    """Say how many cores this process may use, where others work beside it."""
+    global _cores
+    _cores = number
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    if _cores is not None:
+        return _cores
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def spare_threads(taken: int) -> Executor | None:
     """Threads on the cores that others leave idle, or None where there are none."""
-    spare = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    spare = (spare or 1) - taken
+    spare = cores() - taken
     return _one_each(spare) if spare > 0 else None
 
 

@@ -29,6 +29,8 @@ class ThreadedEngine(Engine):
         how many clients work at the same time
     """
 
+    losses: ModuleLosses
+
     def __init__(self, losses: ModuleLosses, job: Job, threads: int):
         self.losses = losses
         self.job = job

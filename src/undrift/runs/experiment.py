@@ -49,6 +49,7 @@ from undrift.runs.tables import (
     Text,
     changed,
     local_of,
+    named,
     or_none,
 )
 from undrift.sampling import Fixed, as_sampler
@@ -184,7 +185,10 @@ class Experiment(Table):
         default={},
         description="Stop once a metric reaches a value, or [below or above, value].",
     )
-    engine: EngineTable = Field(default=EngineTable(), description="How local problems are solved.")
+    engine: Annotated[EngineTable, BeforeValidator(named)] = Field(
+        default=EngineTable(),
+        description="How local problems are solved: a name, or a table.",
+    )
     output: OutputTable = Field(
         default=OutputTable(), description="Where the run goes and how it is kept."
     )

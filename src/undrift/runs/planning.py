@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,16 +94,18 @@ def only(experiment: Experiment, label: str) -> Experiment:
 
 
 def _runs_of(experiment: Experiment) -> dict[str, Any]:
-    """What decides how the runs go: not their names, nor where and how they are kept."""
+    """What decides how the runs go: not their names, nor where they are computed and kept."""
     kept = ("name", "output", "sweep")
-    return {key: value for key, value in experiment.resolved().items() if key not in kept}
+    found = {key: value for key, value in experiment.resolved().items() if key not in kept}
+    found["engine"] = {k: v for k, v in found["engine"].items() if k not in ("workers", "address")}
+    return found
 
 
-def resumed(folder: Path) -> Experiment:
-    """The experiment of a run folder."""
+def resumed(folder: Path, settings: Mapping[str, Any] | None = None) -> Experiment:
+    """The experiment of a run folder; the settings may say by whom it is computed from now on."""
     path = folder / EXPERIMENT
     require(
         path.is_file(),
         f"{folder} is not the folder of a run: it has no {EXPERIMENT}.",
     )
-    return Experiment.load(path)
+    return Experiment.load(path, settings)

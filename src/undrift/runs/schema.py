@@ -10,6 +10,7 @@ from undrift.data.partitions import PARTITIONS
 from undrift.data.sizes import SIZES
 from undrift.data.sources import SOURCES
 from undrift.devices import KINDS, Devices
+from undrift.engines import ENGINES
 from undrift.methods import METHODS
 from undrift.models import MODELS
 from undrift.runs.catalogue import (
@@ -70,6 +71,12 @@ def json_schema() -> Schema:
         share = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
         held["anyOf"] = [{"$ref": "#/definitions/HoldOut"}, share]
         held.pop("default", None)
+    words = [{"const": name, "description": what} for name, what in ENGINES.items()]
+    engine = schema["properties"]["engine"]
+    schema["properties"]["engine"] = {
+        "anyOf": [{"$ref": engine.pop("$ref")}, {"oneOf": words}],
+        **engine,
+    }
     tables["SamplingTable"]["properties"]["kind"].pop("anyOf", None)
     for table in tables.values():
         for each in table.get("properties", {}).values():

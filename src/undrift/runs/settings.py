@@ -91,6 +91,8 @@ def _opened(parts: list[str | int], words: str) -> Any:
     """The table that the word of a part stands for, so that a part of it can be set."""
     if parts == ["data", "partition"]:
         return table_of(as_partition(words))
+    if parts == ["engine"]:
+        return {"name": words}
     if words != NONE and parts[-1] in ("pace", "availability"):
         return {"kind": words}
     return words

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import torch
 from pydantic import (
@@ -145,6 +145,11 @@ def _share(value: Any, info: ValidationInfo) -> Any:
     return {"share": value}
 
 
+def named(value: Any) -> Any:
+    """A word alone is the name of what the table describes."""
+    return {"name": value} if isinstance(value, str) else value
+
+
 def _pace(value: Any) -> Any:
     """The table of a pace with all defaults."""
     value = or_none(value)
@@ -169,6 +174,8 @@ Share = Annotated[float, Field(ge=0, le=1), BeforeValidator(_within(at_least=0, 
 Objective = Annotated[str, BeforeValidator(_one_of(OBJECTIVES)), _words(OBJECTIVES)]
 By = Annotated[str, BeforeValidator(_one_of(BY)), _words(BY)]
 Engine = Annotated[str, BeforeValidator(_one_of(ENGINES)), _words(ENGINES)]
+_INNER = {name: what for name, what in ENGINES.items() if name != "ray"}
+Inner = Annotated[str, BeforeValidator(_one_of(_INNER)), _words(_INNER)]
 Durability = Annotated[str, BeforeValidator(_one_of(DURABILITIES)), _words(DURABILITIES)]
 Reported = Annotated[list[str], BeforeValidator(_some_of(REPORTED, 1)), _lists(REPORTED)]
 Parts = Annotated[list[str], BeforeValidator(_some_of(PARTS, 1)), _lists(PARTS)]
@@ -572,7 +579,9 @@ class EngineTable(Table):
         description="; ".join(f"{name}: {what}" for name, what in ENGINES.items()) + ".",
     )
     threads: Natural = Field(
-        default=0, description="How many threads it may use; 0: as many as torch does."
+        default=0,
+        description="How many threads it may use; 0: as many as torch does. With ray, each worker; "
+        "0: this machine's cores divided by the workers, or one on a cluster.",
     )
     chunk: Natural = Field(
         default=0, description="How many clients work at once; 0: what suits the model."
@@ -580,9 +589,36 @@ class EngineTable(Table):
     memory: Positive = Field(
         default=1000, description="The most megabytes for models at work, which bounds the chunk."
     )
+    workers: Natural = Field(
+        default=0,
+        description="With ray: how many processes; 0: as many as there are cores for.",
+    )
+    address: Annotated[Text | None, BeforeValidator(or_none)] = Field(
+        default=None,
+        description='With ray: the cluster, "auto" for that of this machine or the head\'s '
+        '"host:port"; left out: this machine alone.',
+    )
+    gpus: NotNegative = Field(
+        default=0, description="With ray: which share of a GPU each worker has (0.25: a quarter)."
+    )
+    inner: Inner = Field(default="auto", description="With ray: the engine of each worker.")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        self.build()
+        return self
 
     def build(self) -> EngineOptions:
-        return EngineOptions(self.name, self.threads or None, self.chunk or None, self.memory)
+        return EngineOptions(
+            self.name,
+            self.threads or None,
+            self.chunk or None,
+            self.memory,
+            self.workers or None,
+            self.address,
+            self.gpus,
+            self.inner,
+        )
 
 
 class OutputTable(Table):

@@ -95,6 +95,8 @@ class VectorisedEngine(Engine):
         how many chunks are worked on at the same time
     """
 
+    losses: ModuleLosses
+
     def __init__(
         self, losses: ModuleLosses, job: Job, network: Network, chunk: int = 8, threads: int = 1
     ):
