@@ -64,6 +64,9 @@ def connect(address: str | None, cores: int, gpus: float) -> None:
         where = f"The cluster at {address!r} cannot be joined" if address else "Ray does not start"
         raise UndriftError(f"{where}: {first_line(error)}.") from None
     _started_here = None if address else cores
+    # What Ray says of workers that die goes to standard output, among a run's own lines; the run
+    # itself says what matters of it.
+    ray._private.worker.print_to_stdstream = lambda *said, **how: None
 
 
 def session() -> str:

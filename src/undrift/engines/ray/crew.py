@@ -21,9 +21,9 @@ from undrift.errors import UndriftError, first_line
 
 DEPTH = 2
 """A worker is given so many tasks: one to do, and one to go on with."""
-DEATHS = 3
+DEATHS = 6
 """A worker that dies so often without getting anything done is left out."""
-BLAMED = 4
+BLAMED = 5
 """A task at which so many workers died is given up."""
 STRAGGLING = 3.0
 """A task that takes so many times as long as others of its size is done by somebody else too."""
@@ -202,7 +202,9 @@ class Crew:
             except ray.exceptions.TaskCancelledError:
                 member.flights.remove(flight)
             except ray.exceptions.RayTaskError as error:
-                raise UndriftError(f"A worker failed: {_cause(error)}.") from error
+                member.flights.remove(flight)
+                if flight.turn == going.turn:
+                    raise UndriftError(f"A worker failed: {_cause(error)}.") from error
             except ray.exceptions.RayError as error:
                 self._lose(member, going, first_line(error))
             else:

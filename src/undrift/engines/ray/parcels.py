@@ -9,14 +9,20 @@ from __future__ import annotations
 
 import io
 import pickle
+import sys
+import sysconfig
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from ray import cloudpickle
+from ray.cloudpickle.cloudpickle import list_registry_pickle_by_value
 from torch import Tensor
 
 _WIDE = {torch.bfloat16: torch.int16}
@@ -36,7 +42,8 @@ def pack(value: Any) -> Parcel:
     """Pack an object; a tensor that it holds several times is packed once."""
     room = io.BytesIO()
     packer = _Packer(room)
-    packer.dump(value)
+    with _own_modules_sent():
+        packer.dump(value)
     return Parcel(room.getvalue(), packer.arrays, packer.types)
 
 
@@ -50,6 +57,40 @@ def unpack(parcel: Parcel, device: torch.device | str = "cpu", shared: bool = Fa
         for array, dtype in zip(parcel.arrays, parcel.types, strict=True)
     ]
     return _Unpacker(io.BytesIO(parcel.body), tensors).load()
+
+
+@contextmanager
+def _own_modules_sent() -> Iterator[None]:
+    """Send what comes from the user's own files as it is: workers need not have those files."""
+    for name in sys.modules.keys() - _looked_at:
+        _looked_at.add(name)
+        if not _is_installed(name):
+            _own.append(sys.modules[name])
+    registered = list_registry_pickle_by_value() if _own else set()
+    mine = [module for module in _own if module.__name__ not in registered]
+    for module in mine:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in mine:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+_own: list[ModuleType] = []
+_looked_at: set[str] = {"__main__"}
+"""Names of modules; the program itself is always sent as it is."""
+
+
+def _is_installed(name: str) -> bool:
+    file = getattr(sys.modules[name], "__file__", None)
+    if file is None or name.partition(".")[0] == __name__.partition(".")[0]:
+        return True
+    return any(Path(file).is_relative_to(place) for place in _PLACES)
+
+
+_PLACES = {Path(place) for place in sysconfig.get_paths().values()}
+_PLACES |= {Path(place) / "lib" for place in (sys.prefix, sys.base_prefix)}
 
 
 class _Packer(cloudpickle.Pickler):  # type: ignore[misc]

@@ -1,0 +1,439 @@
+"""The Ray engine: the same results as the serial one, from any number of workers."""
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+import torch
+from torch import nn
+
+import undrift as ud
+from agreement import assert_same
+from commands import called
+from test_vectorised import METHODS
+from undrift.engines import EngineOptions, SerialEngine
+from undrift.errors import UndriftError
+from undrift.loops import Asynchronous, Synchronous
+from undrift.modules import ModuleLosses
+
+ray = pytest.importorskip("ray", reason="Ray is not installed")
+from undrift.engines.ray import crew as crews  # noqa: E402
+from undrift.engines.ray import engine as engines  # noqa: E402
+
+pytestmark = pytest.mark.xdist_group("ray")  # one process has it, and starts it once
+
+DATA = ud.data.synthetic(1, 1, clients=11, seed=0, most=60)
+LOCAL = ud.SGD(lr=0.05, batch_size=10, epochs=1, momentum=0.5)
+TWO = EngineOptions("ray", workers=2, threads=1, inner="serial")
+
+
+def mlp():
+    return ud.models.mlp(60, 16, classes=10, seed=1).double()
+
+
+def losses_of(model=mlp, data=DATA, **options):
+    return ModuleLosses(model(), data, **options)
+
+
+def trained(engine, method, losses, rounds=3, kind=Synchronous, cohort=None, **options):
+    options = {"objective": "clients", "local": LOCAL, **options}
+    sampler = ud.All() if cohort is None else ud.Uniform(cohort)
+    loop = kind(method, losses, sampler=sampler, rounds=rounds, engine=engine, **options)
+    return loop, list(loop.rounds())
+
+
+def both(method, losses, **options):
+    """What is added up in blocks differs from what is added up one by one in the last bits."""
+    serial = trained(SerialEngine, method, losses, **options)
+    assert_same(serial, trained(TWO, method, losses, **options), tolerance=1e-12)
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """Models are looked at by the workers, however little there is to see."""
+    monkeypatch.setattr(engines._Looks, "elsewhere", True)
+
+
+# The same results
+
+
+@pytest.mark.parametrize("method", METHODS, ids=repr)
+def test_every_method_agrees_with_the_serial_engine(method):
+    both(method, losses_of())
+
+
+@pytest.mark.parametrize(
+    "method", [ud.AsyncFedDR(eta=0.5, alpha=0.1), ud.FedAsync(), ud.FedBuff(buffer=3)], ids=repr
+)
+def test_asynchronous_methods_agree_with_the_serial_engine(method):
+    devices = ud.Devices(speed=ud.devices.Ladder(10, 60), jitter=0.3, dropout=0.1)
+    both(method, losses_of(), kind=Asynchronous, devices=devices)
+
+
+def test_clients_that_fail_are_counted_like_anywhere():
+    devices = ud.Devices(speed=ud.devices.Ladder(10, 60), dropout=0.1, damage=0.3)
+    both(ud.SCAFFOLD(), losses_of(), devices=devices, rounds=4, cohort=6)
+
+
+def test_a_network_with_statistics_dropout_a_loss_and_a_metric_of_the_users_own(elsewhere):
+    def model():
+        torch.manual_seed(0)
+        return nn.Sequential(
+            nn.Linear(60, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 10)
+        ).double()
+
+    def loss(outputs, targets):
+        return nn.functional.cross_entropy(outputs, targets, label_smoothing=0.1)
+
+    def margin(outputs, targets):
+        return outputs.topk(2).values.diff().abs().mean()
+
+    losses = losses_of(model, loss=loss, metrics={"margin": margin})
+    both(ud.FedDyn(0.5), losses, local=ud.GD(lr=0.05, steps=2))
+
+
+@pytest.mark.parametrize("sample", [None, 4])
+def test_workers_see_of_a_model_what_one_process_sees(elsewhere, monkeypatch, sample):
+    monkeypatch.setattr("undrift.measuring.SAMPLES", 16)  # several pieces
+    evaluation = ud.Evaluation(models=("server", "own"), gradient_mapping=0.5, train_clients=sample)
+    method, losses = ud.FedDR(eta=0.5, g=ud.L1(1e-3)), losses_of()
+    (_, ours), (_, theirs) = (
+        trained(engine, method, losses, evaluation=evaluation) for engine in (TWO, SerialEngine)
+    )
+    first, other = ours[0].metrics, theirs[0].metrics  # of the same model: the same bits
+    assert "own/train_loss" in first
+    mapping = "gradient_mapping"  # this alone is added up in blocks
+    assert first.pop(mapping) == pytest.approx(other.pop(mapping), rel=1e-12)
+    assert first == other
+    for mine, other in zip(ours[1:], theirs[1:], strict=True):
+        assert mine.metrics == pytest.approx(other.metrics, rel=1e-10)
+
+
+def test_an_analytic_problem():
+    problem = ud.theory.Quadratics(torch.eye(2).expand(3, 2, 2), torch.ones(3, 2), sizes=[4, 5, 6])
+    both(ud.SCAFFOLD(), problem, local=ud.GD(lr=0.05, steps=4))
+
+
+@pytest.mark.parametrize("inner", ["auto", "vectorised"])
+def test_the_same_bits_from_one_and_two_workers(inner, forgotten, rigged):
+    rigged("stacked layers, 2")
+    found = []
+    data = ud.data.synthetic(1, 1, clients=40, seed=0, most=60)
+    losses = ModuleLosses(ud.models.mlp(60, 16, classes=10, seed=1), data)
+    for workers in (2, 1):
+        engine = EngineOptions("ray", workers=workers, threads=1, inner=inner)
+        found.append(trained(engine, ud.SCAFFOLD(), losses, cohort=30)[0])
+    a, b = found
+    assert torch.equal(a.server.x, b.server.x)
+    assert all(torch.equal(a.states.get(k).c, b.states.get(k).c) for k in a.states.seen())
+    assert a.engine.saved() == b.engine.saved()
+    assert a.engine.strategy.replace("2 workers", "1 worker") == b.engine.strategy
+    in_one = trained(EngineOptions("vectorised", threads=1), ud.SCAFFOLD(), losses, cohort=30)[0]
+    assert torch.allclose(a.server.x, in_one.server.x, atol=1e-5)
+
+
+# Workers that die
+
+
+def unhurried(outputs, targets):
+    """A loss that takes its time, so that there is a middle of the round."""
+    if outputs.requires_grad:
+        time.sleep(0.005)
+    return nn.functional.cross_entropy(outputs, targets)
+
+
+def steps(loop, number):
+    for _ in range(number):
+        loop.step()
+
+
+class Killer(threading.Thread):
+    """Kills workers at random moments."""
+
+    def __init__(self, crew, number, seed=0):
+        super().__init__(daemon=True)
+        self.crew, self.number = crew, number
+        self.killed, self.rng = [], random.Random(seed)
+
+    def run(self):
+        while len(self.killed) < self.number:
+            time.sleep(self.rng.uniform(0.1, 1.5))
+            alive = [each for each in self.crew.processes if each not in self.killed]
+            if alive:
+                self.killed.append(self.rng.choice(alive))
+                os.kill(self.killed[-1], signal.SIGKILL)
+
+
+def test_ten_workers_killed_at_random_moments_change_nothing():
+    losses = losses_of(loss=unhurried)
+    setting = ud.SCAFFOLD(), losses, LOCAL, ud.Uniform(6)
+    loop = Synchronous(*setting, 10_000, engine=TWO)
+    killer = Killer(loop.engine._crew, 10)
+    killer.start()
+    while killer.is_alive():
+        loop.step()
+    assert len(killer.killed) == 10
+    undisturbed = Synchronous(*setting, 10_000, engine=TWO)
+    steps(undisturbed, loop.round)
+    assert_same((loop, []), (undisturbed, []), tolerance=0.0)
+
+
+def test_a_worker_that_keeps_dying_is_left_out(monkeypatch):
+    monkeypatch.setattr(crews, "DEATHS", 1)
+    losses = losses_of(loss=unhurried)
+    loop = Synchronous(ud.FedAvg(), losses, LOCAL, ud.All(), 10, engine=TWO)
+    loop.step()
+    crew = loop.engine._crew
+    while len(crew.processes) < 2:  # the other one may still be starting
+        loop.step()
+    os.kill(crew.processes[0], signal.SIGKILL)
+    with pytest.warns(UserWarning, match=r"Worker . of 2 died 1 times in a row .* 1 goes on"):
+        steps(loop, 5)
+    os.kill(crew.processes[0], signal.SIGKILL)
+    with pytest.raises(UndriftError, match="All 2 workers have died"):
+        steps(loop, 5)
+
+
+def deadly(outputs, targets):
+    if outputs.requires_grad and len(targets) > 2:
+        os._exit(1)
+    return nn.functional.cross_entropy(outputs, targets)
+
+
+def test_a_model_that_ends_its_process_is_named(monkeypatch):
+    monkeypatch.setattr(crews, "BLAMED", 2)
+    data = ud.data.FederatedData.from_clients(
+        {"a": (torch.ones(4, 60), torch.tensor([0, 1, 2, 9]))}
+    )
+    with pytest.raises(UndriftError, match=r"2 workers died .* same task \(client 'a'\)"):
+        trained(TWO, ud.FedAvg(), losses_of(data=data, loss=deadly), local=ud.GD(0.1, steps=1))
+
+
+def failing(outputs, targets):
+    if outputs.requires_grad and len(targets) > 2:
+        raise ValueError("no such thing")
+    return nn.functional.cross_entropy(outputs, targets)
+
+
+def test_what_goes_wrong_in_the_model_is_said_as_anywhere():
+    with pytest.raises(UndriftError, match=r"The model failed on client .* no such thing"):
+        trained(TWO, ud.FedAvg(), losses_of(loss=failing))
+
+
+class Once:
+    """A loss that takes very long the first time that anybody computes it."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __call__(self, outputs, targets):
+        if outputs.requires_grad and len(targets) > 2:
+            try:
+                self.file.touch(exist_ok=False)
+                time.sleep(60)
+            except FileExistsError:
+                pass
+        return nn.functional.cross_entropy(outputs, targets)
+
+
+def test_others_do_the_work_of_one_who_takes_too_long(tmp_path, monkeypatch):
+    monkeypatch.setattr(crews, "PATIENCE", 0.5)
+    began = time.monotonic()
+    losses = losses_of(loss=Once(tmp_path / "first"))
+    loop, _ = trained(TWO, ud.SCAFFOLD(), losses, rounds=1)
+    assert time.monotonic() - began < 50
+    loop.engine._crew.stop()  # one of them still sleeps
+    serial, _ = trained(SerialEngine, ud.SCAFFOLD(), losses, rounds=1)
+    assert_same((loop, []), (serial, []), tolerance=1e-12)
+
+
+NODES = """
+    import sys, threading, time
+    sys.path.insert(0, {tests!r})
+    import torch, ray
+    from ray.cluster_utils import Cluster
+    import undrift as ud
+    from test_ray import LOCAL, losses_of, unhurried
+    from undrift.engines import EngineOptions
+    from undrift.loops import Synchronous
+
+    cluster = Cluster(initialize_head=True, head_node_args={{"num_cpus": 0}})
+    nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+    engine = EngineOptions("ray", workers=2, threads=1, address=cluster.address, inner="serial")
+    setting = ud.SCAFFOLD(), losses_of(loss=unhurried), LOCAL, ud.Uniform(6), 1000
+    loop = Synchronous(*setting, engine=engine)
+    crew = loop.engine._crew
+    while len(crew.processes) < 2:
+        loop.step()
+    gone = threading.Timer(0.15, lambda: cluster.remove_node(nodes[1], allow_graceful=False))
+    gone.start()
+    while gone.is_alive() or len(crew.processes) > 1:
+        loop.step()
+    for _ in range(3):
+        loop.step()
+    undisturbed = Synchronous(*setting, engine=engine)
+    for _ in range(loop.round):
+        undisturbed.step()
+    assert torch.equal(loop.server.x, undisturbed.server.x)
+    print("the same after", loop.round, "rounds with", len(crew.processes), "worker")
+"""
+
+
+def test_a_machine_that_goes_takes_nothing_with_it():
+    program = dedent(NODES).format(tests=str(Path(__file__).parent))
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert "with 1 worker" in done.stdout, done.stderr[-3000:]
+
+
+def test_memory_does_not_grow_over_a_thousand_rounds():
+    data = ud.data.synthetic(1, 1, clients=2, seed=0, most=20)
+    losses = ModuleLosses(ud.models.mlp(60, 100, classes=10, seed=0), data)
+    loop = Synchronous(ud.SCAFFOLD(), losses, LOCAL, ud.All(), 1000, engine=TWO)
+    crew = loop.engine._crew
+    while len(crew.processes) < 2:
+        loop.step()
+
+    def peak(first, last):
+        """The most megabytes of the program and of each worker in some rounds."""
+        used = []
+        while loop.round < last:
+            loop.step()
+            if loop.round >= first and loop.round % 10 == 0:
+                used.append([_own_memory(each) for each in (os.getpid(), *crew.processes)])
+        return [max(each) for each in zip(*used, strict=True)]
+
+    first, last = peak(100, 200), peak(900, 1000)
+    assert all(b < a + 5 for a, b in zip(first, last, strict=True)), (first, last)
+
+
+def _own_memory(process):
+    """Megabytes of a process's own memory: what it shares with others is Ray's store."""
+    lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+    sizes = {line.split(":")[0]: line.split()[1] for line in lines[1:]}
+    return (int(sizes["Private_Dirty"]) + int(sizes["Private_Clean"])) / 1024
+
+
+# As a user meets it
+
+
+def test_without_ray_the_sentence_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UndriftError, match=r"pip install 'undrift\[ray\]'"):
+        trained(TWO, ud.FedAvg(), losses_of())
+
+
+@pytest.mark.parametrize(
+    ("address", "sentence"),
+    [
+        ("127.0.0.1:1", "Nobody answers at the cluster's address '127.0.0.1:1'"),
+        ("nonsense", "is not one: it must be 'auto'"),
+        ("ray://127.0.0.1:1", "is that of a Ray client"),
+    ],
+)
+def test_a_wrong_address_is_refused_at_once(address, sentence):
+    from undrift.engines.ray.cluster import _require_answer
+
+    with pytest.raises(UndriftError, match=sentence):
+        _require_answer(address)
+
+
+def test_an_address_where_somebody_else_answers():
+    from undrift.engines.ray.cluster import _require_answer
+
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+
+        def answer():
+            line, _ = other.accept()
+            line.recv(9)
+            line.sendall(b"HTTP/1.1 404 Not Found\r\n\r\n")
+            line.close()
+
+        threading.Thread(target=answer, daemon=True).start()
+        with pytest.raises(UndriftError, match="is not the head of a Ray cluster"):
+            _require_answer(f"127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize("option", [{"workers": 2}, {"address": "auto"}, {"gpus": 0.5}])
+def test_what_is_for_ray_only_is_refused_elsewhere(option):
+    with pytest.raises(UndriftError, match="is for engine = 'ray' only"):
+        EngineOptions("auto", **option)
+
+
+EXPERIMENT = """
+rounds = 40
+engine = "ray"
+
+[data]
+source = "synthetic"
+clients = 8
+most = 60
+
+[model]
+name = "logistic"
+
+[local]
+lr = 0.05
+batch_size = 10
+
+[sampling]
+cohort = 4
+
+[[method]]
+name = "SCAFFOLD"
+"""
+
+
+def test_a_killed_run_goes_on_with_other_workers(tmp_path):
+    """… and leaves no worker behind."""
+    (tmp_path / "exp.toml").write_text(EXPERIMENT)
+    inner = ("--set", "engine.inner=serial")
+    command = [sys.executable, "-m", "undrift", "run", "exp.toml", "--out", "out", *inner]
+    running = subprocess.Popen([*command, "--workers", "1", "--quiet"], cwd=tmp_path)
+    lines = tmp_path / "out" / "SCAFFOLD" / "seed-0" / "records.jsonl"
+    deadline = time.monotonic() + 120
+    while not lines.exists() or len(lines.read_text().splitlines()) < 4:
+        assert running.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    workers = [each for each in _children(running.pid) if "ray::Worker" in _command(each)]
+    assert len(workers) == 1
+    running.kill()
+    running.wait()
+    done = called("resume", "out", "--workers", "2", "--quiet", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    whole = ("--workers", "2", "--out", "whole", "--quiet", *inner)
+    assert called("run", "exp.toml", *whole, cwd=tmp_path).returncode == 0
+    files = (lines, tmp_path / "whole" / "SCAFFOLD" / "seed-0" / "records.jsonl")
+    ours, theirs = ([json.loads(one) for one in f.read_text().splitlines()] for f in files)
+    assert len(ours) == 41
+    assert [each["metrics"] for each in ours] == [each["metrics"] for each in theirs]
+    assert ours[-1]["strategy"] == "Ray, 2 workers: serial"
+    deadline = time.monotonic() + 60
+    while any("ray::Worker" in _command(each) for each in workers):
+        assert time.monotonic() < deadline, "a worker outlives the program"
+        time.sleep(0.2)
+
+
+def _command(process):
+    try:
+        return Path(f"/proc/{process}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+def _children(process):
+    """The processes that a process started, and those that they did."""
+    found = subprocess.run(["pgrep", "-P", str(process)], capture_output=True, text=True)
+    own = [int(each) for each in found.stdout.split()]
+    return own + [deeper for each in own for deeper in _children(each)]
