@@ -3,7 +3,6 @@
 import math
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -101,8 +100,13 @@ def test_every_client_is_in_one_block_and_the_longest_work_comes_first(costs, si
         assert same == sorted(same)
 
 
-@given(st.integers(1, 3000), st.integers(1, 500))
-def test_blocks_are_as_large_as_an_engine_likes_but_there_are_several(clients, together):
-    size = blocks.size(clients, together)
-    assert 1 <= size <= together
-    assert np.ceil(clients / size) >= min(clients, blocks.BLOCKS) // 2
+@given(st.integers(1, 600), st.integers(1, 500), st.integers(1, 999))
+def test_blocks_are_worth_their_way_but_there_are_several(clients, together, cost):
+    size = blocks.size(JOB, errands([cost] * clients), together)
+    found = blocks.cut(JOB, errands([cost] * clients), size)
+    assert len(found) >= min(clients, blocks.FEWEST) // 2
+    few = size == math.ceil(clients / blocks.FEWEST)
+    assert few or size * cost >= min(blocks.WORTH, cost * together)
+    assert few or size <= max(together, math.ceil(blocks.WORTH / cost))
+    sizes = {len(block.errands) for block in found}
+    assert max(sizes) <= size and max(sizes) - min(sizes) <= 1

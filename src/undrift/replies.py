@@ -99,6 +99,10 @@ class Replies:
         for name, parts in later._single.items():
             self._single.setdefault(name, []).extend(parts)
 
+    def make_own(self) -> None:
+        """Copy the sums, where others hold their memory."""
+        self._sums = {which: part.clone() for which, part in self._sums.items()}
+
     def finite(self) -> bool:
         """Whether all sums and numbers are finite, as they are if every upload is."""
         values = [*self._sums.values(), *(each for some in self._single.values() for each in some)]

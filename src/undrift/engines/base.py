@@ -141,6 +141,15 @@ class RoundResult:
         self.replies.merge(later.replies)
         self._buffers.merge(later._buffers)
 
+    def make_own(self, sums: bool) -> None:
+        """Copy the new states, and the sums too if asked, where others hold their memory."""
+        self.kept = {
+            client: Keep(**{n: v.clone() if isinstance(v, Tensor) else v for n, v in keep.items()})
+            for client, keep in self.kept.items()
+        }
+        if sums:
+            self.replies.make_own()
+
     def arrange(self, clients: Sequence[Hashable]) -> None:
         """Name clients in this order, whatever the order in which their replies came."""
         for named in (self.kept, self.rejected):

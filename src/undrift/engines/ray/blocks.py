@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from undrift.engines.base import Errand, Job
 
 BLOCKS = 16
-"""A round is cut into at least so many blocks, if there are as many clients."""
+"""A round is cut into about so many blocks, if there are as many clients."""
+FEWEST = 8
+"""… and never into fewer."""
+WORTH = 200
+"""Gradients of single samples that a block's work should come to: its sums must travel, which
+takes as long as a few samples do."""
 
 
 @dataclass(frozen=True)
@@ -20,19 +27,25 @@ class Block:
     """the gradients of single samples that their work comes to"""
 
 
-def size(clients: int, together: int) -> int:
-    """How many clients a block has: what an engine likes to be given, or few of the cohort."""
-    return max(1, min(together, -(-clients // BLOCKS)))
+def size(job: Job, errands: Sequence[Errand], together: int = 1) -> int:
+    """How many clients a block has: what an engine likes to be given, but few of the cohort."""
+    clients = len(errands)
+    share = sum(_cost(job, errand) for errand in errands) / clients
+    worthwhile = math.ceil(WORTH / max(share, 1))
+    liked = min(together, -(-clients // BLOCKS))
+    return max(1, min(max(liked, worthwhile), -(-clients // FEWEST)))
 
 
 def cut(job: Job, errands: Sequence[Errand], size: int) -> list[Block]:
-    """Blocks of so many clients, the longest work first.
+    """Blocks of so many clients at most, all about as large, the longest work first.
 
     Clients with equally long work stay in their order, so that the blocks depend on nothing else.
     """
     costs = [_cost(job, errand) for errand in errands]
     order = sorted(range(len(errands)), key=lambda k: -costs[k])
-    pieces = [order[first : first + size] for first in range(0, len(order), size)]
+    number = -(-len(order) // size)
+    ends = [len(order) * piece // number for piece in range(number + 1)]
+    pieces = [order[first:last] for first, last in pairwise(ends)]
     return [Block([errands[k] for k in some], sum(costs[k] for k in some)) for some in pieces]
 
 

@@ -103,10 +103,13 @@ class Crew:
         """since when nobody has been there who could work"""
         self._await_one()
 
-    def results(self, tasks: Sequence[Task], device: torch.device | str = "cpu") -> Iterator[Any]:
+    def results(
+        self, tasks: Sequence[Task], device: torch.device | str = "cpu", shared: bool = False
+    ) -> Iterator[Any]:
         """The results of tasks, in their order, whoever does them.
 
-        Tasks are begun in that order too: the longest should come first.
+        Tasks are begun in that order too: the longest should come first. The tensors of results
+        that are `shared` must not be written to, nor kept.
         """
         self._turn += 1
         going = _Going(tasks, self._turn)
@@ -114,7 +117,7 @@ class Crew:
             while number not in going.found:
                 self._hand_out(going)
                 self._take_in(going)
-            found = unpack(going.found.pop(number), device)
+            found = unpack(going.found.pop(number), device, shared)
             if isinstance(found, Refusal):
                 raise found.kind(found.sentence)
             yield found

@@ -109,7 +109,8 @@ class RayEngine(Engine):
         result = RoundResult(method, self.job, round, diagnose)
         sending = self._sending(method, errands, states, round, diagnose)
         tasks = [sending.task("add", each) for each in blocks.cut(self.job, errands, self._block)]
-        for part in self._crew.results(tasks, self._x0.device):
+        for number, part in enumerate(self._crew.results(tasks, self._x0.device, shared=True)):
+            part.make_own(sums=number == 0)
             result.merge(part)
         result.arrange([errand.client.id for errand in errands])
         return result
@@ -142,10 +143,11 @@ class RayEngine(Engine):
         places = {key: k for ids in (downloads, buffers) for k, key in enumerate(ids)}
         sending = _Sending(shared, places, states, round, diagnose)
         if not self._block and errands:
-            trial = blocks.cut(self.job, errands, blocks.size(len(errands), len(errands)))[0]
+            largest = blocks.size(self.job, errands, together=len(errands))
+            trial = blocks.cut(self.job, errands, largest)[0]
             (chosen,) = self._crew.results([sending.task("choose", trial)])
             saved, words, together = chosen
-            self._settle(saved, words, blocks.size(len(errands), together))
+            self._settle(saved, words, blocks.size(self.job, errands, together))
             sending = replace(sending, shared={**shared, "setting": self._setting})
         return sending
 
