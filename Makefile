@@ -34,7 +34,7 @@ check: $(READY)  ## lint, format and types
 
 test: export UNDRIFT_DATA := $(UNDRIFT_DATA)
 test: check  ## the checks and all tests
-	$(BIN)/python -m pytest -n 2 -q
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -q
 
 format: $(READY)  ## put the code in order
 	$(BIN)/ruff check --fix .

@@ -51,6 +51,7 @@ def connect(address: str | None, cores: int, gpus: float) -> None:
     # Nothing is told to anybody, and nothing is printed between the lines of the progress.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # the workers are who is to work
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
