@@ -5,6 +5,10 @@ And what several tests of how an engine is chosen ask for.
 
 import os
 
+# Torch's threads wait asleep. Spinning, those of several tests at once, or of the processes that
+# they start, take the processors from each other: what takes a second then takes thirty.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # it is read when torch is imported
+
 import pytest
 
 from undrift.engines import AutoEngine, choices
