@@ -85,13 +85,25 @@ def path(run: Loop, rounds: int) -> Tensor:
 
 
 def settle(run: Loop, goal: Tensor, close: float, rounds: int = 4000) -> Tensor:
-    """Where a run ends; it is watched until it is close to the goal or hopeless."""
+    """Where a run ends; it is watched until it is close to the goal or hopeless.
+
+    To be close in time, it must come three times nearer in every 200 rounds. If its mean distance
+    over them is not even half of that before, it has ended, or wanders, elsewhere.
+    """
+    before = math.inf
+    distances: list[float] = []
     for t in range(rounds):
         run.step()
         if t % 20 == 19:
             distance = float((run.server.x - goal).norm())
             if distance < close / 20 or not distance < 1e6:
                 break
+            distances.append(distance)
+        if len(distances) == 10:
+            mean = sum(distances) / 10
+            if mean > before / 2:
+                break
+            before, distances = mean, []
     return run.server.x
 
 
