@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
 from itertools import pairwise
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 SHADES = ("#9ecae1", "#4292c6", "#084594")  # for 40, 60 and 80 per cent
 SMALL = 7  # the size of ticks' labels, in points
 INCH = 72  # points
+KEPT = 8
+_drawn: dict[tuple[str, str], bytes] = {}
+"""The last few pictures, by what they show: many runs are on the same data."""
 
 
 def plot_description(data: FederatedData | Description, path: str | Path) -> Path:
@@ -32,10 +36,22 @@ def plot_description(data: FederatedData | Description, path: str | Path) -> Pat
     """
     path = Path(path)
     require_choice("The kind of picture", path.suffix, (".png", ".svg", ".pdf"))
-    figure = draw(data if isinstance(data, Description) else describe(data))
+    found = data if isinstance(data, Description) else describe(data)
     with written_whole(path) as partial:
-        figure.savefig(partial, dpi=144)
+        partial.write_bytes(_picture(found, path.suffix))
     return path
+
+
+def _picture(found: Description, suffix: str) -> bytes:
+    """The picture as a file of its kind; drawing takes half a second, so none is drawn twice."""
+    shown = (repr(found), suffix)
+    if shown not in _drawn:
+        content = io.BytesIO()
+        draw(found).savefig(content, format=suffix[1:], dpi=144)
+        if len(_drawn) == KEPT:
+            del _drawn[next(iter(_drawn))]
+        _drawn[shown] = content.getvalue()
+    return _drawn[shown]
 
 
 def draw(found: Description) -> Figure:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
+from undrift.data.federated import FederatedData
 from undrift.errors import UndriftError, require, require_choice
 from undrift.papers.reproduction import Reproduction
 from undrift.report.reading import Runs, read_runs
@@ -22,6 +23,7 @@ from undrift.runs.experiment import Experiment
 from undrift.runs.folder import EXPERIMENT, alone_in, read_json, run_folder, slug, write_json
 from undrift.runs.planning import claim, run_experiment
 from undrift.runs.settings import applied
+from undrift.runs.tables import DataTable
 from undrift.runs.watching import watching
 
 Value = TypeVar("Value")
@@ -72,6 +74,8 @@ class Lab:
         self.console = console or Console(quiet=True)
         self.folders: list[Path] = []
         """of the runs that were asked for"""
+        self._data: tuple[DataTable, FederatedData] | None = None
+        """the last data, and what they were built from"""
 
     def either(self, full: Value, quick: Value) -> Value:
         """One value for a full run, another for a quick one."""
@@ -112,9 +116,15 @@ class Lab:
     def _do(self, experiment: Experiment, folder: Path) -> None:
         labels, seeds = experiment.labels, len(experiment.seeds)
         with watching(labels, experiment.rounds, seeds, self.console.quiet) as watcher:
-            outcomes = run_experiment(experiment, folder, build_data(experiment), watcher)
+            outcomes = run_experiment(experiment, folder, self._data_of(experiment), watcher)
         if len(outcomes) < len(labels) * seeds or any(o.status == "interrupted" for o in outcomes):
             raise Interrupted("Interrupted; the same command goes on from here.")
+
+    def _data_of(self, experiment: Experiment) -> FederatedData:
+        """The data of an experiment, built once for those in a row that have the same."""
+        if self._data is None or self._data[0] != experiment.data:
+            self._data = (experiment.data, build_data(experiment))
+        return self._data[1]
 
     def keep(self, name: str, compute: Callable[[], Any]) -> Any:
         """What a function computes, in plain values; computed once, and then read."""
