@@ -166,7 +166,9 @@ def slowdown(alpha: float, tau: Steps, p: Tensor) -> float:
 def relative_variance(alpha: float, tau: Steps, p: Tensor) -> float:
     """Theorem 1's A of FedProx against α = ημ (Fig. 4): 1 for FedAvg with equal weights."""
     progress = progress_proximal(tau, alpha)
-    a = [coefficients(int(t), pull=alpha) for t in _steps(tau, "relative_variance")]
+    taken = [int(t) for t in _steps(tau, "relative_variance")]
+    known = {t: coefficients(t, pull=alpha) for t in {*taken}}
+    a = [known[t] for t in taken]
     return theorem1(effective_weights(p, progress), a, tau_effective(p, progress)).A
 
 
