@@ -18,20 +18,21 @@ from undrift.cli.app import parsed
 ROOT = Path(__file__).parent.parent
 
 
-def test_help_names_the_commands():
+def test_help_names_the_commands(tmp_path):
     done = command("--help")
     assert done.returncode == 0
     for word in ("verify", "demo", "inspect"):
         assert word in done.stdout
-    assert "--json" in command("verify", "--help").stdout
-    assert command("--version").stdout == f"undrift {undrift.__version__}\n"
+    assert "--json" in called("verify", "--help", cwd=tmp_path).stdout
+    assert called("--version", cwd=tmp_path).stdout == f"undrift {undrift.__version__}\n"
 
 
 def test_demo_trains_every_method_and_writes_the_report(tmp_path):
-    done = command("demo", "--rounds", "2", cwd=tmp_path)
+    done = called("demo", "--rounds", "2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for name in undrift.METHODS:
         assert name in done.stdout
+    assert "training" not in done.stdout  # where the time went is said when it is asked for
     page = (tmp_path / "undrift-demo.html").read_text()
     assert all(name in page for name in undrift.METHODS)
     assert 'id="data"' in page and 'id="time"' in page
@@ -202,5 +203,5 @@ def test_the_readmes_own_method_can_be_verified(tmp_path):
     (own,) = [block for block in blocks("python") if "(ud.Method)" in block]
     (tmp_path / "mine.py").write_text(own)
     name = re.search(r"class (\w+)\(ud.Method\)", own).group(1)
-    done = command("verify", f"mine.py:{name}", cwd=tmp_path)
+    done = called("verify", f"mine.py:{name}", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

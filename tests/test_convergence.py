@@ -1,6 +1,5 @@
 """Where the methods end, on random strongly convex quadratics, to 1e-10."""
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -129,7 +128,7 @@ def test_fednovas_bias_vanishes_with_the_rate_and_fedavgs_does_not():
     for lr in (0.1, 0.01):
         local = ud.GD(lr=lr, steps=STEPS)
         for method in (ud.FedAvg(), ud.FedNova()):
-            found = end(method, losses, local, None, "samples", rounds=int(20 / lr))
+            found = end(method, losses, local, None, "samples", rounds=int(8 / lr))
             bias[method.name, lr] = float((found - losses.optimum(q)).norm())
     assert bias["FedNova", 0.01] < 0.12 * bias["FedNova", 0.1]
     assert bias["FedAvg", 0.01] > 0.5 * bias["FedAvg", 0.1]
@@ -209,8 +208,8 @@ def outside(method):
 @pytest.mark.parametrize(
     ("method", "cohort", "off"),
     [
-        (ud.FedDyn(3.0), 2, math.inf),
-        (ud.FedPD(1.0), None, math.inf),
+        (ud.FedDyn(3.0), 2, 1e30),
+        (ud.FedPD(1.0), None, 1e30),
         (ud.FedDR(1.0, 1.0, SPARSE), 2, 0.05),
     ],
     ids=repr,
@@ -220,14 +219,10 @@ def test_the_pull_must_be_inside_the_momentum_of_methods_that_solve_for_it(metho
     losses = problem(0)
     optimum = losses.optimum(weights(losses, "samples"), method.g)
     local = ud.GD(lr=0.05, steps=60, momentum=0.9)
-    inside = end(method, losses, local, cohort, "samples", optimum, rounds=2000)
+    inside = end(method, losses, local, cohort, "samples", optimum, rounds=200)
     assert float((inside - optimum).norm()) < 1e-10
-    try:
-        found = end(outside(method), losses, local, cohort, "samples", optimum, rounds=2000)
-        distance = float((found - optimum).norm())
-    except ud.Diverged:
-        distance = math.inf
-    assert distance >= off
+    found = end(outside(method), losses, local, cohort, "samples", optimum, rounds=200)
+    assert float((found - optimum).norm()) >= off
 
 
 def test_fedpd_is_biased_unless_every_round_communicates():

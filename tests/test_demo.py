@@ -60,4 +60,3 @@ def test_the_command_says_where_its_time_went(tmp_path):
     shares = [float(share) for share in rows.values()]
     assert sum(shares[:-1]) == pytest.approx(100, abs=1)
     assert max(len(line) for line in done.stdout.splitlines()) <= 80
-    assert "training" not in called("demo", "--rounds", "1", cwd=tmp_path).stdout

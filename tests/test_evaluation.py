@@ -387,7 +387,7 @@ parts = ["PART"]
 [[method]]
 name = "FedAvg"
 [sweep]
-"local.lr" = [0.1, 0.01]
+"local.lr" = [0.1]
 """
 
 
