@@ -1,6 +1,6 @@
 """Every way of computing agrees with the serial engine: models × methods × solvers × strategies.
 
-Every strategy that may be chosen for a model is run over five rounds in double precision, on
+Every strategy that may be chosen for a model is run over three rounds in double precision, on
 clients of unequal sizes, one of which has a single sample.
 """
 
@@ -18,7 +18,7 @@ from undrift.engines.strategies import SERIAL, Choice, Strategy, candidates
 from undrift.loops import Asynchronous, Synchronous
 from undrift.modules import ModuleLosses
 
-ROUNDS = 5
+ROUNDS = 3
 SIDE = 6
 FEATURES = SIDE * SIDE
 CLASSES = 4

@@ -63,7 +63,11 @@ def test_server_optimisers_compose_with_every_delta_based_method(method, server)
     losses = ud.theory.random_quadratics(4, 3, sizes=[5] * 4, seed=1)
     q = torch.full((4,), 0.25, dtype=torch.float64)
     found = ud.train(
-        method(server=server), problem=losses, local=ud.GD(lr=0.05, steps=2), rounds=400
+        method(server=server),
+        problem=losses,
+        local=ud.GD(lr=0.05, steps=2),
+        rounds=400,
+        evaluate=ud.Evaluation(every=400),
     )
     start = float((losses.initial() - losses.optimum(q)).norm())
     assert float((found.x - losses.optimum(q)).norm()) < 0.15 * start
