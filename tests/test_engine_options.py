@@ -24,7 +24,10 @@ REFUSED = [
     ({"memory": -1}, "The engine's memory is -1, but must be above 0."),
     ({"memory": float("nan")}, "The engine's memory is nan, but must be a number above 0."),
     ({"memory": "much"}, "The engine's memory is 'much', but must be a number above 0."),
-    ({"name": "fast"}, "engine is 'fast', but must be one of 'auto', 'vectorised', 'serial'."),
+    (
+        {"name": "fast"},
+        "engine is 'fast', but must be one of 'auto', 'vectorised', 'serial', 'ray'.",
+    ),
 ]
 
 

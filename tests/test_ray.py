@@ -166,7 +166,7 @@ class Killer(threading.Thread):
 
     def run(self):
         while len(self.killed) < self.number:
-            time.sleep(self.rng.uniform(0.1, 1.5))
+            time.sleep(self.rng.uniform(0.3, 2.0))
             alive = [each for each in self.crew.processes if each not in self.killed]
             if alive:
                 self.killed.append(self.rng.choice(alive))

@@ -8,6 +8,7 @@ from rich.markup import escape
 from undrift.cli import (  # noqa: F401  (each adds its command)
     bench,
     demo,
+    deploy,
     inspect,
     learn,
     report,

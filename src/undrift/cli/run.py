@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -105,9 +106,16 @@ def resume(
     json: Json = False,
 ) -> None:
     """Go on with the runs of a folder, from the last round of each that was committed."""
+    from undrift.deploy.running import is_deployed, resume_server
     from undrift.runs.planning import resumed
 
-    _do(resumed(folder, _engine(workers=workers, address=address)), folder, quiet, json)
+    found = resumed(folder, _engine(workers=workers, address=address))
+    if is_deployed(folder):
+        from undrift.cli.deploy import serving
+
+        serving(found, folder, partial(resume_server, found, folder), quiet, json)
+    else:
+        _do(found, folder, quiet, json)
 
 
 def _engine(**asked: str | int | None) -> dict[str, object]:
@@ -131,12 +139,13 @@ def _do(experiment: Experiment, folder: Path, quiet: bool, as_json: bool) -> Non
         experiment.labels, experiment.rounds, len(experiment.seeds), quiet, as_json
     ) as watcher:
         outcomes = run_experiment(experiment, folder, data, watcher)
-    _conclude(outcomes, experiment, folder, said)
+    conclude(outcomes, experiment, folder, said)
 
 
-def _conclude(
+def conclude(
     outcomes: Sequence[Outcome], experiment: Experiment, folder: Path, said: Console
 ) -> None:
+    """Show where the runs ended, and how to go on."""
     from undrift.report.reading import read_runs
     from undrift.report.terminal import final
 

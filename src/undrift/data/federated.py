@@ -16,7 +16,7 @@ from undrift.data.augmentation import Augmentation
 from undrift.data.holding_out import hold_out
 from undrift.data.part import Part
 from undrift.data.partitions import IID, Natural, Partition, Split, as_partition
-from undrift.errors import UndriftError, require, require_choice, require_type
+from undrift.errors import UndriftError, first_line, require, require_choice, require_type
 from undrift.keys import plain_id
 from undrift.threads import one_thread
 
@@ -333,6 +333,50 @@ class FederatedData:
         return from_huggingface(
             source, inputs, target, test, name, split, by, partition, clients, seed
         )
+
+    @staticmethod
+    def from_function(
+        function: Callable[[str], Any], sites: Sequence[str], name: str = "sites"
+    ) -> FederatedData:
+        """What a function gives for each site: the way in which a deployment reads its data.
+
+        Parameters
+        ----------
+        function
+            of a site's name; gives the pair (inputs, targets), or {"train": pair, "test": pair}
+        sites
+            their names, which are the clients' ids
+        name
+            what the data are called
+        """
+        require_type("sites", sites, (list, tuple), "a list of names")
+        require(len(sites) > 0, "There are no sites.")
+        for site in sites:
+            require_type("A site", site, str, "a name")
+        found = {}
+        for site in sites:
+            try:
+                found[site] = function(site)
+            except Exception as error:
+                raise UndriftError(
+                    f"The data of site {site!r} cannot be read: {first_line(error)}."
+                ) from error
+        train: dict[Hashable, Source] = {}
+        test: dict[Hashable, Source] = {}
+        for site, own in found.items():
+            parts = own if isinstance(own, Mapping) else {"train": own}
+            for part in parts:
+                require_choice(f"A part of site {site!r}'s data", part, ("train", "test"))
+            require("train" in parts, f"The data of site {site!r} have no part 'train'.")
+            train[site] = parts["train"]
+            if "test" in parts:
+                test[site] = parts["test"]
+        require(
+            not test or len(test) == len(train),
+            f"Some sites have a test part and others, such as "
+            f"{next((s for s in train if s not in test), '')!r}, have none.",
+        )
+        return FederatedData.from_clients(train, test or None, name)
 
     @staticmethod
     def from_folder(

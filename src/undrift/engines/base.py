@@ -87,6 +87,8 @@ class RoundResult:
         """the new states, to be stored when the round is accepted"""
         self.rejected: dict[Hashable, str] = {}
         """clients whose reply was unusable, with the reason"""
+        self.lost: dict[Hashable, str] = {}
+        """clients of whom no reply came, with the reason"""
         self.up: Counter[str] = Counter()
         self.down: Counter[str] = Counter()
         """bytes that travelled, by tensor"""
@@ -137,6 +139,7 @@ class RoundResult:
         self.wasted_evaluations += later.wasted_evaluations
         self.partial += later.partial
         self.rejected |= later.rejected
+        self.lost |= later.lost
         self.kept |= later.kept
         self.replies.merge(later.replies)
         self._buffers.merge(later._buffers)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from undrift.diagnostics import diagnose
-from undrift.engines.base import Errand
+from undrift.engines.base import Errand, RoundResult
 from undrift.errors import Diverged, UndriftError, require, require_type
 from undrift.keys import generator
 from undrift.loops.base import Loop
@@ -69,7 +69,7 @@ class Synchronous(Loop):
         if self.states.kinds:
             self.states.prefetch(self._next_cohort(cohort))
         result = self.engine.run(method, errands, self.states, t, diagnosed)
-        broken = {c: why for c, why in result.rejected.items() if c not in outing.damaged}
+        broken = self._broken(result, outing)
         if not result.replies.count and broken:
             first, reason = next(iter(broken.items()))
             raise Diverged(
@@ -81,7 +81,7 @@ class Synchronous(Loop):
             cohort=list(cohort),
             rejected=list(result.rejected.items()),
             absent=outing.absent,
-            lost=list(outing.lost.items()),
+            lost=[*outing.lost.items(), *result.lost.items()],
             partial=result.partial,
             bytes_down=dict(result.down + outing.wasted_down),
             bytes_up=dict(result.up),
@@ -106,6 +106,10 @@ class Synchronous(Loop):
         self.round += 1
         record.seconds = time.perf_counter() - began
         return record
+
+    def _broken(self, result: RoundResult, outing: Outing) -> dict[Hashable, str]:
+        """Whose reply is unusable because of what was computed, and not on the way."""
+        return {c: why for c, why in result.rejected.items() if c not in outing.damaged}
 
     def _cohort(self) -> Cohort:
         """Who is asked: drawn among those that are there; if nobody is, the server waits."""

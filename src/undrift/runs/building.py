@@ -21,7 +21,7 @@ from undrift.models import MODELS, fitting
 from undrift.paces import Pace
 from undrift.runs.catalogue import parameters, source_of, takes_anything
 from undrift.runs.parts import Wrong, arguments, guilty
-from undrift.runs.tables import source_function, user_model
+from undrift.runs.tables import is_function, source_function, user_data, user_model
 from undrift.sampling import Sampler
 from undrift.solvers import Local
 from undrift.targets import Target
@@ -35,7 +35,9 @@ def build_data(experiment: Experiment) -> FederatedData:
     table = experiment.data
     build, what = source_function(table.source)
     values = arguments(build, table.parameters, what)
-    if source_of(table.source) is None:
+    if is_function(table.source):
+        values["function"] = user_data(table.source)
+    elif source_of(table.source) is None:
         values["folder"] = table.source
     elif "seed" in parameters(build):
         values["seed"] = table.seed

@@ -74,6 +74,25 @@ class Plan:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """what loggers are told of the experiment"""
 
+    def losses(self, seed: int) -> Losses:
+        """What is learned: the model of a seed on the data."""
+        return ModuleLosses(self.model(seed), self.data)
+
+    def fingerprint(self) -> str:
+        """What tells these data from others."""
+        return fingerprint(self.data)
+
+    def describe(self, folder: Path) -> None:
+        """Write down what the data are like, for the report."""
+        if not (folder / DATA).is_file():
+            described = self.data.describe()
+            described.plot(folder / PICTURE)
+            write_json(folder / DATA, described.as_dict())
+
+    def loop(self, label: str, *args: Any, **options: Any) -> Loop:
+        """A run of a method."""
+        return loop(*args, engine=self.engine, devices=self.devices, **options)
+
 
 @dataclass(frozen=True)
 class Keeping:
@@ -131,8 +150,8 @@ def execute(
     """
     outcomes = []
     with alone_in(folder), asked_to_stop(again=interrupt) as stop:
-        _describe(plan.data, folder)
-        data = fingerprint(plan.data)
+        plan.describe(folder)
+        data = plan.fingerprint()
         for seed in plan.seeds:
             losses = None
             for label, method in plan.methods.items():
@@ -140,7 +159,7 @@ def execute(
                 done = ended(own)
                 if done is None:
                     if losses is None:
-                        losses = ModuleLosses(plan.model(seed), plan.data)
+                        losses = plan.losses(seed)
                     work = Work(plan, label, method, seed, losses, own, keeping, watcher, data)
                     status, reason = work.do(stop)
                 else:
@@ -191,9 +210,9 @@ class Work:
                 self.watcher.begin(self.label, self.seed, run.round)
             loggers = self._loggers(run.round if resumed else None)
             status, reason = self._rounds(run, store, loggers, stop)
-            if status in DONE and isinstance(self.losses, ModuleLosses):
-                model = self.losses.flat.filled(run.server.x, run.buffers)
-                save_weights(model, self.folder / MODEL)
+            flat = getattr(self.losses, "flat", None)  # an analytic problem has no module
+            if status in DONE and flat is not None:
+                save_weights(flat.filled(run.server.x, run.buffers), self.folder / MODEL)
             for logger in loggers:
                 logger.finish(status)
             self._say(status, reason)
@@ -206,7 +225,8 @@ class Work:
     def _run(self, store: Store) -> Loop:
         plan = self.plan
         sampler = shared_sampler(plan.cohort, plan.methods.values(), self.losses, plan.objective)
-        return loop(
+        return plan.loop(
+            self.label,
             self.method,
             self.losses,
             plan.local[self.label],
@@ -217,8 +237,6 @@ class Work:
             evaluation=plan.evaluation,
             limit=plan.limit,
             target=plan.target,
-            engine=plan.engine,
-            devices=plan.devices,
             pace=plan.paces.get(self.label),
             states=partial(StoredStates, store=store, memory=int(self.keeping.memory * MEGABYTE)),
         )
@@ -289,11 +307,3 @@ def ended(folder: Path) -> tuple[str, str | None] | None:
     model = folder / MODEL
     ended = found.get("status") in DONE and model.is_file() and model.stat().st_size > 0
     return (found["status"], found.get("reason")) if ended else None
-
-
-def _describe(data: FederatedData, folder: Path) -> None:
-    """What the data are like, for the report."""
-    if not (folder / DATA).is_file():
-        described = data.describe()
-        described.plot(folder / PICTURE)
-        write_json(folder / DATA, described.as_dict())

@@ -35,6 +35,7 @@ from undrift.runs.settings import applied
 from undrift.runs.tables import (
     Counting,
     DataTable,
+    DeployTable,
     EngineTable,
     EvaluationTable,
     HoldOut,
@@ -188,6 +189,9 @@ class Experiment(Table):
     engine: Annotated[EngineTable, BeforeValidator(named)] = Field(
         default=EngineTable(),
         description="How local problems are solved: a name, or a table.",
+    )
+    deploy: Annotated[DeployTable | None, BeforeValidator(or_none)] = Field(
+        default=None, description="How it runs across sites; left out, as usual."
     )
     output: OutputTable = Field(
         default=OutputTable(), description="Where the run goes and how it is kept."
@@ -412,6 +416,7 @@ CLOSED: dict[tuple[str, ...], type[Table]] = {
     ("sampling",): SamplingTable,
     ("evaluation",): EvaluationTable,
     ("engine",): EngineTable,
+    ("deploy",): DeployTable,
     ("output",): OutputTable,
     ("limit",): LimitTable,
     ("data", "validation"): HoldOut,

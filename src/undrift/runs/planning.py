@@ -95,7 +95,7 @@ def only(experiment: Experiment, label: str) -> Experiment:
 
 def _runs_of(experiment: Experiment) -> dict[str, Any]:
     """What decides how the runs go: not their names, nor where they are computed and kept."""
-    kept = ("name", "output", "sweep")
+    kept = ("name", "output", "sweep", "deploy")
     found = {key: value for key, value in experiment.resolved().items() if key not in kept}
     found["engine"] = {k: v for k, v in found["engine"].items() if k not in ("workers", "address")}
     return found

@@ -214,7 +214,10 @@ class HoldOut(Table):
 class DataTable(OpenTable):
     """The data and who holds which of them; other keys are parameters of the source."""
 
-    source: Text = Field(description="The name of a data set, or a folder of client files.")
+    source: Text = Field(
+        description="The name of a data set, a folder of client files, or file.py:function that "
+        "gives the data of a site."
+    )
     seed: Natural = Field(
         default=0,
         description="The data and the partition are functions of it, not of the run's seed.",
@@ -239,6 +242,8 @@ class DataTable(OpenTable):
         source = fixed["source"]
         if source_of(source) is not None:
             fixed["source"] = source = source.replace("_", "-")
+        elif is_function(source):
+            fixed["source"] = source = anchored(source, seen_from(info))
         elif "\0" not in source:
             fixed["source"] = source = _client_folder(source, seen_from(info))
         if isinstance(given.get("folder"), str) and given["folder"] != NONE:
@@ -268,7 +273,24 @@ class DataTable(OpenTable):
 def source_function(source: str) -> tuple[Callable[..., FederatedData], str]:
     """What makes the data of a source, and its name in sentences."""
     build = source_of(source)
+    if build is None and is_function(source):
+        return FederatedData.from_function, "a function of the user's"
     return (FederatedData.from_folder, "a folder") if build is None else (build, source)
+
+
+def is_function(source: str) -> bool:
+    """Whether a source is the user's own, file.py:function."""
+    return source.rpartition(":")[0].endswith(".py")
+
+
+def user_data(where: str) -> Callable[[str], Any]:
+    """The user's function that reads the data of a site."""
+    try:
+        found = user_object(where, "a function: write file.py:function")
+        require(callable(found), f"{where} is {shown(found)}, but must be a function of a site.")
+    except UndriftError as error:
+        raise Wrong(str(error), "source") from None
+    return found
 
 
 def completed_source(source: str, given: Mapping[str, Any]) -> Plain:
@@ -282,6 +304,8 @@ def completed_source(source: str, given: Mapping[str, Any]) -> Plain:
         raise Wrong("The source is a folder already: it takes no other.", "folder")
     values = arguments(build, given, what)
     require_types(known, values, what)
+    if is_function(source) and "sites" not in given:
+        raise Wrong('The source is a function of sites: name them, sites = ["a", "b"].', "sites")
     clients = values.get("clients")
     if clients is not None:
         try:
@@ -290,7 +314,9 @@ def completed_source(source: str, given: Mapping[str, Any]) -> Plain:
             raise Wrong(str(error), "clients") from None
     found = completed(build, values)
     return {
-        key: value for key, value in found.items() if key not in ("seed", "folder") or key in given
+        key: value
+        for key, value in found.items()
+        if key not in ("seed", "folder", "function") or key in given
     }
 
 
@@ -619,6 +645,14 @@ class EngineTable(Table):
             self.gpus,
             self.inner,
         )
+
+
+class DeployTable(Table):
+    """How an experiment runs across sites; a simulation takes no notice of it."""
+
+    timeout: Positive = Field(
+        default=600, description="How many seconds a site may take to answer, at the most."
+    )
 
 
 class OutputTable(Table):

@@ -317,6 +317,7 @@ class _Going:
     def finish(self, number: int, found: Parcel, seconds: float) -> None:
         self.found[number] = found
         self.done.add(number)
+        self._blamed.clear()  # where others get something done, workers died of something else
         self._paces.append(seconds / max(self.tasks[number].cost, 1e-9))
 
     def seconds(self, number: int) -> float:

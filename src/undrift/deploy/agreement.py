@@ -1,0 +1,48 @@
+"""Whether server and site have the same experiment, so that both mean the same by it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any
+
+from undrift.runs.experiment import Experiment
+
+OWN = ("name", "output", "sweep", "engine", "deploy")
+"""What each may have as it likes."""
+
+
+def facts(experiment: Experiment) -> dict[str, Any]:
+    """What both must agree on; files are named without the folders they are in."""
+    found = {key: value for key, value in experiment.resolved().items() if key not in OWN}
+    return _plain(found)
+
+
+def first_difference(mine: Mapping[str, Any], theirs: Any, where: str = "") -> str | None:
+    """Where two experiments differ, in words, or None."""
+    if not isinstance(theirs, Mapping):
+        return "the server did not say what it runs"
+    for key in dict.fromkeys([*mine, *theirs]):
+        name = f"{where}{key}"
+        a, b = mine.get(key), theirs.get(key)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            found = first_difference(a, b, f"{name}.")
+            if found is not None:
+                return found
+        elif a != b:
+            return f"{name} is {_shown(a)} here and {_shown(b)} at the server"
+    return None
+
+
+def _shown(value: Any) -> str:
+    return "left out" if value is None else repr(value)[:60]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, str) and ".py:" in value:
+        return PurePath(value).name
+    return value

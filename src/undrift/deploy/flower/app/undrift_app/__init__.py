@@ -1,0 +1,5 @@
+"""The apps that Flower starts where nobody else did."""
+
+from undrift.deploy.flower.apps import client, server
+
+__all__ = ["client", "server"]

@@ -1,0 +1,170 @@
+"""A site's process: a SuperNode beside it, and the work that it asks for."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from undrift.deploy.flower.session import runtime_client, write_secret
+from undrift.deploy.flower.surroundings import (
+    environment,
+    free_port,
+    last_lines,
+    look_often,
+    start,
+    stop,
+)
+from undrift.deploy.site import Site
+
+POLL = 0.1
+"""Seconds between two looks for something to do."""
+IDLE = 0.1
+"""The most seconds that a SuperNode sleeps."""
+AGAIN = 5.0
+"""Seconds after which a SuperNode that ended is started again."""
+
+Say = Callable[[str], None]
+
+
+class Node:
+    """A site that is connected to a SuperLink.
+
+    Its SuperNode is started again whenever it ends: a SuperLink that was away for a while forgets
+    its nodes, and after a crash it refuses the same key for a minute.
+
+    Parameters
+    ----------
+    site
+        who answers
+    superlink
+        the server's address
+    folder
+        where the SuperNode keeps its own things
+    certs
+        the site's folder of the certificates; without them nothing is encrypted
+    say
+        told of what happens
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        superlink: str,
+        folder: Path,
+        certs: Path | None = None,
+        say: Say = lambda sentence: None,
+    ):
+        self.site = site
+        self._superlink = superlink
+        self._folder = folder
+        self._certs = certs
+        self._say = say
+        self._port = free_port()
+        self._log = folder / "supernode.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started = float("-inf")
+
+    def serve(self, stopped: Callable[[], bool]) -> None:
+        """Do what the server asks for, until told to stop."""
+        look_often()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        if self._certs is None:
+            write_secret(self._secret)
+        client = runtime_client(f"127.0.0.1:{self._port}", None, self._secret)
+        try:
+            while not stopped():
+                self._see_to_node()
+                if not self._one(client):
+                    time.sleep(POLL)
+        finally:
+            client.close()
+            if self._process is not None:
+                stop([self._process])
+
+    @property
+    def _secret(self) -> Path:
+        return (self._folder if self._certs is None else self._certs) / "secret"
+
+    def _see_to_node(self) -> None:
+        """Start the SuperNode, or start it again."""
+        if self._process is not None and self._process.poll() is None:
+            return
+        if time.monotonic() - self._started < AGAIN:
+            return
+        if self._process is not None:
+            self._say(
+                f"The SuperNode ended ({last_lines(self._log) or 'without a word'}): it is started "
+                f"again."
+            )
+        arguments = [str(IDLE), "--superlink", self._superlink]
+        arguments += ["--host", "127.0.0.1", "--port", str(self._port), "--isolation", "process"]
+        arguments += ["--superexec-auth-secret-file", str(self._secret)]
+        if self._certs is None:
+            arguments.append("--insecure")
+        else:
+            arguments += ["--root-certificates", str(self._certs / "ca.crt")]
+            arguments += ["--auth-supernode-private-key", str(self._certs / "key")]
+        around = environment(self._folder / "home")
+        self._process = start("undrift.deploy.flower.supernode", arguments, self._log, around)
+        self._started = time.monotonic()
+
+    def _one(self, client: Any) -> bool:
+        """Answer a request, if there is one."""
+        import httpx
+        from flwr.proto.runtime_pb2 import AcquireTaskRequest
+
+        try:
+            found = client.AcquireTask(AcquireTaskRequest(supported_task_types=["flwr-clientapp"]))
+        except httpx.HTTPError:
+            time.sleep(POLL)  # the SuperNode is not there yet, or no longer
+            return False
+        if not found.token:
+            return False
+        try:
+            self._answer(found.token)
+        except (httpx.HTTPError, ConnectionError) as error:
+            self._say(f"An answer could not be sent ({type(error).__name__}); the server goes on.")
+        return True
+
+    def _answer(self, token: str) -> None:
+        """Pull a request, have the site answer it, and push the answer.
+
+        Flower's own code that comes with a request is left alone: nothing of it is run.
+        """
+        from flwr.common.constant import SubStatus
+        from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+        from flwr.supercore.interceptors import (
+            RuntimeTokenHttpInterceptor,
+            RuntimeVersionHttpInterceptor,
+        )
+        from flwr.supercore.runtime import RuntimeHttpClient
+        from flwr.supernode.runtime.run_clientapp import (
+            pull_task_input,
+            push_message,
+            push_task_output,
+        )
+
+        from undrift.deploy.flower.letters import opened, reply
+
+        client = RuntimeHttpClient.from_server_address(
+            f"127.0.0.1:{self._port}",
+            True,
+            None,
+            interceptors=[
+                RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"),
+                RuntimeTokenHttpInterceptor(token),
+            ],
+        )
+        beat = HeartbeatSender(make_task_heartbeat_fn_http(client))
+        beat.start()
+        try:
+            message, context, _, _ = pull_task_input(client)
+            push_message(client, reply(self.site.answer(opened(message)), message), context)
+            push_task_output(client, context, SubStatus.COMPLETED, "")
+        finally:
+            if beat.is_running:
+                beat.stop()
+            client.close()

@@ -1,0 +1,189 @@
+"""Requests and answers as Flower's messages, each waited for by itself."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from undrift.deploy.flower.letters import letter, opened
+from undrift.deploy.payloads import Refused, decode, encode
+from undrift.deploy.post import Arrival, Post
+from undrift.deploy.protocol import SLACK, WHO
+from undrift.errors import UndriftError, first_line
+
+POLL = 0.1
+"""Seconds between two looks for an answer."""
+FRESH = 0.5
+"""For so many seconds it is taken for granted who is there."""
+ASKED = 30.0
+"""Seconds in which a node says which site it is."""
+TROUBLE = {3: "no answer", 4: "no answer", 5: "gone", 8: "its process died"}
+"""What Flower's errors mean."""
+
+
+@dataclass
+class _Node:
+    site: str | None = None
+    """its name, once it is known"""
+    asked: str = ""
+    """the ticket of the question who it is"""
+    again: float = 0.0
+    """when to ask again"""
+
+
+class FlowerPost(Post):
+    """Carries what is said over a grid of Flower's.
+
+    A node is known by the name its key was registered under, or else by what it says of itself.
+
+    Parameters
+    ----------
+    grid
+        connected, with a run
+    """
+
+    def __init__(self, grid: Any):
+        self._grid = grid
+        self._arrived: queue.Queue[Arrival] = queue.Queue()
+        self._stop = threading.Event()
+        self._forgotten: set[str] = set()
+        self._nodes: dict[int, _Node] = {}
+        self._there: dict[str, int] = {}
+        self._looked = float("-inf")
+        self._lock = threading.Lock()
+        self._broken: BaseException | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+
+    def sites(self) -> Collection[str]:
+        if time.monotonic() - self._looked > FRESH:
+            self._look()
+            self._looked = time.monotonic()
+        return self._there.keys()
+
+    def send(self, site: str, request: bytes, seconds: float) -> str:
+        self.sites()
+        node = self._there.get(site)
+        if node is None:
+            ticket = f"away {site} {time.monotonic_ns()}"
+            self._arrived.put(Arrival(ticket, trouble="away"))
+            return ticket
+        return self._send(node, request, seconds)
+
+    def next(self, seconds: float) -> Arrival | None:
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            if self._broken is not None:
+                raise UndriftError(
+                    f"The connection to the SuperLink is lost ({first_line(self._broken)}); "
+                    f"undrift resume goes on from the last round."
+                ) from self._broken
+            try:
+                arrival = self._arrived.get(timeout=min(left, 0.5))
+            except queue.Empty:
+                continue
+            if not self._introduced(arrival) and arrival.ticket not in self._forgotten:
+                return arrival
+        return None
+
+    def forget(self, ticket: str) -> None:
+        self._forgotten.add(ticket)
+
+    # Who is there
+
+    def _look(self) -> None:
+        """See which nodes are there, and ask those who they are that are not known yet."""
+        self._take_introductions()
+        present = {}
+        for info in self._grid.get_nodes():
+            node = self._nodes.setdefault(info.node_id, _Node())
+            if info.public_key and info.name:
+                node.site = info.name
+            elif node.site is None and not node.asked and time.monotonic() > node.again:
+                node.asked = self._send(info.node_id, encode({"kind": WHO}, {}), ASKED)
+            if node.site is not None:
+                present[info.node_id] = (node.site, str(info.last_activated_at))
+        newest = sorted(present.items(), key=lambda each: each[1][1])
+        self._there = {site: node for node, (site, _) in newest}  # of two, the one that came last
+
+    def _take_introductions(self) -> None:
+        """What nodes said of themselves, among the answers that are there."""
+        kept = []
+        while True:
+            try:
+                arrival = self._arrived.get_nowait()
+            except queue.Empty:
+                break
+            if not self._introduced(arrival):
+                kept.append(arrival)
+        for arrival in kept:
+            self._arrived.put(arrival)
+
+    def _introduced(self, arrival: Arrival) -> bool:
+        """Whether an answer is that of a node that was asked who it is."""
+        for node in self._nodes.values():
+            if node.asked == arrival.ticket:
+                node.asked, node.again = "", time.monotonic() + 2
+                try:
+                    values, _ = decode(arrival.data, SLACK)
+                    node.site = str(values["site"])[:100]
+                except (Refused, KeyError):
+                    pass  # it is asked again
+                self._looked = float("-inf")
+                return True
+        return False
+
+    # Messages
+
+    def _send(self, node: int, request: bytes, seconds: float) -> str:
+        (ticket,) = self._grid.push_messages([letter(request, node, max(seconds, 1.0))])
+        if not ticket:
+            ticket = f"gone {node} {time.monotonic_ns()}"
+            self._arrived.put(Arrival(ticket, trouble="gone"))
+            return ticket
+        ends = time.monotonic() + seconds + 5
+        threading.Thread(target=self._await, args=(ticket, ends), daemon=True).start()
+        return ticket
+
+    def _await(self, ticket: str, ends: float) -> None:
+        """Wait for one answer: an upload that takes long must not hold up another."""
+        while not self._stop.wait(POLL):
+            if ticket in self._forgotten:
+                return
+            if time.monotonic() > ends:
+                self._arrived.put(Arrival(ticket, trouble="no answer"))
+                return
+            try:
+                found = list(self._grid.pull_messages([ticket]))
+            except ConnectionError as error:
+                self._broken = error
+                return
+            except Exception as error:  # a malformed answer is one node's fault, not ours
+                self._arrived.put(Arrival(ticket, trouble=f"unreadable ({first_line(error)})"))
+                return
+            if found:
+                self._arrived.put(_arrival(ticket, found[0]))
+                return
+
+
+def _arrival(ticket: str, message: Any) -> Arrival:
+    if message.has_error():
+        code = message.error.code
+        return Arrival(
+            ticket, trouble=TROUBLE.get(code, f"failed: {str(message.error.reason)[:200]}")
+        )
+    return Arrival(ticket, opened(message))

@@ -1,0 +1,263 @@
+"""The server's connection: a SuperLink of its own, a run on it, and a grid to speak through."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import ssl
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from undrift.deploy.flower.superlink import HEADER, TOKEN
+from undrift.deploy.flower.surroundings import environment, last_lines, look_often, start, stop
+from undrift.errors import UndriftError, require
+
+READY = 60.0
+"""Seconds in which a SuperLink must be there."""
+PATIENCE = 120.0
+"""Seconds for which a lost connection is tried again."""
+APP = Path(__file__).parent / "app"
+
+
+class Lost(ConnectionError):
+    """The SuperLink no longer knows this run."""
+
+
+class SuperLink:
+    """A SuperLink that this process started.
+
+    Parameters
+    ----------
+    folder
+        where it keeps its state and what it says
+    host, port
+        where it listens
+    certs
+        the folder `server` of the certificates; without them nothing is encrypted, which is for
+        one machine only
+    """
+
+    def __init__(self, folder: Path, host: str, port: int, certs: Path | None = None):
+        self.folder = folder
+        self.port = port
+        self.host = "127.0.0.1" if host in ("0.0.0.0", "") else host
+        self._bind = host
+        self._certs = certs
+        self._token = secrets.token_hex(16)
+        self._process: subprocess.Popen[bytes] | None = None
+        self.log = folder / "superlink.log"
+
+    @property
+    def address(self) -> str:
+        """Where this process finds it."""
+        return f"{self.host}:{self.port}"
+
+    @property
+    def ca(self) -> bytes | None:
+        """The certificate by which it is known."""
+        return None if self._certs is None else (self._certs / "ca.crt").read_bytes()
+
+    @property
+    def secret(self) -> Path:
+        """The file with the secret of those who may take up its runs."""
+        return (self.folder if self._certs is None else self._certs) / "secret"
+
+    def __enter__(self) -> SuperLink:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if self._certs is None:
+            write_secret(self.secret)
+        arguments = ["--host", self._bind, "--port", str(self.port), "--isolation", "process"]
+        arguments += ["--database", str(self.folder / "superlink.db")]
+        arguments += ["--superexec-auth-secret-file", str(self.secret)]
+        arguments += ["--disable-runtime-dependency-installation"]
+        if self._certs is None:
+            arguments.append("--insecure")
+        else:
+            arguments += ["--ssl-certfile", str(self._certs / "server.pem")]
+            arguments += ["--ssl-keyfile", str(self._certs / "server.key")]
+            arguments += ["--ssl-ca-certfile", str(self._certs / "ca.crt")]
+            arguments.append("--enable-supernode-auth")
+        around = environment(self.folder / "home", **{TOKEN: self._token})
+        self._process = start("undrift.deploy.flower.superlink", arguments, self.log, around)
+        try:
+            self._await()
+            if self._certs is not None:
+                self._register(self._certs / "sites")
+        except BaseException:
+            stop([self._process])
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            stop([self._process])
+
+    def _await(self) -> None:
+        assert self._process is not None
+        kind, context = "http", None
+        if self._certs is not None:
+            kind, context = "https", ssl.create_default_context(cafile=self._certs / "ca.crt")
+        until = time.monotonic() + READY
+        while time.monotonic() < until:
+            require(
+                self._process.poll() is None,
+                f"The SuperLink ended at once: {last_lines(self.log)}",
+            )
+            try:
+                url = f"{kind}://{self.address}/health"
+                with urllib.request.urlopen(url, timeout=2, context=context):
+                    return
+            except OSError:
+                time.sleep(0.1)
+        raise UndriftError(f"The SuperLink did not start within {READY:.0f} seconds.")
+
+    def _register(self, sites: Path) -> None:
+        """Let in the nodes that have a key."""
+        import httpx
+        from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+        from flwr.proto.control_pb2 import RegisterNodeRequest
+        from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+        for file in sorted(sites.glob("*.pub")):
+            key: Any = load_ssh_public_key(file.read_bytes())
+            request = RegisterNodeRequest(public_key=public_key_to_bytes(key), name=file.stem)
+            with self._control() as control:
+                try:
+                    control.RegisterNode(request)
+                except httpx.HTTPStatusError as error:
+                    if "already in use" not in error.response.text:
+                        raise UndriftError(
+                            f"The key of site {file.stem!r} cannot be registered: "
+                            f"{error.response.text[:200]}"
+                        ) from error
+
+    def _control(self) -> Any:
+        from flwr.supercore.control import ControlHttpClient
+        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+        version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
+        return ControlHttpClient.from_server_address(
+            self.address, self.ca is None, self.ca, interceptors=[version, _Admitted(self._token)]
+        )
+
+    @contextmanager
+    def grid(self) -> Iterator[Any]:
+        """A run, and the grid through which its nodes are spoken to."""
+        from flwr.common.constant import SubStatus
+        from flwr.common.serde import run_from_proto
+        from flwr.proto.runtime_pb2 import PullTaskInputRequest, PushTaskOutputRequest
+        from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+        from flwr.supercore.task_identity import TaskIdentity
+        from flwr.superlink.grid import HttpGrid
+
+        look_often()
+        run = self._start_run()
+        grid = HttpGrid(self.address, self.ca is None, self.ca, token=self._acquired(run))
+        grid._retry_invoker.should_giveup = _gives_up
+        grid._retry_invoker.max_time = PATIENCE
+        found = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
+        TaskIdentity.task_id = found.task_id
+        TaskIdentity.run_id = found.run.run_id
+        TaskIdentity.node_id = found.context.node_id
+        grid.set_run(run_from_proto(found.run))
+        beat = HeartbeatSender(make_task_heartbeat_fn_http(grid._runtime_client))
+        beat.start()
+        status = SubStatus.FAILED
+        try:
+            yield grid
+            status = SubStatus.COMPLETED
+        finally:
+            grid._retry_invoker.max_tries = 1
+            try:
+                over = PushTaskOutputRequest(sub_status=status, details="")
+                grid._runtime_client.PushTaskOutput(over)
+            except Exception:
+                pass  # it is over in any case, and the SuperLink notices within a minute
+            if beat.is_running:
+                beat.stop()
+            grid.close()
+
+    def _start_run(self) -> int:
+        from flwr.cli.build import build_fab_from_disk
+        from flwr.common.serde import fab_to_proto, user_config_to_proto
+        from flwr.proto.control_pb2 import StartRunRequest
+        from flwr.supercore.fab import Fab
+
+        content = build_fab_from_disk(APP)
+        fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
+        request = StartRunRequest(
+            fab=fab_to_proto(fab),
+            override_config=user_config_to_proto({}),
+            federation="",
+            app_spec="",
+        )
+        with self._control() as control:
+            return int(control.StartRun(request).run_id)
+
+    def _acquired(self, run: int) -> str:
+        """The right to act as the server of a run."""
+        from flwr.proto.runtime_pb2 import AcquireTaskRequest
+
+        wanted = AcquireTaskRequest(supported_task_types=["flwr-serverapp"])
+        until = time.monotonic() + READY
+        with runtime_client(self.address, self.ca, self.secret) as client:
+            while time.monotonic() < until:
+                found = client.AcquireTask(wanted)
+                if found.token and found.task.run_id == run:
+                    return str(found.token)
+                time.sleep(0.1)
+        raise UndriftError("The SuperLink does not give out the run that was started.")
+
+
+class _Admitted:
+    """Says with every request that it comes from who started the SuperLink."""
+
+    def __init__(self, token: str):
+        self._token = token
+
+    def intercept(self, context: Any, call_next: Callable[[Any], Any]) -> Any:
+        context.request.headers[HEADER.decode()] = self._token
+        return call_next(context)
+
+
+def runtime_client(address: str, ca: bytes | None, secret: Path) -> Any:
+    """A connection to those who hand out work, which asks for the secret."""
+    from flwr.supercore.auth import load_superexec_auth_secret
+    from flwr.supercore.interceptors import (
+        RuntimeVersionHttpInterceptor,
+        SuperExecAuthHttpInterceptor,
+    )
+    from flwr.supercore.runtime import RuntimeHttpClient
+
+    known = SuperExecAuthHttpInterceptor(
+        master_secret=load_superexec_auth_secret(secret_file=str(secret)) or b"",
+        protected_methods={"/flwr.proto.Runtime/AcquireTask"},
+    )
+    version = RuntimeVersionHttpInterceptor(component_name="SuperExec")
+    return RuntimeHttpClient.from_server_address(
+        address, ca is None, ca, interceptors=[version, known]
+    )
+
+
+def _gives_up(error: Exception) -> bool:
+    """Whether a request that failed is not tried again; Flower's own rule ends the process."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status in (401, 403):
+        raise Lost(f"the SuperLink answers {status}: it ended this run, or lost its state")
+    if any(word in str(error).lower() for word in ("certificate", "ssl", "tls")):
+        return True
+    return status is not None and status not in (502, 503, 504)
+
+
+def write_secret(path: Path) -> None:
+    """A file with a new secret, for this user's eyes only, unless it is there already."""
+    if not path.is_file():
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(secrets.token_bytes(32))

@@ -1,0 +1,205 @@
+"""Runs across sites: rounds and arrivals as in simulation, with the wall clock in its place."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from undrift.deploy.remote import REFUSED, RemoteEngine
+from undrift.devices import ARRIVES
+from undrift.engines.base import Errand, Reply, RoundResult
+from undrift.errors import UndriftError
+from undrift.keys import generator
+from undrift.loops import Asynchronous, Synchronous
+from undrift.loops.flights import ANYBODY, WAKES, Flight
+from undrift.loops.outings import Outing, without_clock
+from undrift.paces import RoundPace, WaitForAll
+from undrift.records import Record, Span
+from undrift.sampling import All, Cohort
+
+LOOK = 1.0
+"""Every so many seconds it is looked whether a site is there again."""
+PATIENCE = 3600.0
+"""So long a server waits for the first site to come back."""
+
+
+class Clock:
+    """Seconds of a run, which go on where a resumed run was stopped."""
+
+    def __init__(self, before: float = 0.0):
+        self._before = before
+        self._began = time.monotonic()
+
+    @property
+    def now(self) -> float:
+        """Seconds since the run began, without the times at which it did not run."""
+        return self._before + time.monotonic() - self._began
+
+
+class Rounds(Synchronous):
+    """Rounds across sites. A site that is away is not asked; one that does not answer is lost."""
+
+    engine: RemoteEngine
+
+    def __init__(self, *args: Any, pace: RoundPace = WaitForAll(), **options: Any):
+        super().__init__(*args, pace=WaitForAll(pace.min_replies), **options)
+        self._clock = Clock()
+
+    def restore(self, part: Callable[[str], dict[str, Any]], records: Sequence[Record]) -> None:
+        super().restore(part, records)
+        self._clock = Clock(self.now)
+
+    def _broken(self, result: RoundResult, outing: Outing) -> dict[Hashable, str]:
+        return {c: why for c, why in result.rejected.items() if not why.startswith(REFUSED)}
+
+    def _cohort(self) -> Cohort:
+        first = self.round == 0 and self.method.starts_with_all
+        sampler = All() if first else self.sampler
+        there = self._there()
+        return sampler.draw(self.roster, self.seed, self.round, None if there.all() else there)
+
+    def _there(self) -> np.ndarray:
+        """Which sites are there; if none is, the server waits for one."""
+        until = time.monotonic() + PATIENCE
+        while True:
+            sites = self.engine.post.sites()
+            there = np.array([id in sites for id in self.roster.ids])
+            if there.any() and (there.all() or not self.method.needs_all):
+                return there
+            if time.monotonic() > until:
+                raise UndriftError(
+                    f"In round {self.round + 1} no site has been there for "
+                    f"{PATIENCE / 60:.0f} minutes; undrift resume goes on when they are back."
+                )
+            time.sleep(LOOK)
+
+    def _outing(self, cohort: Cohort, draw: Callable[[str], float]) -> Outing:
+        self._left = self._clock.now
+        return without_clock(self.job, self.method, cohort, self.round)
+
+    def _pass_time(self, record: Record, outing: Outing) -> None:
+        now = self._clock.now
+        unused = {client: "rejected" for client, _ in record.rejected} | dict(record.lost)
+        for client in outing.used:
+            span = Span(client.id, self._left, self._left, now, now, "replied")
+            self._write_down(record, span._replace(outcome=unused.get(client.id, "replied")))
+        self.now = record.virtual_seconds = now
+
+
+class Arrivals(Asynchronous):
+    """Asynchronous training across sites: a site that has answered gets the newest model."""
+
+    engine: RemoteEngine
+
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        self.flights: Any = Underway(self)
+
+    def _launch(self, k: int) -> None:
+        super()._launch(k)
+        task = self._tasks[self.flights.launched - 1]
+        errand = Errand(task.client, task.work, *self._read[task.version])
+        ticket = self.engine.send(errand, self.states, diagnose=True)
+        self.flights.tickets[ticket] = task.flight
+
+    def landed(self, flight: Flight, reply: Reply | None) -> None:
+        """A site's answer is there, or none will come."""
+        self._tasks[flight.number] = replace(self._tasks[flight.number], flight=flight)
+        if reply is not None:
+            self._computed[flight.number] = reply
+
+    def restore(self, part: Callable[[str], dict[str, Any]], records: Sequence[Record]) -> None:
+        """Go on: what was under way is asked for again."""
+        super().restore(part, records)
+        self._tasks.clear()
+        self._held.clear()
+        self._computed.clear()
+        self._read.clear()
+        self._readers.clear()
+        everyone = self.concurrency == len(self.roster)
+        self._starting = [k if everyone else ANYBODY for k in range(self.concurrency)]
+
+
+class Underway:
+    """The sites at work, as `Flights` in simulation: here it is waited until one answers."""
+
+    def __init__(self, run: Arrivals):
+        self.launched = 0
+        self.tickets: dict[str, Flight] = {}
+        self.next_time = float("inf")
+        """nothing is known in advance, so that whoever is to start starts at once"""
+        self._run = run
+        self._clock = Clock()
+        self._busy: set[int] = set()
+        self._asleep: list[int] = []
+        """those who are to start when they are there"""
+
+    @property
+    def now(self) -> float:
+        """Seconds since the run began."""
+        return self._clock.now
+
+    def __len__(self) -> int:
+        return len(self.tickets) + len(self._asleep)
+
+    def pick(self) -> int | None:
+        """A site that is idle and there, each as likely as the others; None without one."""
+        idle = [k for k in range(len(self._run.roster)) if self.is_available(k)]
+        bits = generator(self._run.seed, "arrivals", self.launched).random()
+        return idle[int(bits * len(idle))] if idle else None
+
+    def is_available(self, k: int) -> bool:
+        """Whether a site is there and idle."""
+        return k not in self._busy and self._run.roster.ids[k] in self._run.engine.post.sites()
+
+    def launch(self, k: int, units: float) -> Flight:
+        """A site is about to be asked."""
+        now, number = self.now, self.launched
+        self.launched += 1
+        self._busy.add(k)
+        return Flight(now, number, number, k, now, now, now, ARRIVES)
+
+    def wake(self, k: int = ANYBODY) -> None:
+        """See again in a while whether a site is there."""
+        self._asleep.append(k)
+
+    def free(self, k: int) -> None:
+        """A site is idle again."""
+        self._busy.discard(k)
+
+    def land(self) -> Flight:
+        """Wait for the next answer, or for a moment at which a site may be there again."""
+        engine, method = self._run.engine, self._run.method
+        began = time.monotonic()
+        while True:
+            arrival = engine.post.next(LOOK)
+            if arrival is not None:
+                flight = self.tickets.pop(arrival.ticket, None)
+                client, reply, why = engine.take(method, arrival)
+                if flight is not None and client is not None:
+                    now = self.now
+                    outcome = ARRIVES if reply is not None else why
+                    ended = flight._replace(end=now, sending=now, outcome=outcome)
+                    self._run.landed(ended, reply)
+                    return ended
+            elif self._asleep:
+                k = self._asleep.pop(0)
+                return Flight(self.now, -1, -1, k, 0.0, 0.0, 0.0, WAKES)
+            if time.monotonic() - began > PATIENCE:
+                raise UndriftError(
+                    f"No site has answered for {PATIENCE / 60:.0f} minutes; undrift resume goes "
+                    f"on when they are back."
+                )
+
+    def saved(self) -> dict[str, Any]:
+        """What a run that goes on later needs."""
+        return {"launched": self.launched, "now": self.now}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Go on from what `saved` gave."""
+        self.launched = saved["launched"]
+        self._clock = Clock(saved["now"])

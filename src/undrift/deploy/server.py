@@ -1,0 +1,253 @@
+"""What a server does: it meets its sites, and runs the experiment with them."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import undrift
+from undrift.deploy.agreement import facts
+from undrift.deploy.loops import Arrivals, Rounds
+from undrift.deploy.payloads import Refused, decode, encode
+from undrift.deploy.post import Post
+from undrift.deploy.protocol import HELLO, SLACK, VERSION
+from undrift.deploy.remote import RemoteEngine, RemoteLosses
+from undrift.errors import UndriftError, require
+from undrift.loops import Loop, pace_of
+from undrift.losses import Losses
+from undrift.methods.base import NUMBER, Method
+from undrift.paces import AsTheyArrive, RoundPace
+from undrift.runs.building import (
+    build_evaluation,
+    build_limit,
+    build_local,
+    build_methods,
+    build_model,
+    build_paces,
+    build_sampler,
+    build_target,
+)
+from undrift.runs.execution import Keeping, Outcome, Plan, Watcher, execute
+from undrift.runs.experiment import Experiment
+from undrift.runs.folder import alone_in, read_json, write_json
+from undrift.runs.loggers import make_logger
+from undrift.runs.planning import claim
+from undrift.runs.tables import is_function
+
+DEPLOYMENT = "deployment.json"
+"""What a run folder knows of its sites."""
+ANSWER = 60.0
+"""Seconds in which a site says who it is."""
+LOOK = 0.2
+REJOIN = 90.0
+"""Seconds for which a run that goes on waits for the sites it knows."""
+
+Waiting = Callable[[Collection[str]], None]
+"""Told who is still waited for."""
+
+
+@dataclass(frozen=True)
+class Met:
+    """What the sites said of themselves."""
+
+    run: str
+    """what this run folder is called at the sites"""
+    samples: Mapping[str, Mapping[str, int]]
+    moving: tuple[str, ...]
+
+
+@dataclass
+class DeployedPlan(Plan):
+    """The runs of an experiment across sites."""
+
+    post: Post = field(kw_only=True)
+    met: Met = field(kw_only=True)
+    timeout: float = field(kw_only=True)
+
+    def losses(self, seed: int) -> Losses:
+        return RemoteLosses(self.model(seed), self.met.samples, self.met.moving)
+
+    def fingerprint(self) -> str:
+        """What tells these sites from others: who they are, and how many samples they have."""
+        return blake2b(json.dumps(self.met.samples).encode(), digest_size=16).hexdigest()
+
+    def describe(self, folder: Path) -> None:
+        """Nothing is known of the data."""
+
+    def loop(self, label: str, method: Method, *args: Any, **options: Any) -> Loop:
+        pace = pace_of(method, options.pop("pace", None))
+        states = options.pop("states")
+        seed = options["seed"]
+
+        def engine(losses: Losses, job: Any) -> RemoteEngine:
+            assert isinstance(losses, RemoteLosses)
+            run = f"{self.met.run} {label} {seed}"
+            return RemoteEngine(losses, job, self.post, run, label, self.timeout, pace)
+
+        options |= {
+            "engine": engine,
+            "states": lambda kinds, x0: states({VERSION: NUMBER}, x0),
+        }
+        if isinstance(pace, AsTheyArrive):
+            return Arrivals(method, *args, pace=pace, **options)
+        assert isinstance(pace, RoundPace)
+        return Rounds(method, *args, pace=pace, **options)
+
+
+def serve(
+    experiment: Experiment,
+    folder: Path,
+    post: Post,
+    watcher: Watcher | None = None,
+    waiting: Waiting = lambda sites: None,
+) -> list[Outcome]:
+    """Run an experiment with its sites, or what is left of it, in a run folder."""
+    require_deployable(experiment)
+    claim(experiment, folder)
+    met = meet(experiment, folder, post, waiting)
+    methods = build_methods(experiment)
+    deploy, output = experiment.deploy, experiment.output
+    plan = DeployedPlan(
+        data=None,  # type: ignore[arg-type]  # it is at the sites
+        model=lambda seed: build_model(experiment, None, seed),  # type: ignore[arg-type]
+        methods=methods,
+        local={label: build_local(experiment, label) for label in methods},
+        rounds=experiment.rounds,
+        seeds=experiment.seeds,
+        cohort=build_sampler(experiment, methods),
+        objective=experiment.objective,
+        evaluation=build_evaluation(experiment),
+        limit=build_limit(experiment),
+        paces=build_paces(experiment),
+        target=build_target(experiment),
+        settings=experiment.resolved(),
+        post=post,
+        met=met,
+        timeout=600.0 if deploy is None else deploy.timeout,
+    )
+    loggers = partial(_loggers, output.loggers)
+    return execute(plan, folder, Keeping(output.durability, output.memory, loggers), watcher)
+
+
+def sites_of(experiment: Experiment) -> list[str]:
+    """The sites of an experiment."""
+    return [str(site) for site in experiment.data.parameters.get("sites", [])]
+
+
+def require_deployable(experiment: Experiment) -> None:
+    """Refuse what cannot run across sites, before anybody is waited for."""
+    require(
+        is_function(experiment.data.source),
+        f"data.source is {experiment.data.source!r}, but sites read their own data: it must be "
+        f"file.py:function, a function of the site's name.",
+    )
+    require(
+        is_function(experiment.model.name),
+        f"model.name is {experiment.model.name!r}, but server and sites make the same model: it "
+        f"must be file.py:function.",
+    )
+    evaluation = build_evaluation(experiment)
+    require("own" not in evaluation.models, "A deployment cannot evaluate the models 'own'.")
+    require(evaluation.gradient_mapping is None, "A deployment has no gradient_mapping.")
+    require(evaluation.train_clients is None, "A deployment evaluates all sites: no train_clients.")
+    for name in ("test", "validation"):
+        held = getattr(experiment.data, name)
+        require(
+            held is None or held.by == "client",
+            f"data.{name} is set aside overall, but sites only have their own samples: say by = "
+            f"'client'.",
+        )
+    require(
+        experiment.devices is None,
+        "A deployment has real devices: leave [devices] out.",
+    )
+
+
+def meet(experiment: Experiment, folder: Path, post: Post, waiting: Waiting) -> Met:
+    """Have all sites say how many samples they have; a run that goes on knows it already."""
+    path = folder / DEPLOYMENT
+    with alone_in(folder):
+        if path.is_file():
+            known = read_json(path)
+            met = Met(known["run"], known["samples"], tuple(known["moving"]))
+            _await_again(met.samples, post, waiting)
+            return met
+        sites = sites_of(experiment)
+        said: dict[str, Mapping[str, Any]] = {}
+        hello = encode({"kind": HELLO, "experiment": facts(experiment)}, {})
+        while missing := [site for site in sites if site not in said]:
+            waiting(missing)
+            there = [site for site in missing if site in post.sites()]
+            tickets = {post.send(site, hello, ANSWER): site for site in there}
+            while tickets:
+                arrival = post.next(ANSWER)
+                if arrival is None:
+                    break
+                site = tickets.pop(arrival.ticket, "")
+                if site and arrival.trouble is None:
+                    said[site] = _introduction(site, arrival.data)
+            if not there:
+                time.sleep(LOOK)
+        waiting([])
+        met = _agreed(sites, said)
+        write_json(path, {"run": met.run, "samples": met.samples, "moving": list(met.moving)})
+        return met
+
+
+def _await_again(sites: Collection[str], post: Post, waiting: Waiting) -> None:
+    """Give sites time to come back to a run that goes on; one that does not is away."""
+    until = time.monotonic() + REJOIN
+    while (missing := [s for s in sites if s not in post.sites()]) and time.monotonic() < until:
+        waiting(missing)
+        time.sleep(LOOK)
+    waiting([])
+
+
+def _introduction(site: str, data: bytes) -> Mapping[str, Any]:
+    try:
+        values, _ = decode(data, SLACK)
+    except Refused as error:
+        raise UndriftError(f"The site {site!r} gives no proper answer: {error}") from None
+    require("error" not in values, str(values.get("error"))[:1000])
+    samples = values.get("samples")
+    require(
+        isinstance(samples, dict)
+        and "train" in samples
+        and all(isinstance(n, int) and 0 < n < 2**53 for n in samples.values())
+        and values.get("site") == site,
+        f"The site {site!r} does not say how many samples it has.",
+    )
+    version = values.get("undrift")
+    require(
+        version == undrift.__version__,
+        f"The site {site!r} has undrift {str(version)[:20]}, but the server {undrift.__version__}.",
+    )
+    return values
+
+
+def _agreed(sites: Sequence[str], said: Mapping[str, Mapping[str, Any]]) -> Met:
+    """What all sites said, if it fits together."""
+    first = said[sites[0]]
+    for site in sites:
+        for name in ("parameters", "moving"):
+            require(
+                said[site].get(name) == first.get(name),
+                f"The models of sites {sites[0]!r} and {site!r} differ in their {name}.",
+            )
+        require(
+            said[site]["samples"].keys() == first["samples"].keys(),
+            f"The sites {sites[0]!r} and {site!r} do not have the same parts of data.",
+        )
+    samples = {site: dict(said[site]["samples"]) for site in sites}
+    return Met(secrets.token_hex(8), samples, tuple(map(str, first["moving"])))
+
+
+def _loggers(names: Sequence[str]) -> list[Any]:
+    return [make_logger(name) for name in names]

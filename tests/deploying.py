@@ -1,0 +1,113 @@
+"""A deployment in one process, for the tests: sites that answer when they are asked."""
+
+import queue
+from pathlib import Path
+
+from undrift.deploy.post import Arrival, Post
+from undrift.deploy.site import Site
+from undrift.runs.experiment import Experiment
+
+SITE = """
+import torch
+from torch import nn
+
+
+def model():
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def data(site):
+    number = {"a": 20, "b": 33, "c": 47}[site]
+    g = torch.Generator().manual_seed(number)
+    x = torch.randn(number, 6, generator=g) + number / 30
+    y = torch.randint(3, (number,), generator=g)
+    return {"train": (x[10:], y[10:]), "test": (x[:10], y[:10])}
+"""
+
+EXPERIMENT = """
+rounds = 5
+seeds = [3]
+
+[data]
+source = "site.py:data"
+sites = ["a", "b", "c"]
+
+[model]
+name = "site.py:model"
+
+[local]
+lr = 0.1
+batch_size = 5
+epochs = 1
+
+[engine]
+name = "serial"
+
+[deploy]
+timeout = 20
+"""
+
+METHODS = {
+    "FedAvg": "",
+    "SCAFFOLD": "",
+    "FedNova": "",
+    "FedDyn": "alpha = 0.5",
+    "FedDR": "eta = 0.5",
+    "FedLGA": "cap = true",
+}
+
+
+def app(folder, methods=("FedAvg",), text=""):
+    """Write an app; gives its experiment file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "site.py").write_text(SITE)
+    tables = "".join(
+        f'\n[[method]]\nname = "{name}"\n{METHODS.get(name, "")}\n' for name in methods
+    )
+    (folder / "experiment.toml").write_text(text + EXPERIMENT + tables)
+    return folder / "experiment.toml"
+
+
+class Here(Post):
+    """Sites in this process; `spoil` may change an answer on the way, `away` who is there."""
+
+    def __init__(self, file: Path, state: Path, names=("a", "b", "c")):
+        self.experiment = Experiment.load(file)
+        self.state = state
+        self.away: set[str] = set()
+        self.silent: set[str] = set()
+        self.spoil = lambda site, request, answer: answer
+        self.asked: list[str] = []
+        self._made: dict[str, Site] = {}
+        self._names = names
+        self._arrived: queue.Queue[Arrival] = queue.Queue()
+        self._forgotten: set[str] = set()
+
+    def restart(self, site):
+        """As if its process had died: only what is on the disk is left."""
+        self._made.pop(site, None)
+
+    def sites(self):
+        return [name for name in self._names if name not in self.away]
+
+    def send(self, site, request, seconds):
+        ticket = f"{len(self.asked)}"
+        self.asked.append(site)
+        if site in self.away:
+            self._arrived.put(Arrival(ticket, trouble="away"))
+        elif site not in self.silent:
+            if site not in self._made:
+                self._made[site] = Site(self.experiment, site, self.state / site)
+            answer = self._made[site].answer(request)
+            self._arrived.put(Arrival(ticket, self.spoil(site, request, answer)))
+        return ticket
+
+    def next(self, seconds):
+        try:
+            arrival = self._arrived.get(timeout=min(seconds, 0.3))
+        except queue.Empty:
+            return None
+        return arrival if arrival.ticket not in self._forgotten else self.next(seconds)
+
+    def forget(self, ticket):
+        self._forgotten.add(ticket)
