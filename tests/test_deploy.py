@@ -1,6 +1,7 @@
 """A deployment computes what a simulation computes, and takes in nothing that is not right."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,7 +9,9 @@ from safetensors.torch import load_file
 
 from commands import called
 from deploying import METHODS, Here, app
+from undrift.deploy.payloads import decode, encode
 from undrift.deploy.server import serve
+from undrift.errors import UndriftError
 from undrift.runs.experiment import Experiment
 
 ASYNCHRONOUS = {"FedAsync": "", "FedBuff": "buffer = 2", "AsyncFedDR": "eta = 0.5\nalpha = 0.1"}
@@ -57,3 +60,239 @@ def test_every_method_computes_what_it_computes_in_simulation(tmp_path, objectiv
             for field in ("cohort", "steps", "gradients", "bytes_up", "bytes_down", "rejected"):
                 assert mine[field] == other[field], field
     assert called("report", str(tmp_path / "deployed"), cwd=tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize("label", ASYNCHRONOUS)
+def test_asynchronous_methods_take_answers_as_they_arrive(tmp_path, label):
+    file = app(tmp_path / "app")
+    table = f'\n[[method]]\nname = "{label}"\n{ASYNCHRONOUS[label]}\n'
+    file.write_text(file.read_text().partition("\n[[method]]")[0] + table)
+    (outcome,) = deployed(file, tmp_path / "out", rounds=8)
+    assert outcome.status == "finished"
+    found = records(tmp_path / "out", label)
+    assert len(found) == 9
+    assert sum(record["updates"] for record in found) >= 8
+    assert found[-1]["metrics"]["train_loss"] < found[0]["metrics"]["train_loss"]
+    assert all(len(record["cohort"]) == 3 for record in found[1:])
+    times = [record["virtual_seconds"] for record in found]
+    assert times == sorted(times) and times[-1] > 0
+
+
+# What goes wrong
+
+
+class Killed(BaseException):
+    pass
+
+
+class Mortal(Here):
+    """Its server dies when it has been given so many answers."""
+
+    def __init__(self, *args, answers):
+        super().__init__(*args)
+        self.left = answers
+
+    def next(self, seconds):
+        if self.left == 0:
+            raise Killed
+        self.left -= 1
+        return super().next(seconds)
+
+
+def test_a_server_that_dies_at_any_moment_goes_on_and_no_state_is_applied_twice(tmp_path):
+    file = app(tmp_path / "app", ["SCAFFOLD"])
+    setting = {"rounds": 3}
+    deployed(file, tmp_path / "whole", Here(file, tmp_path / "whole-state"), **setting)
+    for moment in range(1, 22):
+        out, state = tmp_path / f"out-{moment}", tmp_path / f"state-{moment}"
+        try:
+            deployed(file, out, Mortal(file, state, answers=moment), **setting)
+        except Killed:
+            deployed(file, out, Here(file, state), **setting)  # sites are new processes too
+        else:
+            break
+        assert_same(tmp_path / "whole", out, "SCAFFOLD", tolerance=0)
+    assert moment > 15
+
+
+def test_a_site_that_is_started_again_goes_on_with_its_own_state(tmp_path):
+    file = app(tmp_path / "app", ["SCAFFOLD"])
+    deployed(file, tmp_path / "whole")
+    post = Here(file, tmp_path / "restarted")
+    answers = post.send
+
+    def send(site, request, seconds):
+        post.restart(site)
+        return answers(site, request, seconds)
+
+    post.send = send
+    deployed(file, tmp_path / "out", post)
+    assert_same(tmp_path / "whole", tmp_path / "out", "SCAFFOLD", tolerance=0)
+
+
+def test_a_site_that_lost_its_state_is_named(tmp_path):
+    file = app(tmp_path / "app", ["SCAFFOLD"])
+    post = Here(file, tmp_path / "state")
+    answers = post.send
+
+    def send(site, request, seconds):
+        if decode(request, 10**9)[0].get("version") == 3 and site == "b":
+            for old in (tmp_path / "state" / "b").rglob("*.safetensors"):
+                old.unlink()
+        return answers(site, request, seconds)
+
+    post.send = send
+    deployed(file, tmp_path / "out", post)
+    rejected = [record["rejected"] for record in records(tmp_path / "out", "SCAFFOLD")]
+    assert rejected[:3] == [[], [], []]
+    assert rejected[3][0][0] == "b" and "the site says" in rejected[3][0][1]
+
+
+def spoiled(change):
+    """An answer whose values and tensors are changed before it is sent."""
+
+    def spoil(answer):
+        values, tensors = decode(answer, 10**9)
+        change(values, tensors)
+        return encode(values, tensors)
+
+    return spoil
+
+
+def _set(place, name, value):
+    place[name] = value
+
+
+BAD = {
+    "wrong shape": spoiled(lambda v, t: _set(t, "up moved", t["up moved"][:-1].clone())),
+    "wrong type": spoiled(lambda v, t: _set(t, "up moved", t["up moved"].double())),
+    "NaN": spoiled(lambda v, t: t["up moved"].fill_(float("nan"))),
+    "infinite": spoiled(lambda v, t: _set(t["up moved"], 0, float("inf"))),
+    "unknown tensor": spoiled(lambda v, t: _set(t, "up more", torch.zeros(3))),
+    "tensor of nobody": spoiled(lambda v, t: _set(t, "more", torch.zeros(3))),
+    "missing tensor": spoiled(lambda v, t: t.clear()),
+    "stale round": spoiled(lambda v, t: _set(v, "version", v["version"] - 1)),
+    "another run": spoiled(lambda v, t: _set(v, "run", "other")),
+    "another client": spoiled(lambda v, t: _set(v, "client", "a")),
+    "unknown number": spoiled(lambda v, t: _set(v["numbers"], "more", 1.0)),
+    "no number": spoiled(lambda v, t: _set(v["numbers"], "@square", "much")),
+    "negative steps": spoiled(lambda v, t: _set(v, "steps", -5)),
+    "too many steps": spoiled(lambda v, t: _set(v, "steps", 10**9)),
+    "10 GB header": lambda answer: (10**10).to_bytes(8, "little") + answer[8:],
+    "too large": lambda answer: answer + b"\0" * 10**7,
+    "cut": lambda answer: answer[: len(answer) // 2],
+    "noise": lambda answer: b"\xff" * 100,
+    "nothing": lambda answer: b"",
+}
+
+
+@pytest.fixture(scope="module")
+def without_b(tmp_path_factory):
+    """The run in which nothing is heard of b."""
+    folder = tmp_path_factory.mktemp("without")
+    file = app(folder / "app", ["FedAvg"])
+    post = Here(file, folder / "state")
+    send = post.send
+
+    def silent(site, request, seconds):
+        kind = decode(request, 10**9)[0]["kind"]
+        post.silent = {"b"} if kind == "work" else set()
+        return send(site, request, seconds)
+
+    post.send = silent
+    deployed(file, folder / "out", post, rounds=2)
+    assert records(folder / "out")[1]["lost"] == [["b", "no answer"]]
+    return folder / "out"
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_bad_answer_changes_nothing_and_is_named(tmp_path, without_b, bad):
+    file = app(tmp_path / "app", ["FedAvg"])
+    post = Here(file, tmp_path / "state")
+
+    def spoil(site, request, answer):
+        work = decode(request, 10**9)[0]["kind"] == "work"
+        return BAD[bad](answer) if work and site == "b" else answer
+
+    post.spoil = spoil
+    deployed(file, tmp_path / "out", post, rounds=2)
+    assert_same(without_b, tmp_path / "out", "FedAvg", tolerance=0)
+    for record in records(tmp_path / "out")[1:]:
+        ((site, why),) = record["rejected"]
+        assert site == "b" and why.startswith("refused: "), why
+        assert len(why) < 400
+
+
+def test_sites_leave_and_come_back(tmp_path):
+    file = app(tmp_path / "app", ["SCAFFOLD"])
+    post = Here(file, tmp_path / "state")
+    send = post.send
+
+    def leaving(site, request, seconds):
+        round = decode(request, 10**9)[0].get("version", 0)
+        post.away = {"c"} if round == 2 else set()
+        return send(site, request, seconds)
+
+    post.send = leaving
+    deployed(file, tmp_path / "out", post)
+    found = records(tmp_path / "out", "SCAFFOLD")
+    assert [record["lost"] for record in found] == [[], [], [["c", "away"]], [], [], []]
+    assert found[-1]["metrics"]["train_loss"] < found[0]["metrics"]["train_loss"]
+
+
+def test_with_too_few_answers_a_round_is_skipped(tmp_path):
+    file = app(tmp_path / "app", ["FedAvg"], text='pace = {kind = "all", min_replies = 2}\n')
+    post = Here(file, tmp_path / "state")
+    send = post.send
+
+    def leaving(site, request, seconds):
+        round = decode(request, 10**9)[0].get("version", 0)
+        post.away = {"b", "c"} if round == 2 else set()
+        return send(site, request, seconds)
+
+    post.send = leaving
+    deployed(file, tmp_path / "out", post)
+    assert [record["updates"] for record in records(tmp_path / "out")] == [0, 1, 0, 1, 1, 1]
+
+
+def test_by_a_deadline_a_site_does_what_it_can(tmp_path, monkeypatch):
+    monkeypatch.setattr("undrift.deploy.site.MARGIN", 1e-9)
+    file = app(tmp_path / "app", ["FedNova"], text='pace = {kind = "deadline", seconds = 5}\n')
+    deployed(file, tmp_path / "out", rounds=1)
+    last = records(tmp_path / "out", "FedNova")[-1]
+    assert (last["partial"], last["steps"]) == (3, 3)
+
+
+def test_the_first_answers_end_a_round(tmp_path):
+    file = app(tmp_path / "app", ["FedAvg"], text='pace = {kind = "first", replies = 2}\n')
+    deployed(file, tmp_path / "out", rounds=2)
+    for record in records(tmp_path / "out")[1:]:
+        assert record["lost"] == [["c", "late"]]
+
+
+def test_a_site_with_another_experiment_says_where_it_differs(tmp_path):
+    file = app(tmp_path / "app")
+    other = app(tmp_path / "other")
+    other.write_text(other.read_text().replace("lr = 0.1", "lr = 0.2"))
+    post = Here(other, tmp_path / "state")
+    with pytest.raises(UndriftError, match=r"local.lr is 0.2 here and 0.1 at the server"):
+        deployed(file, tmp_path / "out", post)
+
+
+def test_what_cannot_be_deployed_is_refused_before_anybody_is_waited_for(tmp_path):
+    file = app(tmp_path / "app")
+    for change, sentence in {
+        'source = "synthetic"': "sites read their own data",
+        'name = "logistic"': "server and sites make the same model",
+    }.items():
+        key = change.split()[0]
+        text = file.read_text()
+        old = next(line for line in text.splitlines() if line.startswith(f"{key} = "))
+        changed = text.replace(old, change).replace(
+            'sites = ["a", "b", "c"]', "clients = 3" if key == "source" else 'sites = ["a"]'
+        )
+        Path(tmp_path / "app" / "other.toml").write_text(changed)
+        with pytest.raises(UndriftError, match=sentence):
+            deployed(tmp_path / "app" / "other.toml", tmp_path / "out", Here(file, tmp_path))
+    with pytest.raises(UndriftError, match="cannot evaluate the models 'own'"):
+        deployed(file, tmp_path / "out", **{"evaluation.models": ["server", "own"]})

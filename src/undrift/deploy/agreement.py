@@ -8,14 +8,15 @@ from typing import Any
 
 from undrift.runs.experiment import Experiment
 
-OWN = ("name", "output", "sweep", "engine", "deploy")
-"""What each may have as it likes."""
+COMMON = ("data", "model", "local", "method")
+"""What a site computes with; how many rounds there are and who is asked is the server's affair."""
 
 
 def facts(experiment: Experiment) -> dict[str, Any]:
     """What both must agree on; files are named without the folders they are in."""
-    found = {key: value for key, value in experiment.resolved().items() if key not in OWN}
-    return _plain(found)
+    resolved = experiment.resolved()
+    found = {key: resolved[key] for key in COMMON}
+    return _plain({**found, "evaluation": {"models": resolved["evaluation"]["models"]}})
 
 
 def first_difference(mine: Mapping[str, Any], theirs: Any, where: str = "") -> str | None:

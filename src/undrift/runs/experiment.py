@@ -13,6 +13,7 @@ import tomli_w
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
 from pydantic_core import ErrorDetails
 
+from undrift.devices import Devices, Profiles
 from undrift.errors import (
     UndriftError,
     first_line,
@@ -49,6 +50,7 @@ from undrift.runs.tables import (
     Table,
     Text,
     changed,
+    is_function,
     local_of,
     named,
     or_none,
@@ -349,12 +351,18 @@ class Experiment(Table):
         around = Circumstances(
             sampler=as_sampler(self.sampling.build(), method.draws_by_weight),
             clients=self._clients(),
-            devices=None if self.devices is None else self.devices.build(),
+            devices=self._devices(),
             limit=limit,
         )
         where = ("pace",) if table.pace is None else ("method", label, "pace")
         around.require_possible(label, method, solver, self.pace_of(label), *where)
         require_longest(limit, solver)
+
+    def _devices(self) -> Profiles | None:
+        """What there is to wait for: sites have a clock of their own, where they are deployed."""
+        if self.devices is None:
+            return Devices() if is_function(self.data.source) else None
+        return self.devices.build()
 
     def _require_cohort(self, methods: list[Method]) -> None:
         clients = self._clients()

@@ -19,9 +19,9 @@ from undrift.deploy.flower.surroundings import (
 )
 from undrift.deploy.site import Site
 
-POLL = 0.1
+POLL = 0.25
 """Seconds between two looks for something to do."""
-IDLE = 0.1
+IDLE = 0.5
 """The most seconds that a SuperNode sleeps."""
 AGAIN = 5.0
 """Seconds after which a SuperNode that ended is started again."""

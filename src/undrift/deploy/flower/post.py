@@ -16,7 +16,7 @@ from undrift.deploy.post import Arrival, Post
 from undrift.deploy.protocol import SLACK, WHO
 from undrift.errors import UndriftError, first_line
 
-POLL = 0.1
+POLL = 0.25
 """Seconds between two looks for an answer."""
 FRESH = 0.5
 """For so many seconds it is taken for granted who is there."""
