@@ -7,10 +7,10 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # Real data for the tests: a folder with mnist, fashion-mnist, shakespeare. Without one they skip.
 UNDRIFT_DATA ?= $(abspath $(firstword $(wildcard data ../data ../shared/data)))
 
-.PHONY: help setup demo test check format wheel clean
+.PHONY: help setup demo test test-deploy check format wheel clean
 
 help:  ## what can be made
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
 
 setup: $(READY)  ## install the project and its tools into .venv
 
@@ -34,7 +34,10 @@ check: $(READY)  ## lint, format and types
 
 test: export UNDRIFT_DATA := $(UNDRIFT_DATA)
 test: check  ## the checks and all tests
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -q
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -q -m 'not deploy'
+
+test-deploy: $(READY)  ## deployments on Flower with real servers and sites, over loopback
+	$(BIN)/python -m pytest -n 2 -q -m deploy tests/test_deploy_flower.py
 
 format: $(READY)  ## put the code in order
 	$(BIN)/ruff check --fix .

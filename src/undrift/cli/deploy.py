@@ -196,6 +196,10 @@ def certs(
         said.print(f"{where}:\n  {command}", soft_wrap=True)
 
 
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 def serving(
     experiment: Experiment,
     folder: Path,
@@ -216,6 +220,7 @@ def serving(
             if last:
                 said.print(f"Waiting for {', '.join(last)}.", soft_wrap=True)
 
+    signal.signal(signal.SIGTERM, _interrupt)  # so that all that was started is ended
     with watching(
         experiment.labels, experiment.rounds, len(experiment.seeds), quiet, as_json
     ) as watcher:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import secrets
 import ssl
 import subprocess
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -14,12 +16,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from undrift.deploy.flower.superlink import HEADER, TOKEN
-from undrift.deploy.flower.surroundings import environment, last_lines, look_often, start, stop
+from undrift.deploy.flower.superlink import ALIVE, HEADER, TOKEN
+from undrift.deploy.flower.surroundings import (
+    end_process,
+    environment,
+    last_lines,
+    look_often,
+    start,
+    stop,
+)
 from undrift.errors import UndriftError, require
 
 READY = 60.0
 """Seconds in which a SuperLink must be there."""
+BEAT = 5.0
+"""Every so many seconds a SuperLink is told that there is a server."""
 PATIENCE = 120.0
 """Seconds for which a lost connection is tried again."""
 APP = Path(__file__).parent / "app"
@@ -30,7 +41,10 @@ class Lost(ConnectionError):
 
 
 class SuperLink:
-    """A SuperLink that this process started.
+    """A SuperLink of this process's own, or the one that a server left behind which was killed.
+
+    It outlives a server that dies, so that the sites stay connected until the run goes on; it ends
+    with the run, or when no server has been there for a while.
 
     Parameters
     ----------
@@ -51,6 +65,7 @@ class SuperLink:
         self._certs = certs
         self._token = secrets.token_hex(16)
         self._process: subprocess.Popen[bytes] | None = None
+        self._beating = threading.Event()
         self.log = folder / "superlink.log"
 
     @property
@@ -72,6 +87,18 @@ class SuperLink:
         self.folder.mkdir(parents=True, exist_ok=True)
         if self._certs is None:
             write_secret(self.secret)
+        self._beat()
+        if not self._adopted():
+            self._start()
+        try:
+            if self._certs is not None:
+                self._register(self._certs / "sites")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _start(self) -> None:
         arguments = ["--host", self._bind, "--port", str(self.port), "--isolation", "process"]
         arguments += ["--database", str(self.folder / "superlink.db")]
         arguments += ["--superexec-auth-secret-file", str(self.secret)]
@@ -83,20 +110,64 @@ class SuperLink:
             arguments += ["--ssl-keyfile", str(self._certs / "server.key")]
             arguments += ["--ssl-ca-certfile", str(self._certs / "ca.crt")]
             arguments.append("--enable-supernode-auth")
-        around = environment(self.folder / "home", **{TOKEN: self._token})
+        own = {TOKEN: self._token, ALIVE: str(self._alive)}
+        around = environment(self.folder / "home", **own)
         self._process = start("undrift.deploy.flower.superlink", arguments, self.log, around)
         try:
             self._await()
-            if self._certs is not None:
-                self._register(self._certs / "sites")
         except BaseException:
             stop([self._process])
             raise
-        return self
+        write_private(
+            self._left,
+            json.dumps({"process": self._process.pid, "port": self.port, "token": self._token}),
+        )
 
     def __exit__(self, *_: object) -> None:
+        self._beating.set()
         if self._process is not None:
             stop([self._process])
+        else:
+            end_process(int(json.loads(self._left.read_text("utf-8"))["process"]))
+        self._left.unlink(missing_ok=True)
+
+    @property
+    def _left(self) -> Path:
+        return self.folder / "superlink.json"
+
+    @property
+    def _alive(self) -> Path:
+        return self.folder / "alive"
+
+    def _beat(self) -> None:
+        """Say from now on that there is a server."""
+
+        def beat() -> None:
+            while True:
+                self._alive.touch()
+                if self._beating.wait(BEAT):
+                    return
+
+        self._alive.touch()
+        threading.Thread(target=beat, daemon=True).start()
+
+    def _adopted(self) -> bool:
+        """Whether the SuperLink of a server that was killed is still there, and was taken over."""
+        from flwr.proto.control_pb2 import ListRunsRequest
+
+        try:
+            left = json.loads(self._left.read_text("utf-8"))
+            require(left["port"] == self.port, "It listens elsewhere.")
+            mine, self._token = self._token, left["token"]
+        except (OSError, ValueError, KeyError, UndriftError):
+            return False
+        try:
+            with self._control() as control:
+                control.ListRuns(ListRunsRequest())
+            return True
+        except Exception:  # it is gone, or another one
+            self._token = mine
+            return False
 
     def _await(self) -> None:
         assert self._process is not None
@@ -253,6 +324,14 @@ def _gives_up(error: Exception) -> bool:
     if any(word in str(error).lower() for word in ("certificate", "ssl", "tls")):
         return True
     return status is not None and status not in (502, 503, 504)
+
+
+def write_private(path: Path, text: str) -> None:
+    """A file for this user's eyes only."""
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
 
 
 def write_secret(path: Path) -> None:

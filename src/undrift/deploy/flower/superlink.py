@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import hmac
 import os
+import signal
+import threading
+import time
 from collections.abc import Callable, MutableMapping
+from pathlib import Path
 from typing import Any
 
-from undrift.deploy.flower.surroundings import die_with_parent
-
 TOKEN = "UNDRIFT_SUPERLINK_TOKEN"
+ALIVE = "UNDRIFT_SUPERLINK_ALIVE"
+"""What the environment says: who may start runs, and which file a server touches."""
+ALONE = 900.0
+"""Seconds for which it waits for a server that died to come back."""
 HEADER = b"x-undrift-token"
 OPEN = ("/v1/fleet/", "/v1/runtime/")
 """What sites use, with keys of their own."""
@@ -62,9 +68,22 @@ async def _refuse(send: Callable[..., Any], status: int, why: bytes) -> None:
     await send({"type": "http.response.body", "body": why})
 
 
+def _watch(alive: Path) -> None:
+    """End this process when no server has been there for a while."""
+    while True:
+        time.sleep(1)
+        try:
+            silent = time.time() - alive.stat().st_mtime
+        except OSError:
+            silent = ALONE + 1  # the run folder is gone
+        if silent > ALONE:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+
+
 def main() -> None:
     """Run a SuperLink, with its own arguments."""
-    die_with_parent()
+    threading.Thread(target=_watch, args=(Path(os.environ[ALIVE]),), daemon=True).start()
     from flwr.superlink import extensions
     from flwr.superlink.cli import flower_superlink
     from starlette.middleware import Middleware

@@ -97,6 +97,19 @@ def stop(processes: Iterable[subprocess.Popen[bytes]]) -> None:
             each.wait()
 
 
+def end_process(process: int) -> None:
+    """End a process that another one started, gently at first."""
+    for number, seconds in ((signal.SIGTERM, GRACE), (signal.SIGKILL, 1.0)):
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            try:
+                os.kill(process, number if seconds else 0)
+                seconds = 0.0
+            except ProcessLookupError:
+                return
+            time.sleep(0.1)
+
+
 def die_with_parent() -> None:
     """Have this process end when the one that started it does, however that ends."""
     if sys.platform == "linux":

@@ -1,0 +1,196 @@
+"""Deployments for real: SuperLink, SuperNodes and sites as processes, over loopback."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+
+from commands import called, command
+from deploying import METHODS, app
+from test_deploy import assert_same, model, records
+
+pytest.importorskip("flwr", reason="Flower is not installed")
+from undrift.deploy.flower.surroundings import free_port, last_lines, stop
+from undrift.deploy.running import sites_here, start_site
+
+pytestmark = pytest.mark.deploy
+
+ONCE = "\n[evaluation]\nevery = 5\n"
+
+
+def server(file, out, port, *more):
+    """A server as a process."""
+    arguments = ["deploy", "server", str(file), "--port", str(port), "--out", str(out), *more]
+    return subprocess.Popen(
+        [sys.executable, "-m", "undrift", *arguments, "--quiet"], start_new_session=True
+    )
+
+
+def wait(condition, seconds=90, what="it did not happen"):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, what
+        time.sleep(0.05)
+
+
+def committed(out, label):
+    try:
+        return len(records(out, label))
+    except FileNotFoundError:
+        return 0
+
+
+def test_one_start_serves_all_methods_and_computes_what_a_simulation_computes(tmp_path):
+    labels = [*METHODS, "FedAsync"]
+    file = app(tmp_path / "app", labels, text='objective = "clients"\n')
+    file.write_text(file.read_text() + ONCE)
+    done = command("deploy", "local", "app", "--sites", "3", "--out", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Waiting for a, b, c" in done.stderr
+    assert max(len(line) for line in done.stdout.splitlines()) <= 80
+    assert called("run", str(file), "--out", "sim", "--quiet", cwd=tmp_path).returncode == 0
+    for label in METHODS:
+        assert_same(tmp_path / "sim", tmp_path / "out", label, tolerance=1e-5)
+        last, other = records(tmp_path / "out", label)[-1], records(tmp_path / "sim", label)[-1]
+        assert last["metrics"] == pytest.approx(other["metrics"], rel=1e-3)
+    asynchronous = records(tmp_path / "out", "FedAsync")
+    assert sum(record["updates"] for record in asynchronous) == 15  # one for every answer
+    assert asynchronous[-1]["metrics"]["train_loss"] < asynchronous[0]["metrics"]["train_loss"]
+    assert called("report", "out", cwd=tmp_path).returncode == 0
+    # Nothing is left running.
+    left = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True)
+    assert not left.stdout.split()
+
+
+def test_a_dead_site_and_a_dead_server(tmp_path):
+    """A site is killed in mid-round, and then the server: the run ends as it should."""
+    file = app(tmp_path / "app", ["SCAFFOLD"])
+    text = (
+        file.read_text().replace("rounds = 5", "rounds = 6").replace("timeout = 20", "timeout = 9")
+    )
+    file.write_text(text + ONCE.replace("5", "6"))
+    out, port = tmp_path / "out", free_port()
+    address = f"127.0.0.1:{port}"
+    with sites_here(file, "abc", address, tmp_path / "sites") as sites:
+        running = server(file, out, port)
+        try:
+            wait(
+                lambda: committed(out, "SCAFFOLD") >= 3,
+                what=last_lines(out / "flower/superlink.log"),
+            )
+            _kill(sites[1])
+            wait(lambda: committed(out, "SCAFFOLD") >= 4)
+            without = records(out, "SCAFFOLD")[-1]
+            assert [site for site, _ in without["lost"]] in ([], ["b"])
+            running.kill()
+            running.wait()
+            before = committed(out, "SCAFFOLD")
+            sites[1] = start_site(file, "b", address, tmp_path / "sites")
+            done = command("resume", str(out), "--quiet", cwd=tmp_path)
+            assert done.returncode == 0, done.stderr
+        finally:
+            stop([running])
+    found = records(out, "SCAFFOLD")
+    assert [record["round"] for record in found] == list(range(7))
+    assert before < 7
+    # The one that was restarted is back, with what it remembered.
+    assert found[-1]["lost"] == [] and sorted(found[-1]["cohort"]) == ["a", "b", "c"]
+    assert not any(record["rejected"] for record in found)
+    assert (out / "SCAFFOLD" / "seed-3" / "model.safetensors").is_file()
+
+
+def _kill(site):
+    """SIGKILL a site; its SuperNode goes with it."""
+    os.kill(site.pid, signal.SIGKILL)
+    site.wait()
+
+
+def test_a_server_that_is_killed_ends_as_if_it_had_not_been(tmp_path):
+    file = app(tmp_path / "app", ["SCAFFOLD"])
+    file.write_text(file.read_text() + ONCE)
+    out, port = tmp_path / "out", free_port()
+    with sites_here(file, "abc", f"127.0.0.1:{port}", tmp_path / "sites"):
+        running = server(file, out, port)
+        wait(lambda: committed(out, "SCAFFOLD") >= 3)
+        running.kill()
+        running.wait()
+        assert committed(out, "SCAFFOLD") < 6
+        done = command("resume", str(out), "--quiet", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    assert called("run", str(file), "--out", "sim", "--quiet", cwd=tmp_path).returncode == 0
+    assert_same(tmp_path / "sim", out, "SCAFFOLD", tolerance=1e-5)
+
+
+def test_with_certificates_only_those_who_have_a_key_get_in(tmp_path):
+    file = app(tmp_path / "app", ["FedAvg"])
+    file.write_text(file.read_text().replace("rounds = 5", "rounds = 1"))
+    sites = [part for name in ("a", "b") for part in ("--site", name)]
+    made = called("deploy", "certs", "certs", "--host", "127.0.0.1", *sites, cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    assert "undrift deploy site" in made.stdout
+    assert called("deploy", "certs", "alien", "--site", "c", cwd=tmp_path).returncode == 0
+    _strange(tmp_path)
+    out, port = tmp_path / "out", free_port()
+    address, certs = f"127.0.0.1:{port}", tmp_path / "certs" / "sites"
+    running = server(file, out, port, "--certs", str(tmp_path / "certs" / "server"))
+    strangers = []
+    try:
+        with sites_here(file, "ab", address, tmp_path / "sites", certs):
+            wait(lambda: (out / "flower" / "superlink.json").is_file())
+            strangers = [
+                start_site(file, "c", address, tmp_path / "unregistered", tmp_path / "strangers"),
+                start_site(
+                    file, "c", address, tmp_path / "elsewhere", tmp_path / "alien" / "sites"
+                ),
+            ]
+            wait(lambda: "2004" in _said(tmp_path / "unregistered"), what="let in without a key")
+            wait(
+                lambda: "CERTIFICATE_VERIFY_FAILED" in _said(tmp_path / "elsewhere"),
+                what="trusted another CA",
+            )
+            # Whoever is not the server may not start runs or register keys.
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                _post(f"https://{address}/v1/control/list-runs", tmp_path / "certs/server/ca.crt")
+            assert refused.value.code == 404
+            stop(strangers)
+            _register(tmp_path, "c")
+            stop([running])
+            running = server(file, out, port, "--certs", str(tmp_path / "certs" / "server"))
+            with sites_here(file, "c", address, tmp_path / "sites", certs):
+                running.wait(timeout=120)
+        assert running.returncode == 0
+        assert sorted(records(out)[-1]["cohort"]) == ["a", "b", "c"]
+        assert model(out, "FedAvg")
+    finally:
+        stop([running, *strangers])
+
+
+def _strange(folder):
+    """A key for c that nobody registered, with the right CA."""
+    assert called("deploy", "certs", "other", "--site", "c", cwd=folder).returncode == 0
+    own = folder / "strangers" / "c"
+    own.parent.mkdir()
+    (folder / "other" / "sites" / "c").rename(own)
+    (own / "ca.crt").write_bytes((folder / "certs" / "server" / "ca.crt").read_bytes())
+
+
+def _register(folder, site):
+    """Make a key for a site, which the server knows when it starts again."""
+    assert called("deploy", "certs", "certs", "--site", site, cwd=folder).returncode == 0
+
+
+def _said(folder):
+    return "".join(each.read_text("utf-8", "replace") for each in folder.rglob("*.log"))
+
+
+def _post(url, ca):
+    import ssl
+
+    context = ssl.create_default_context(cafile=ca)
+    request = urllib.request.Request(url, data=b"", method="POST")
+    return urllib.request.urlopen(request, timeout=5, context=context)
