@@ -255,6 +255,22 @@ def test_with_too_few_answers_a_round_is_skipped(tmp_path):
     assert [record["updates"] for record in records(tmp_path / "out")] == [0, 1, 0, 1, 1, 1]
 
 
+def test_a_method_that_needs_everyone_does_nothing_without(tmp_path):
+    file = app(tmp_path / "app", ["FedPD"], text='objective = "clients"\n')
+    post = Here(file, tmp_path / "state")
+
+    def spoil(site, request, answer):
+        third = decode(request, 10**9)[0].get("version") == 3
+        return b"" if third and site == "b" else answer
+
+    post.spoil = spoil
+    deployed(file, tmp_path / "out", post)
+    assert [r["updates"] for r in records(tmp_path / "out", "FedPD")] == [0, 1, 1, 0, 1, 1]
+    file = app(tmp_path / "first", ["FedPD"], text='pace = {kind = "first", replies = 2}\n')
+    with pytest.raises(UndriftError, match="every client takes part"):
+        deployed(file, tmp_path / "other")
+
+
 def test_by_a_deadline_a_site_does_what_it_can(tmp_path, monkeypatch):
     monkeypatch.setattr("undrift.deploy.site.MARGIN", 1e-9)
     file = app(tmp_path / "app", ["FedNova"], text='pace = {kind = "deadline", seconds = 5}\n')

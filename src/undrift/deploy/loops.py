@@ -17,6 +17,7 @@ from undrift.keys import generator
 from undrift.loops import Asynchronous, Synchronous
 from undrift.loops.flights import ANYBODY, WAKES, Flight
 from undrift.loops.outings import Outing, without_clock
+from undrift.methods.base import Method, Setting
 from undrift.paces import RoundPace, WaitForAll
 from undrift.records import Record, Span
 from undrift.sampling import All, Cohort
@@ -45,9 +46,17 @@ class Rounds(Synchronous):
 
     engine: RemoteEngine
 
-    def __init__(self, *args: Any, pace: RoundPace = WaitForAll(), **options: Any):
-        super().__init__(*args, pace=WaitForAll(pace.min_replies), **options)
+    def __init__(self, method: Method, *args: Any, pace: RoundPace = WaitForAll(), **options: Any):
+        self._by_the_clock = pace
+        super().__init__(method, *args, pace=WaitForAll(pace.min_replies), **options)
+        if method.needs_all:  # without one of them, a round changes nothing
+            self.pace = WaitForAll(len(self.roster))
         self._clock = Clock()
+
+    def setting(self) -> Setting:
+        kind = self.sampler.kind(self.roster)
+        loses = self._by_the_clock.loses
+        return self._setting(participation="responding" if kind == "all" and loses else kind)
 
     def restore(self, part: Callable[[str], dict[str, Any]], records: Sequence[Record]) -> None:
         super().restore(part, records)
@@ -63,17 +72,20 @@ class Rounds(Synchronous):
         return sampler.draw(self.roster, self.seed, self.round, None if there.all() else there)
 
     def _there(self) -> np.ndarray:
-        """Which sites are there; if none is, the server waits for one."""
+        """Which sites are there; the server waits for one, or for all where it needs them."""
         until = time.monotonic() + PATIENCE
+        first = self.round == 0 and self.method.starts_with_all
+        everyone = self.method.needs_all or first
         while True:
             sites = self.engine.post.sites()
             there = np.array([id in sites for id in self.roster.ids])
-            if there.any() and (there.all() or not self.method.needs_all):
+            if there.all() or (there.any() and not everyone):
                 return there
             if time.monotonic() > until:
+                who = "some site" if everyone else "every site"
                 raise UndriftError(
-                    f"In round {self.round + 1} no site has been there for "
-                    f"{PATIENCE / 60:.0f} minutes; undrift resume goes on when they are back."
+                    f"In round {self.round + 1} {who} has been away for {PATIENCE / 60:.0f} "
+                    f"minutes; undrift resume goes on when they are back."
                 )
             time.sleep(LOOK)
 

@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from platformdirs import user_cache_path
+
 from undrift.errors import UndriftError
 
 GRACE = 8.0
@@ -30,8 +32,13 @@ def require_flower() -> None:
 
 
 def quieten() -> None:
-    """Have Flower tell nobody anything: it reads this when it is imported."""
+    """Have Flower tell nobody anything, and leave no files in the user's home.
+
+    It reads this when it is imported.
+    """
     os.environ.update(_SILENT)
+    own = user_cache_path("undrift", appauthor=False) / "flower"
+    os.environ.setdefault("FLWR_HOME", str(own))
 
 
 _SILENT = {
