@@ -17,16 +17,16 @@ def written_whole(path: Path) -> Iterator[Path]:
     partial = path.with_name(f".{path.stem}.partial{path.suffix}")
     try:
         yield partial
-        _synced(partial)
+        synced(partial)
         partial.replace(path)
-        _synced(path.parent)
+        synced(path.parent)
     except (OSError, SafetensorError) as error:
         raise UndriftError(f"{path} cannot be written: {first_line(error)}.") from error
     finally:
         partial.unlink(missing_ok=True)
 
 
-def _synced(path: Path) -> None:
+def synced(path: Path) -> None:
     """Have a file or a folder written to the disk, so that a power loss leaves no empty file."""
     try:
         descriptor = os.open(path, os.O_RDONLY)

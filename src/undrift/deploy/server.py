@@ -7,7 +7,6 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -24,21 +23,11 @@ from undrift.loops import Loop, pace_of
 from undrift.losses import Losses
 from undrift.methods.base import NUMBER, Method
 from undrift.paces import AsTheyArrive, RoundPace
-from undrift.runs.building import (
-    build_evaluation,
-    build_limit,
-    build_local,
-    build_methods,
-    build_model,
-    build_paces,
-    build_sampler,
-    build_target,
-)
-from undrift.runs.execution import Keeping, Outcome, Plan, Watcher, execute
+from undrift.runs.building import build_evaluation, build_model
+from undrift.runs.execution import Outcome, Plan, Watcher, execute
 from undrift.runs.experiment import Experiment
 from undrift.runs.folder import alone_in, read_json, write_json
-from undrift.runs.loggers import make_logger
-from undrift.runs.planning import claim
+from undrift.runs.planning import asked_of, claim, keeping_of
 from undrift.runs.tables import is_function
 
 DEPLOYMENT = "deployment.json"
@@ -112,28 +101,15 @@ def serve(
     require_deployable(experiment)
     claim(experiment, folder)
     met = meet(experiment, folder, post, waiting)
-    methods = build_methods(experiment)
-    deploy, output = experiment.deploy, experiment.output
     plan = DeployedPlan(
         data=None,  # type: ignore[arg-type]  # it is at the sites
         model=lambda seed: build_model(experiment, None, seed),  # type: ignore[arg-type]
-        methods=methods,
-        local={label: build_local(experiment, label) for label in methods},
-        rounds=experiment.rounds,
-        seeds=experiment.seeds,
-        cohort=build_sampler(experiment, methods),
-        objective=experiment.objective,
-        evaluation=build_evaluation(experiment),
-        limit=build_limit(experiment),
-        paces=build_paces(experiment),
-        target=build_target(experiment),
-        settings=experiment.resolved(),
         post=post,
         met=met,
-        timeout=600.0 if deploy is None else deploy.timeout,
+        timeout=600.0 if experiment.deploy is None else experiment.deploy.timeout,
+        **asked_of(experiment),
     )
-    loggers = partial(_loggers, output.loggers)
-    return execute(plan, folder, Keeping(output.durability, output.memory, loggers), watcher)
+    return execute(plan, folder, keeping_of(experiment), watcher)
 
 
 def sites_of(experiment: Experiment) -> list[str]:
@@ -247,7 +223,3 @@ def _agreed(sites: Sequence[str], said: Mapping[str, Mapping[str, Any]]) -> Met:
         )
     samples = {site: dict(said[site]["samples"]) for site in sites}
     return Met(secrets.token_hex(8), samples, tuple(map(str, first["moving"])))
-
-
-def _loggers(names: Sequence[str]) -> list[Any]:
-    return [make_logger(name) for name in names]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from undrift.deploy.payloads import Refused, decode, encode
 from undrift.errors import UndriftError, first_line, require, require_type, require_whole
-from undrift.files import written_whole
+from undrift.files import synced, written_whole
 
 VERSION = re.compile(r"([1-9][0-9]*)\.safetensors")
 PARTIAL = re.compile(r"\.[1-9][0-9]*\.partial\.safetensors")
@@ -151,18 +150,7 @@ def _make(folder: Path) -> None:
         missing = [each for each in (folder, *folder.parents) if not each.exists()]
         for each in reversed(missing):
             each.mkdir(exist_ok=True)
-            _sync(each.parent)
+            synced(each.parent)
         require(folder.is_dir(), f"{folder} is not a folder.")
     except OSError as error:
         raise UndriftError(f"The folder {folder} cannot be made: {first_line(error)}.") from error
-
-
-def _sync(folder: Path) -> None:
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except PermissionError:  # some systems do not open folders
-        return
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

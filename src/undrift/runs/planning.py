@@ -29,24 +29,41 @@ from undrift.runs.loggers import Logger, make_logger
 
 def plan_of(experiment: Experiment, data: FederatedData) -> Plan:
     """The runs of an experiment."""
-    methods = build_methods(experiment)
     return Plan(
         data=data,
         model=lambda seed: build_model(experiment, data, seed),
-        methods=methods,
-        local={label: build_local(experiment, label) for label in methods},
-        rounds=experiment.rounds,
-        seeds=experiment.seeds,
-        cohort=build_sampler(experiment, methods),
-        objective=experiment.objective,
-        evaluation=build_evaluation(experiment),
-        limit=build_limit(experiment),
         devices=build_devices(experiment),
-        paces=build_paces(experiment),
-        target=build_target(experiment),
         engine=build_engine(experiment),
-        settings=experiment.resolved(),
+        **asked_of(experiment),
     )
+
+
+def asked_of(experiment: Experiment) -> dict[str, Any]:
+    """What the runs of an experiment do, wherever the data are and whoever computes."""
+    methods = build_methods(experiment)
+    return {
+        "methods": methods,
+        "local": {label: build_local(experiment, label) for label in methods},
+        "rounds": experiment.rounds,
+        "seeds": experiment.seeds,
+        "cohort": build_sampler(experiment, methods),
+        "objective": experiment.objective,
+        "evaluation": build_evaluation(experiment),
+        "limit": build_limit(experiment),
+        "paces": build_paces(experiment),
+        "target": build_target(experiment),
+        "settings": experiment.resolved(),
+    }
+
+
+def keeping_of(experiment: Experiment) -> Keeping:
+    """How the runs of an experiment are kept."""
+    output = experiment.output
+
+    def loggers() -> Sequence[Logger]:
+        return [make_logger(name) for name in output.loggers]
+
+    return Keeping(output.durability, output.memory, loggers)
 
 
 def run_experiment(
@@ -61,12 +78,7 @@ def run_experiment(
     """
     claim(experiment, folder)
     plan = plan_of(experiment, build_data(experiment) if data is None else data)
-    output = experiment.output
-
-    def loggers() -> Sequence[Logger]:
-        return [make_logger(name) for name in output.loggers]
-
-    return execute(plan, folder, Keeping(output.durability, output.memory, loggers), watcher)
+    return execute(plan, folder, keeping_of(experiment), watcher)
 
 
 def claim(experiment: Experiment, folder: Path) -> None:
