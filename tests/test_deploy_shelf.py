@@ -192,7 +192,7 @@ def test_a_version_that_cannot_be_written_costs_no_other(shelf, monkeypatch):
     def full(path):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files, "_synced", full)
+    monkeypatch.setattr(files, "synced", full)
     with pytest.raises(UndriftError, match="No space left"):
         shelf.put("run", "a", 3, 2, state(3))
     assert all_files(shelf.folder) == before
