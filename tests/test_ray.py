@@ -84,6 +84,26 @@ def test_clients_that_fail_are_counted_like_anywhere():
     both(ud.SCAFFOLD(), losses_of(), devices=devices, rounds=4, cohort=6)
 
 
+def test_a_client_whose_update_is_not_finite_is_left_out_like_anywhere():
+    clients = {k: DATA.train.client(k) for k in range(5)}
+    _, y = DATA.train.client(5)
+    clients[99] = (torch.full((200, 60), 1e200, dtype=torch.float64), y[:1].repeat(200))
+    losses = losses_of(data=ud.data.FederatedData.from_clients(clients))  # it comes first
+    evaluation = ud.Evaluation(every=3, train_clients=1)
+    loop, records = trained(TWO, ud.SCAFFOLD(), losses, rounds=2, evaluation=evaluation)
+    serial, _ = trained(SerialEngine, ud.SCAFFOLD(), losses, rounds=2, evaluation=evaluation)
+    assert [client for client, _ in records[1].rejected] == [99]
+    assert torch.allclose(loop.server.x, serial.server.x, atol=1e-12)
+
+
+def test_a_round_without_anybody():
+    loop, records = trained(
+        TWO, ud.FedAvg(), losses_of(), rounds=2, limit=dict.fromkeys(DATA.ids, 0)
+    )
+    assert len(records[1].absent) == 11
+    assert torch.equal(loop.server.x, loop.x0)
+
+
 def test_a_network_with_statistics_dropout_a_loss_and_a_metric_of_the_users_own(elsewhere):
     def model():
         torch.manual_seed(0)

@@ -107,10 +107,12 @@ class RayEngine(Engine):
     ) -> RoundResult:
         errands = list(errands)
         result = RoundResult(method, self.job, round, diagnose)
+        if not errands:
+            return result
         sending = self._sending(method, errands, states, round, diagnose)
         tasks = [sending.task("add", each) for each in blocks.cut(self.job, errands, self._block)]
-        for number, part in enumerate(self._crew.results(tasks, self._x0.device, shared=True)):
-            part.make_own(sums=number == 0)
+        for part in self._crew.results(tasks, self._x0.device, shared=True):
+            part.make_own(sums=result.replies.count == 0)  # the others are added to the first
             result.merge(part)
         result.arrange([errand.client.id for errand in errands])
         return result
@@ -142,7 +144,7 @@ class RayEngine(Engine):
         shared = {**self._losses, "setting": self._setting, "broadcast": self._share(broadcast)}
         places = {key: k for ids in (downloads, buffers) for k, key in enumerate(ids)}
         sending = _Sending(shared, places, states, round, diagnose)
-        if not self._block and errands:
+        if not self._block:
             largest = blocks.size(self.job, errands, together=len(errands))
             trial = blocks.cut(self.job, errands, largest)[0]
             (chosen,) = self._crew.results([sending.task("choose", trial)])
