@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 from textwrap import dedent
 
@@ -177,18 +178,21 @@ def steps(loop, number):
 
 
 class Killer(threading.Thread):
-    """Kills workers at random moments."""
+    """Kills workers at random moments, at most one in a round."""
 
-    def __init__(self, crew, number, seed=0):
+    def __init__(self, loop, number, seed=0):
         super().__init__(daemon=True)
-        self.crew, self.number = crew, number
+        self.loop, self.number = loop, number
         self.killed, self.rng = [], random.Random(seed)
 
     def run(self):
+        last = -1
         while len(self.killed) < self.number:
-            time.sleep(self.rng.uniform(0.3, 2.0))
-            alive = [each for each in self.crew.processes if each not in self.killed]
-            if alive:
+            time.sleep(self.rng.uniform(0.05, 0.5))
+            processes = self.loop.engine._crew.processes
+            alive = [each for each in processes if each not in self.killed]
+            if alive and self.loop.round > last:
+                last = self.loop.round
                 self.killed.append(self.rng.choice(alive))
                 os.kill(self.killed[-1], signal.SIGKILL)
 
@@ -197,7 +201,7 @@ def test_ten_workers_killed_at_random_moments_change_nothing():
     losses = losses_of(loss=unhurried)
     setting = ud.SCAFFOLD(), losses, LOCAL, ud.Uniform(6)
     loop = Synchronous(*setting, 10_000, engine=TWO)
-    killer = Killer(loop.engine._crew, 10)
+    killer = Killer(loop, 10)
     killer.start()
     while killer.is_alive():
         loop.step()
@@ -319,6 +323,8 @@ def test_a_machine_that_goes_takes_nothing_with_it():
 def test_memory_does_not_grow_over_a_thousand_rounds():
     data = ud.data.synthetic(1, 1, clients=2, seed=0, most=20)
     losses = ModuleLosses(ud.models.mlp(60, 100, classes=10, seed=0), data)
+    if crews._crew is not None:
+        crews._crew.stop()  # those of other tests remember what they did there
     loop = Synchronous(ud.SCAFFOLD(), losses, LOCAL, ud.All(), 1000, engine=TWO)
     crew = loop.engine._crew
     while len(crew.processes) < 2:
@@ -333,8 +339,11 @@ def test_memory_does_not_grow_over_a_thousand_rounds():
                 used.append([_own_memory(each) for each in (os.getpid(), *crew.processes)])
         return [max(each) for each in zip(*used, strict=True)]
 
-    first, last = peak(100, 200), peak(900, 1000)
-    assert all(b < a + 5 for a, b in zip(first, last, strict=True)), (first, last)
+    peaks = [peak(first, first + 100) for first in range(100, 1000, 200)]
+    for each in zip(*peaks, strict=True):
+        grown = sorted(b - a for a, b in pairwise(each))
+        # A vector kept in every round would be six megabytes in each; an allocator takes one once.
+        assert sum(grown[:-1]) < 3, peaks
 
 
 def _own_memory(process):
