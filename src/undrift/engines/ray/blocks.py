@@ -13,6 +13,8 @@ BLOCKS = 16
 """A round is cut into about so many blocks, if there are as many clients."""
 FEWEST = 8
 """… and never into fewer."""
+EVEN = 4
+"""There is a multiple of so many blocks, so that few workers have equally many of them."""
 WORTH = 200
 """Gradients of single samples that a block's work should come to: its sums must travel, which
 takes as long as a few samples do."""
@@ -43,7 +45,7 @@ def cut(job: Job, errands: Sequence[Errand], size: int) -> list[Block]:
     """
     costs = [_cost(job, errand) for errand in errands]
     order = sorted(range(len(errands)), key=lambda k: -costs[k])
-    number = -(-len(order) // size)
+    number = min(len(order), -(-len(order) // (size * EVEN)) * EVEN)
     ends = [len(order) * piece // number for piece in range(number + 1)]
     pieces = [order[first:last] for first, last in pairwise(ends)]
     return [Block([errands[k] for k in some], sum(costs[k] for k in some)) for some in pieces]

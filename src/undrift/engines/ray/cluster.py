@@ -52,6 +52,8 @@ def connect(address: str | None, cores: int, gpus: float) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")  # the workers are who is to work
+    for watching in ("RAY_task_events_report_interval_ms", "RAY_enable_metrics_collection"):
+        os.environ.setdefault(watching, "0")  # nobody looks at what Ray would count
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
