@@ -384,14 +384,14 @@ def test_without_ray_the_sentence_says_how_to_install_it(monkeypatch):
     ],
 )
 def test_a_wrong_address_is_refused_at_once(address, sentence):
-    from undrift.engines.ray.cluster import _require_answer
+    from undrift.engines.ray.cluster import require_answer
 
     with pytest.raises(UndriftError, match=sentence):
-        _require_answer(address)
+        require_answer(address)
 
 
 def test_an_address_where_somebody_else_answers():
-    from undrift.engines.ray.cluster import _require_answer
+    from undrift.engines.ray.cluster import require_answer
 
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -404,7 +404,15 @@ def test_an_address_where_somebody_else_answers():
 
         threading.Thread(target=answer, daemon=True).start()
         with pytest.raises(UndriftError, match="is not the head of a Ray cluster"):
-            _require_answer(f"127.0.0.1:{port}")
+            require_answer(f"127.0.0.1:{port}")
+
+
+def test_a_cluster_that_is_not_there_leaves_no_folder(tmp_path):
+    (tmp_path / "exp.toml").write_text(EXPERIMENT)
+    options = ("--address", "127.0.0.1:1", "--out", "out")
+    done = called("run", "exp.toml", *options, cwd=tmp_path)
+    assert done.returncode == 2 and "Nobody answers" in done.stderr
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("option", [{"workers": 2}, {"address": "auto"}, {"gpus": 0.5}])

@@ -8,7 +8,7 @@ import torch
 
 from undrift.engines.auto import AutoEngine
 from undrift.engines.base import Engine, Job
-from undrift.engines.ray.cluster import require_ray
+from undrift.engines.ray.cluster import require_answer, require_ray
 from undrift.engines.serial import SerialEngine
 from undrift.engines.strategies import candidates
 from undrift.errors import require, require_choice, require_range, require_type, require_whole
@@ -78,10 +78,16 @@ class EngineOptions:
                 f"{name} is for engine = 'ray' only, and the engine is {self.name!r}.",
             )
 
+    def require_ready(self) -> None:
+        """Refuse what is not installed or does not answer, before anything is begun."""
+        if self.name == "ray":
+            require_ray()
+            require_answer(self.address)
+
     def __call__(self, losses: Losses, job: Job) -> Engine:
         """Make the engine."""
         if self.name == "ray":
-            require_ray()
+            self.require_ready()
             from undrift.engines.ray.engine import RayEngine
 
             return RayEngine(losses, job, self)

@@ -76,6 +76,7 @@ def run_experiment(
 
     The folder of another experiment is refused.
     """
+    build_engine(experiment).require_ready()
     claim(experiment, folder)
     plan = plan_of(experiment, build_data(experiment) if data is None else data)
     return execute(plan, folder, keeping_of(experiment), watcher)

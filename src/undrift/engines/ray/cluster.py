@@ -43,8 +43,6 @@ def connect(address: str | None, cores: int, gpus: float) -> None:
         if address is not None or not fewer:
             return
         ray.shutdown()
-    if address is not None:
-        _require_answer(address)
     here: dict[str, Any] = {"num_cpus": cores, "include_dashboard": False}
     if gpus:
         here["num_gpus"] = None  # as many as there are
@@ -86,16 +84,16 @@ def cluster_cores() -> int:
     return int(ray.cluster_resources().get("CPU", 1))
 
 
-def _require_answer(address: str) -> None:
-    """Refuse an address at which nobody answers, within seconds."""
+def require_answer(address: str | None) -> None:
+    """Refuse a cluster's address at which nobody answers, within seconds."""
     allowed = "'auto' (the cluster of this machine) or the head's 'host:port'"
+    if address is None or address == "auto":
+        return
     require(
         not address.startswith("ray://"),
         f"The address {address!r} is that of a Ray client, which is too slow for what travels in "
         f"every round: run undrift on a machine of the cluster, with {allowed}.",
     )
-    if address == "auto":
-        return
     host, _, port = address.rpartition(":")
     require(
         bool(host) and port.isdigit() and 0 < int(port) < 65536,
