@@ -407,6 +407,18 @@ def test_an_address_where_somebody_else_answers():
             require_answer(f"127.0.0.1:{port}")
 
 
+def test_more_than_ray_has_is_refused_at_once():
+    trained(TWO, ud.FedAvg(), losses_of(), rounds=0)
+    with pytest.raises(UndriftError, match=r"2 workers with 1 GPU each are more than the 0 that"):
+        trained(EngineOptions("ray", workers=2, threads=1, gpus=1), ud.FedAvg(), losses_of())
+
+
+def test_what_cannot_be_sent_is_said():
+    lock = threading.Lock()
+    with pytest.raises(UndriftError, match="cannot be sent to them: TypeError: cannot"):
+        trained(TWO, ud.FedAvg(), losses_of(loss=lambda o, t: (o.mean(), lock)[0]))
+
+
 def test_a_cluster_that_is_not_there_leaves_no_folder(tmp_path):
     (tmp_path / "exp.toml").write_text(EXPERIMENT)
     options = ("--address", "127.0.0.1:1", "--out", "out")

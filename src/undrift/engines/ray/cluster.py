@@ -77,11 +77,11 @@ def session() -> str:
     return str(ray.get_runtime_context().get_job_id() + ray.get_runtime_context().get_node_id())
 
 
-def cluster_cores() -> int:
-    """How many cores all machines have that work together."""
+def cluster_has(what: str) -> float:
+    """How many cores ("CPU") or GPUs ("GPU") all machines have that work together."""
     import ray
 
-    return int(ray.cluster_resources().get("CPU", 1))
+    return float(ray.cluster_resources().get(what, 0))
 
 
 def require_answer(address: str | None) -> None:

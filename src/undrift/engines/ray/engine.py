@@ -18,7 +18,7 @@ from undrift.engines.base import Engine, Errand, Job, OwnModel, Reply, RoundResu
 from undrift.engines.options import EngineOptions
 from undrift.engines.pool import cores
 from undrift.engines.ray import blocks
-from undrift.engines.ray.cluster import cluster_cores, connect, session
+from undrift.engines.ray.cluster import cluster_has, connect, session
 from undrift.engines.ray.crew import Crew, Task, crew
 from undrift.engines.ray.parcels import pack
 from undrift.engines.ray.worker import Broadcast, Order, Recipe, Setting, Shared
@@ -271,12 +271,13 @@ def _crew(options: EngineOptions) -> Crew:
     else:
         connect(options.address, 0, options.gpus)
         threads = options.threads or 1
-        workers = options.workers or max(1, cluster_cores() // threads)
-    require(
-        workers * threads <= cluster_cores(),
-        f"{workers} workers with {threads} threads each are more than the {cluster_cores()} cores "
-        f"that Ray has.",
-    )
+        workers = options.workers or max(1, int(cluster_has("CPU")) // threads)
+    for share, what in ((threads, "CPU"), (options.gpus, "GPU")):
+        require(
+            workers * share <= cluster_has(what),
+            f"{workers} workers with {share:g} {what} each are more than the {cluster_has(what):g} "
+            f"that Ray has.",
+        )
     return crew(workers, threads, options.gpus)
 
 

@@ -25,6 +25,8 @@ from ray import cloudpickle
 from ray.cloudpickle.cloudpickle import list_registry_pickle_by_value
 from torch import Tensor
 
+from undrift.errors import UndriftError, first_line
+
 _WIDE = {torch.bfloat16: torch.int16}
 """Types that numpy does not have, as what they travel."""
 
@@ -42,8 +44,13 @@ def pack(value: Any) -> Parcel:
     """Pack an object; a tensor that it holds several times is packed once."""
     room = io.BytesIO()
     packer = _Packer(room)
-    with _own_modules_sent():
-        packer.dump(value)
+    try:
+        with _own_modules_sent():
+            packer.dump(value)
+    except Exception as error:  # whatever the user's objects say to it
+        raise UndriftError(
+            f"Something that the workers need cannot be sent to them: {first_line(error)}."
+        ) from error
     return Parcel(room.getvalue(), packer.arrays, packer.types)
 
 
