@@ -11,6 +11,7 @@ from commands import called
 from deploying import METHODS, Here, app
 from undrift.deploy.payloads import decode, encode
 from undrift.deploy.server import serve
+from undrift.deploy.site import Site
 from undrift.errors import UndriftError
 from undrift.runs.experiment import Experiment
 
@@ -293,6 +294,24 @@ def test_a_site_with_another_experiment_says_where_it_differs(tmp_path):
     post = Here(other, tmp_path / "state")
     with pytest.raises(UndriftError, match=r"local.lr is 0.2 here and 0.1 at the server"):
         deployed(file, tmp_path / "out", post)
+
+
+def test_a_failure_of_a_sites_own_code_is_named_and_its_words_stay_there(
+    tmp_path, monkeypatch, capfd
+):
+    file = app(tmp_path / "app")
+    work = Site._work
+
+    def failing(site, order):
+        if site.name == "b":
+            raise ValueError("could not convert string to float: 'John Smith'")
+        return work(site, order)
+
+    monkeypatch.setattr(Site, "_work", failing)
+    deployed(file, tmp_path / "out", rounds=1)
+    ((site, why),) = records(tmp_path / "out")[-1]["rejected"]
+    assert site == "b" and "failed by ValueError" in why and "Smith" not in why
+    assert "John Smith" in capfd.readouterr().err  # in its own log
 
 
 def test_what_cannot_be_deployed_is_refused_before_anybody_is_waited_for(tmp_path):

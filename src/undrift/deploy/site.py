@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -75,6 +76,10 @@ class Site:
             raise Refused(f"The site {self.name!r} cannot do {str(kind)[:40]!r}.")
         except UndriftError as error:
             return encode({"error": str(error)[:1000]}, {})
+        except Exception as error:  # of the user's model or data
+            traceback.print_exc()
+            kind = type(error).__name__  # what it says may quote data, which stay here
+            return encode({"error": f"The site {self.name!r} failed by {kind}; see its log."}, {})
 
     def _hello(self, values: Mapping[str, Any]) -> bytes:
         """Who this is and how many samples it has; refuses a server with another experiment."""

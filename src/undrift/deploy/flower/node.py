@@ -18,6 +18,7 @@ from undrift.deploy.flower.surroundings import (
     stop,
 )
 from undrift.deploy.site import Site
+from undrift.errors import first_line
 
 POLL = 0.25
 """Seconds between two looks for something to do."""
@@ -33,7 +34,8 @@ class Node:
     """A site that is connected to a SuperLink.
 
     Its SuperNode is started again whenever it ends: a SuperLink that was away for a while forgets
-    its nodes, and after a crash it refuses the same key for a minute.
+    its nodes, and after a crash it refuses the same key for a minute. It is also started again when
+    a request could not be taken from it or answered, since it would wait for the answer for ever.
 
     Parameters
     ----------
@@ -125,8 +127,10 @@ class Node:
             return False
         try:
             self._answer(found.token)
-        except (httpx.HTTPError, ConnectionError) as error:
-            self._say(f"An answer could not be sent ({type(error).__name__}); the server goes on.")
+        except Exception as error:  # whatever it is, the site must be there for the next request
+            self._say(f"A request was not answered: {first_line(error)}.")
+            if self._process is not None:
+                stop([self._process])
         return True
 
     def _answer(self, token: str) -> None:

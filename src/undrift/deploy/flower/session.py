@@ -152,8 +152,12 @@ class SuperLink:
         threading.Thread(target=beat, daemon=True).start()
 
     def _adopted(self) -> bool:
-        """Whether the SuperLink of a server that was killed is still there, and was taken over."""
-        from flwr.proto.control_pb2 import ListRunsRequest
+        """Whether the SuperLink of a server that was killed is still there, and was taken over.
+
+        Its run is ended, so that no site goes on with it.
+        """
+        from flwr.common.constant import Status
+        from flwr.proto.control_pb2 import ListRunsRequest, StopRunRequest
 
         try:
             left = json.loads(self._left.read_text("utf-8"))
@@ -163,7 +167,9 @@ class SuperLink:
             return False
         try:
             with self._control() as control:
-                control.ListRuns(ListRunsRequest())
+                for number, run in control.ListRuns(ListRunsRequest()).run_dict.items():
+                    if run.status.status != Status.FINISHED:
+                        control.StopRun(StopRunRequest(run_id=number))
             return True
         except Exception:  # it is gone, or another one
             self._token = mine

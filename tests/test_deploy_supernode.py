@@ -1,0 +1,81 @@
+"""A SuperNode gets over a server that is killed in the middle of a request."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from undrift.deploy.flower.surroundings import quieten
+
+pytest.importorskip("flwr", reason="the extra flower is not installed")
+quieten()
+
+import flwr.supernode.start_client_internal as internal  # noqa: E402
+from flwr.app import Error, Message, RecordDict  # noqa: E402
+from flwr.supercore.inflatable.inflatable_object import get_object_tree  # noqa: E402
+from flwr.supercore.object_store import ObjectStoreFactory  # noqa: E402
+from flwr.supercore.run import RunNotRunningException  # noqa: E402
+from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
+from flwr.supernode.nodestate import NodeStateFactory  # noqa: E402
+
+from undrift.deploy.flower.supernode import mend  # noqa: E402
+
+RUN = 7
+
+
+@pytest.fixture
+def node(monkeypatch):
+    """Flower's module as `mend` leaves it, with a state that knows a run."""
+    for name in ("pull_objects", "_pull_and_store_message"):  # put back afterwards
+        monkeypatch.setattr(internal, name, getattr(internal, name))
+    mend(internal)
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, RUN, raising=False)
+    stores = ObjectStoreFactory()
+    state = NodeStateFactory(stores).state()
+    state.set_node_id(1)
+    known = SimpleNamespace(run_id=RUN, fab_hash="", primary_task_type="flwr-clientapp")
+    monkeypatch.setattr(state, "get_run", lambda run: known)
+    return SimpleNamespace(state=state, store=stores.store())
+
+
+def request():
+    message = Message(RecordDict(), 1, "query")
+    message.metadata.__dict__["_message_id"] = message.object_id
+    return message
+
+
+def received(node, message, pull_object):
+    return internal._pull_and_store_message(
+        state=node.state,
+        object_store=node.store,
+        node_config={},
+        receive=lambda: None if message is None else (message, get_object_tree(message)),
+        get_run=None,
+        get_fab=None,
+        pull_object=pull_object,
+        confirm_message_received=lambda run, message: None,
+        trusted_entities=None,
+    )
+
+
+def ended(run, number):
+    raise RunNotRunningException
+
+
+def test_a_request_whose_run_has_ended_is_dropped(node):
+    message = request()
+    assert received(node, message, ended) is None
+    assert not node.state.get_messages_legacy(is_reply=False)
+    assert message.metadata.message_id not in node.store  # who waits for it is told
+    (task,) = node.state.get_tasks()
+    assert "its run has ended" in task.status.details
+
+
+def test_an_answer_is_sent_also_when_no_request_came(node):
+    assert received(node, None, None) is None  # nothing to do
+    answer = Message(Error(0, "late"), reply_to=request())
+    answer.metadata.__dict__["_message_id"] = answer.object_id
+    node.state.store_message(answer)
+    assert received(node, None, None) is not None  # so that it goes on to send
+    node.state.get_messages_legacy(is_reply=True)  # it was sent
+    assert received(node, None, None) is None
