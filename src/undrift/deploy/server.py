@@ -28,7 +28,7 @@ from undrift.runs.execution import Outcome, Plan, Watcher, execute
 from undrift.runs.experiment import Experiment
 from undrift.runs.folder import alone_in, read_json, write_json
 from undrift.runs.planning import asked_of, claim, keeping_of
-from undrift.runs.tables import is_function
+from undrift.runs.tables.data import is_function
 
 DEPLOYMENT = "deployment.json"
 """What a run folder knows of its sites."""

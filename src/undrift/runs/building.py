@@ -21,7 +21,8 @@ from undrift.models import MODELS, fitting
 from undrift.paces import Pace
 from undrift.runs.catalogue import parameters, source_of, takes_anything
 from undrift.runs.parts import Wrong, arguments, guilty
-from undrift.runs.tables import is_function, source_function, user_data, user_model
+from undrift.runs.tables.data import is_function, source_function, user_data
+from undrift.runs.tables.model import user_model
 from undrift.sampling import Sampler
 from undrift.solvers import Local
 from undrift.targets import Target

@@ -13,7 +13,16 @@ from undrift.devices import KINDS, DeviceClasses, Devices, Profiles
 from undrift.errors import UndriftError, require_choice, require_range
 from undrift.runs.catalogue import NONE
 from undrift.runs.parts import Wrong, absolute, arguments, completed, guilty, make, shown
-from undrift.runs.tables import Counting, OpenTable, Plain, Share, Table, Text, or_none, seen_from
+from undrift.runs.tables.fields import (
+    Counting,
+    OpenTable,
+    Plain,
+    Share,
+    Table,
+    Text,
+    or_none,
+    seen_from,
+)
 
 WHAT = {"drawn": "drawn devices", "classes": "classes of devices", "file": "a file of devices"}
 FILES = ("path", "windows")

@@ -34,7 +34,6 @@ from undrift.runs.parts import Wrong, pace_from, shown
 from undrift.runs.presets import filled
 from undrift.runs.settings import applied
 from undrift.runs.tables import (
-    Counting,
     DataTable,
     DeployTable,
     EngineTable,
@@ -43,18 +42,12 @@ from undrift.runs.tables import (
     LocalTable,
     MethodTable,
     ModelTable,
-    Objective,
     OutputTable,
-    Paced,
     SamplingTable,
-    Table,
-    Text,
-    changed,
-    is_function,
-    local_of,
-    named,
-    or_none,
 )
+from undrift.runs.tables.data import is_function
+from undrift.runs.tables.fields import Counting, Objective, Paced, Table, Text, named, or_none
+from undrift.runs.tables.local import changed, local_of
 from undrift.sampling import Fixed, as_sampler
 from undrift.solvers import Solver
 from undrift.targets import reached
