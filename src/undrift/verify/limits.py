@@ -15,7 +15,6 @@ from undrift.theory import Quadratics, fixed_points
 from undrift.verify import problems
 from undrift.verify.problems import SIZES, STEPS
 from undrift.verify.runs import (
-    LR,
     Finding,
     allows,
     between,
@@ -36,10 +35,11 @@ def goal_of(method: Method, problem: Quadratics, q: Tensor, local: GD) -> Tensor
     tau = [local.amount(k, 0) for k in range(len(problem))]
     tau = list(method.steps(tau))
     mu = getattr(method, "mu", 0.0)
+    assert isinstance(local.lr, float)  # the closed forms are for a constant rate
     if method.converges_to == "averaging":
-        return fixed_points.fedprox(problem.H, problem.b, q, LR, tau, mu)
+        return fixed_points.fedprox(problem.H, problem.b, q, local.lr, tau, mu)
     if method.converges_to == "normalised averaging":
-        return fixed_points.fednova(problem.H, problem.b, q, LR, tau, mu)
+        return fixed_points.fednova(problem.H, problem.b, q, local.lr, tau, mu)
     return None
 
 

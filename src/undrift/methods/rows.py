@@ -1,0 +1,195 @@
+"""Every method as a row: its local problem, what a client then does, and the server's fold.
+
+Client k minimises f_k(x) + ⟨v, x⟩ + (r/2)|x − z|², approximately, from some start. The rows are
+what the guide and `undrift show method` print. The tests evaluate them, as they stand here, and
+compare them with the code of the method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+MOVED = "Δ_k ← x_k − x"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method in formulas, in the letters of its paper."""
+
+    start: str = "x"
+    linear: str = "0"
+    """v"""
+    center: str = "–"
+    """z"""
+    weight: str = "0"
+    """r"""
+    work: str = "τ_k steps of SGD"
+    first: tuple[str, ...] = ()
+    """what a client does when the model arrives"""
+    then: tuple[str, ...] = (MOVED,)
+    """what it does when its work is done"""
+    uploads: tuple[str, ...] = ("Δ_k",)
+    fold: tuple[str, ...] = ()
+    """what the server does with the replies of the cohort S"""
+    ends: str = "x_k"
+    """the letter for the end of the local work"""
+    letters: Mapping[str, str] = field(default_factory=dict)
+    """what the letters are in the method's own code"""
+    words: Mapping[str, str] = field(default_factory=dict)
+    """what they mean, where the formulas do not say"""
+
+
+AVERAGE = ("x ← x + (N/K) Σ_S q_k Δ_k",)
+PROGRESS = {"‖a_k‖₁": "how much gradient was accumulated: the number of steps for plain SGD"}
+DR = {"x̄": "down.x", "x_k": "mine.x", "y_k": "mine.y", "x̂_k": "2*mine.x - mine.y"}
+
+_splitting = Row(
+    start="x_k",
+    center="y_k",
+    weight="1/η",
+    work="prox_{ηf_k}(y_k), as near as the steps get",
+    first=("y_k ← y_k + α(x̄ − x_k)",),
+    then=("δ_k ← 2x_k − y_k − x̂_k", "x̂_k ← 2x_k − y_k"),
+    uploads=("δ_k",),
+    fold=("x̃ ← x̃ + Σ_S q_k δ_k", "x̄ ← prox_{ηg}(x̃)"),
+    letters=DR | {"x̃": "server.x_tilde", "η": "method.eta", "α": "method.alpha"},
+    words={
+        "x_k, y_k": "the client's own, both x⁰ at first; x̂_k = 2x_k − y_k needs no room",
+        "x̄": "the server's model",
+    },
+)
+
+ROWS: dict[str, Row] = {
+    "DistributedSGD": Row(work="one step of SGD", fold=AVERAGE),
+    "FedAvg": Row(fold=AVERAGE),
+    "FedAvgMin": Row(work="min_i τ_i steps of SGD, the same for all", fold=AVERAGE),
+    "FedProx": Row(center="x", weight="μ", fold=AVERAGE, letters={"μ": "method.mu"}),
+    "SCAFFOLD": Row(
+        linear="c − c_k",
+        then=(MOVED, "δ_k ← −c − Δ_k/(η‖a_k‖₁)", "c_k ← c_k + δ_k"),
+        uploads=("Δ_k", "δ_k"),
+        fold=(*AVERAGE, "c ← c + Σ_S q_k δ_k"),
+        letters={"c": "down.c", "c_k": "mine.c"},
+        words={"c, c_k": "control variates, 0 at first", **PROGRESS},
+    ),
+    "VRLSGD": Row(
+        linear="−Δ_k",
+        first=("Δ_k ← Δ_k + (x − x_k)/(ητ_k)",),
+        then=("δ_k ← x_k − x",),
+        uploads=("δ_k",),
+        fold=("x ← x + Σ_S q_k δ_k",),
+        letters={"Δ_k": "mine.delta", "x_k": "mine.x", "ητ_k": "1/mine.inverse"},
+        words={
+            "x_k": "where the client's last work ended",
+            "ητ_k": "of that work; with momentum η‖a_k‖₁",
+        },
+    ),
+    "FedNova": Row(
+        center="x",
+        weight="μ",
+        then=("u_k ← (x_k − x)/‖a_k‖₁",),
+        uploads=("u_k", "‖a_k‖₁", "τ_k"),
+        fold=("τ_eff ← (Σ_S q_k ‖a_k‖₁)/(Σ_S q_k)", "x ← x + τ_eff (N/K) Σ_S q_k u_k"),
+        letters={"μ": "method.mu"},
+        words={**PROGRESS, "μ": "0 unless it is given; then τ_eff is the mean of the τ_k"},
+    ),
+    "FedNova VR": Row(
+        linear="d − d_k",
+        center="x",
+        weight="μ",
+        then=("u_k ← (x_k − x)/‖a_k‖₁", "d_k ← d_k − d − u_k/η"),
+        uploads=("u_k", "‖a_k‖₁", "τ_k"),
+        fold=(
+            "τ_eff ← (Σ_S q_k ‖a_k‖₁)/(Σ_S q_k)",
+            "x ← x + τ_eff (N/K) Σ_S q_k u_k",
+            "d ← d − Σ_S q_k (u_k/η + d)",
+        ),
+        letters={"d": "down.d", "d_k": "mine.d", "μ": "method.mu"},
+        words={"d, d_k": "normalised gradients, the server's and the client's, 0 at first"},
+    ),
+    "FedDyn": Row(
+        linear="−h_k",
+        center="x",
+        weight="α_k",
+        then=(MOVED, "h_k ← h_k − α_k Δ_k"),
+        fold=("h ← h − (α/N) Σ_S Δ_k", "x ← x + (1/K) Σ_S Δ_k − h/α"),
+        letters={
+            "h_k": "mine.h",
+            "h": "server.h",
+            "α": "method.alpha",
+            "α_k": "method.alpha * client.scale",
+        },
+        words={
+            "h_k, h": "estimates of the client's gradient and of their mean, 0 at first",
+            "α_k": "α/(N q_k): the same for all with objective \"clients\"",
+        },
+    ),
+    "FedPD": Row(
+        linear="λ_k",
+        center="x",
+        weight="1/η",
+        then=("λ_k ← λ_k + (x_k − x)/η", "z_k ← x_k + ηλ_k"),
+        uploads=("z_k",),
+        fold=("x ← Σ_S q_k z_k",),
+        letters={"λ_k": "mine.multiplier", "η": "method.eta"},
+        words={
+            "λ_k": "the multiplier of the constraint that all copies agree, 0 at first",
+            "x": "the client's own copy instead, after a round that did not communicate",
+        },
+    ),
+    "FedSplit": Row(
+        start="u_k",
+        center="2x − z_k",
+        weight="1/η",
+        work="prox_{ηf_k}(2x − z_k), as near as the steps get",
+        then=("δ_k ← 2(u_k − x)", "z_k ← z_k + δ_k"),
+        uploads=("δ_k",),
+        fold=("x ← x + Σ_S q_k δ_k",),
+        ends="u_k",
+        letters={"u_k": "mine.u", "z_k": "mine.z", "η": "method.eta"},
+        words={"u_k, z_k": "the client's own, both x⁰ at first"},
+    ),
+    "FedDR": _splitting,
+    "FedLGA": Row(
+        work="E_k of the E steps of SGD that are expected",
+        uploads=("Δ_k", "E_k"),
+        fold=(
+            "ŵ ← x + the mean of Δ_k over the complete clients",
+            "for the others  g_k ← −Δ_k/(ηE_k);  Δ_k ← Δ_k + λ g_k⟨g_k, ŵ − x − Δ_k⟩",
+            "x ← x + (1/K) Σ_S Δ_k",
+        ),
+        words={"λ": "`damping`, 1 in the paper; other forms of the correction are options"},
+    ),
+    "AsyncFedDR": _splitting,
+    "FedAsync": Row(
+        center="x",
+        weight="μ",
+        then=(),
+        uploads=("x_k",),
+        fold=("w_k ← min(1, αN q_k s_k)", "x ← x + (1/K) Σ_S w_k (x_k − x)"),
+        letters={"μ": "method.mu", "α": "method.alpha", "s_k": "method.staleness(client.staleness)"},
+        words={
+            "K": "1: each reply by itself, unless a buffer is asked for",
+            "s_k": "s(u), where u is the number of updates since the client read the model",
+            "μ": "0 unless it is given",
+        },
+    ),
+    "FedBuff": Row(
+        fold=("x ← x + (N/M) Σ_S q_k s_k Δ_k",),
+        letters={"s_k": "method.staleness(client.staleness)"},
+        words={
+            "S": "the M replies in the buffer; Δ_k is from the model that the client read",
+            "s_k": "s(u), where u is the number of updates since then",
+        },
+    ),
+}
+"""Every method's row; FedNova has two."""
+
+
+def row_of(method: object) -> Row | None:
+    """The row of one of our methods, as its options have it; None for a class of the user's."""
+    name = type(method).__name__
+    if getattr(method, "variance_reduction", False):
+        name += " VR"
+    return ROWS.get(name) if type(method).__module__.startswith("undrift.methods.") else None
