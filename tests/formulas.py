@@ -1,6 +1,7 @@
 """A reader of the formulas of `undrift.methods.rows`, written from how one reads them on paper.
 
-Letters side by side are multiplied, and Σ_S takes the term behind it, for every client of S.
+Letters side by side are multiplied, ⟨a, b⟩ is a scalar product, and Σ_S takes the term behind it,
+for every client of S.
 """
 
 import re
@@ -14,7 +15,7 @@ class Reader:
     def __init__(self, formula, server, clients=(), functions=None):
         letters = {*server, *(name for own in clients for name in own), *FUNCTIONS, "Σ_S"}
         longest_first = sorted(map(re.escape, letters), key=len, reverse=True)
-        pattern = re.compile(r"\s*(" + "|".join([*longest_first, r"\d+", r"[-+−/(),]"]) + ")")
+        pattern = re.compile(r"\s*(" + "|".join([*longest_first, r"\d+", r"[-+−/(),⟨⟩]"]) + ")")
         self.tokens, at = [], 0
         while at < len(formula.rstrip()):
             found = pattern.match(formula, at)
@@ -45,7 +46,7 @@ class Reader:
 
     def _term(self):
         result = self._factor()
-        while self._next() not in ("", "+", "−", ")", ","):
+        while self._next() not in ("", "+", "−", ")", ",", "⟩"):
             if self._next() == "/":
                 self._take()
                 result = result / self._factor()
@@ -63,6 +64,12 @@ class Reader:
             result = self._sum()
             self._take(")")
             return result
+        if token == "⟨":
+            left = self._sum()
+            self._take(",")
+            right = self._sum()
+            self._take("⟩")
+            return (left * right).sum()
         if token in FUNCTIONS:
             self._take("(")
             arguments = [self._sum()]

@@ -45,7 +45,9 @@ def approximated(problem: Quadratics, done: Sequence[int], damping: float) -> Te
     Δ_k = [(I − ηH_k)^τ_k − I](x − e_k).
     """
     eye = torch.eye(2, dtype=torch.float64)
-    spread = [torch.linalg.matrix_power(eye - LR * H, t) for H, t in zip(problem.H, done, strict=True)]
+    spread = [
+        torch.linalg.matrix_power(eye - LR * H, t) for H, t in zip(problem.H, done, strict=True)
+    ]
 
     def rest(x: Tensor) -> Tensor:
         first, second = (

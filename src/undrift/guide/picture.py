@@ -39,9 +39,7 @@ def draw(page: str, walks: Sequence[Walked], path: Path) -> Path:
     axes.set(xlim=SPAN[0], ylim=SPAN[1], aspect="equal", xticks=[], yticks=[])
     axes.spines[:].set_color("#bbbbbb")
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(
-        handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=10
-    )
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=10)
     with written_whole(path) as partial:
         _small(figure).save(partial, optimize=True)
     return path
@@ -148,9 +146,9 @@ def _landmarks(axes: Axes, page: str, walks: Sequence[Walked]) -> None:
     )
     if page not in ("FedAvg", "servers", "FedLGA"):
         q, steps = first.q, first.walk.planned
-        point = fixed_points.fedavg(first.problem.H, first.problem.b, q, LR, steps)
+        averaged = fixed_points.fedavg(first.problem.H, first.problem.b, q, LR, steps)
         axes.plot(
-            *point.tolist(),
+            *averaged.tolist(),
             marker="X",
             markersize=8,
             color="#999999",

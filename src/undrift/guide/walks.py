@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -113,21 +114,22 @@ class Walked:
 def walked(walk: Walk) -> Walked:
     """Do a run."""
     problem, run = two_clients(), run_of(walk)
-    path, arrivals = [problem.initial()], []
+    path = [problem.initial()]
+    arrivals: list[tuple[int, int]] = []  # none of a run in rounds, whose replies are never late
     for _ in range(walk.rounds):
         record = run.step()
         path.append(run.server.x.clone())
-        arrivals += [(k, late) for k in record.cohort for late in record.staleness]
+        arrivals += [(int(str(k)), late) for k in record.cohort for late in record.staleness]
     q = Roster(problem.ids, problem.sizes, walk.objective).weights
     asynchronous = walk.method.meant_asynchronous
     drift = [] if asynchronous else [_local_path(walk, run, k) for k in range(len(problem))]
-    return Walked(walk, problem, q, torch.stack(path), arrivals if asynchronous else [], drift)
+    return Walked(walk, problem, q, torch.stack(path), arrivals, drift)
 
 
 def run_of(walk: Walk) -> Loop:
     """The run of a walk, to be stepped by hand."""
     speeds = Devices(speed=Ladder(1, 2), seed=3)  # this seed makes client 2 the faster one
-    arriving = {"devices": speeds, "pace": AsTheyArrive(replies=1)}
+    arriving: dict[str, Any] = {"devices": speeds, "pace": AsTheyArrive(replies=1)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # step sizes outside a theorem's bound are shown, too
         return loop(

@@ -7,7 +7,7 @@ compare them with the code of the method.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 MOVED = "Δ_k ← x_k − x"
@@ -42,6 +42,7 @@ class Row:
 
 AVERAGE = ("x ← x + (N/K) Σ_S q_k Δ_k",)
 PROGRESS = {"‖a_k‖₁": "how much gradient was accumulated: the number of steps for plain SGD"}
+STALE = {"s_k": "method.staleness(client.staleness)"}
 DR = {"x̄": "down.x", "x_k": "mine.x", "y_k": "mine.y", "x̂_k": "2*mine.x - mine.y"}
 
 _splitting = Row(
@@ -122,7 +123,7 @@ ROWS: dict[str, Row] = {
         },
         words={
             "h_k, h": "estimates of the client's gradient and of their mean, 0 at first",
-            "α_k": "α/(N q_k): the same for all with objective \"clients\"",
+            "α_k": 'α/(N q_k): the same for all with objective "clients"',
         },
     ),
     "FedPD": Row(
@@ -155,10 +156,12 @@ ROWS: dict[str, Row] = {
         work="E_k of the E steps of SGD that are expected",
         uploads=("Δ_k", "E_k"),
         fold=(
-            "ŵ ← x + the mean of Δ_k over the complete clients",
-            "for the others  g_k ← −Δ_k/(ηE_k);  Δ_k ← Δ_k + λ g_k⟨g_k, ŵ − x − Δ_k⟩",
+            "ŵ ← x + the mean of Δ_k over those with E_k = E",
+            "if E_k < E:  g_k ← −Δ_k/(ηE_k)",
+            "if E_k < E:  Δ_k ← Δ_k + λ g_k⟨g_k, ŵ − x − Δ_k⟩",
             "x ← x + (1/K) Σ_S Δ_k",
         ),
+        letters={"λ": "method.damping"},
         words={"λ": "`damping`, 1 in the paper; other forms of the correction are options"},
     ),
     "AsyncFedDR": _splitting,
@@ -168,7 +171,11 @@ ROWS: dict[str, Row] = {
         then=(),
         uploads=("x_k",),
         fold=("w_k ← min(1, αN q_k s_k)", "x ← x + (1/K) Σ_S w_k (x_k − x)"),
-        letters={"μ": "method.mu", "α": "method.alpha", "s_k": "method.staleness(client.staleness)"},
+        letters={
+            "μ": "method.mu",
+            "α": "method.alpha",
+            "s_k": "method.staleness(client.staleness)",
+        },
         words={
             "K": "1: each reply by itself, unless a buffer is asked for",
             "s_k": "s(u), where u is the number of updates since the client read the model",
@@ -177,7 +184,7 @@ ROWS: dict[str, Row] = {
     ),
     "FedBuff": Row(
         fold=("x ← x + (N/M) Σ_S q_k s_k Δ_k",),
-        letters={"s_k": "method.staleness(client.staleness)"},
+        letters=STALE,
         words={
             "S": "the M replies in the buffer; Δ_k is from the model that the client read",
             "s_k": "s(u), where u is the number of updates since then",
@@ -193,3 +200,11 @@ def row_of(method: object) -> Row | None:
     if getattr(method, "variance_reduction", False):
         name += " VR"
     return ROWS.get(name) if type(method).__module__.startswith("undrift.methods.") else None
+
+
+def steps_of(row: Row) -> Iterator[str]:
+    """What client and server do in a round, a line for each formula."""
+    parts = {"arrival": row.first, "client": row.then, "server": row.fold}
+    for who, formulas in parts.items():
+        for number, formula in enumerate(formulas):
+            yield f"{who if number == 0 else '':9}{formula}"

@@ -22,6 +22,7 @@ from undrift.amounts import NormalAmount, UniformAmount
 from undrift.devices import Between, Normal
 from undrift.errors import require_choice
 from undrift.methods.base import INITIAL, NUMBER, Method
+from undrift.methods.rows import row_of, steps_of
 from undrift.runs.catalogue import DERIVED, GROUPS, NONE, REQUIRED, Parameter, parameters
 from undrift.runs.parts import completed, table_of
 from undrift.systems import System
@@ -115,8 +116,10 @@ def showing(kind: str, name: str) -> RenderableType:
     parts: list[RenderableType] = [Text(name, style="bold"), Text(told.first)]
     if told.rest:
         parts += [Text(""), Text(told.rest)]
-    if isinstance(build, type) and issubclass(build, Method) and build.paper:
-        parts += [Text(""), Text(f"Paper: {build.paper}")]
+    if isinstance(build, type) and issubclass(build, Method):
+        parts += [Text(""), *(Text(line) for line in formulas(build()))]
+        if build.paper:
+            parts += [Text(""), Text(f"Paper: {build.paper}")]
     own = shown_parameters(group, build)
     if own:
         parts += [Text(""), _table(own, meanings(build))]
@@ -194,6 +197,20 @@ def traffic(method: Method) -> list[str]:
     if method.needs_all:
         lines.append("Every client must take part in every round.")
     return lines
+
+
+def formulas(method: Method) -> list[str]:
+    """The local problem and the round of one of our methods."""
+    row = row_of(method)
+    if row is None:
+        return []
+    return [
+        "A client minimises f_k(x) + ⟨v, x⟩ + (r/2)|x − z|²:",
+        f"  start {row.start},  v = {row.linear},  z = {row.center},  r = {row.weight}",
+        f"  {row.work}; uploads {', '.join(row.uploads)}",
+        *(f"  {line}" for line in steps_of(row)),
+        *(f"  {letters}: {words}" for letters, words in row.words.items()),
+    ]
 
 
 def example(group: str, name: str) -> str:

@@ -1,0 +1,79 @@
+"""Pages whose words are written by hand and whose facts are made: parts between marks.
+
+<!-- made: options -->
+…
+<!-- end -->
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+from undrift.errors import UndriftError, require
+from undrift.files import written_whole
+from undrift.guide import parts
+from undrift.guide.picture import draw
+from undrift.guide.verified import stored
+from undrift.guide.walks import WALKS
+from undrift.methods import METHODS
+
+MADE = re.compile(r"(<!-- made: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+INDEX, SERVERS = "index", "servers"
+PAGES = {INDEX: INDEX, **{name: name.lower() for name in METHODS}, SERVERS: SERVERS}
+"""The file of every page, by its subject."""
+ORDER = ("problem", "traffic", "options", "paper", "verified", "ends", "file")
+"""What every page of a method holds, in this order."""
+
+Maker = Callable[[], parts.Lines]
+
+
+def makers(name: str, folder: Path) -> Mapping[str, Maker]:
+    """What can be made for a page, by the word in its mark."""
+    if name == INDEX:
+        return {"overview": parts.overview, "costs": parts.costs, "facts": parts.facts}
+    if name == SERVERS:
+        own = {part: partial(getattr(parts, part), name) for part in ("options", "ends", "file")}
+        return {"servers": parts.servers, **own}
+    found: dict[str, Maker] = {
+        part: partial(getattr(parts, part), name) for part in ORDER if part != "verified"
+    }
+    if name == "FedAvg":
+        found["schemes"] = parts.schemes
+    return {**found, "verified": lambda: parts.verified(name, stored(folder))}
+
+
+def refreshed(text: str, made: Mapping[str, Maker], where: str = "The page") -> str:
+    """A page with its made parts made anew."""
+
+    def anew(found: re.Match[str]) -> str:
+        begin, part, end = found.groups()
+        require(part in made, f"{where} asks for {part!r}, but there is {', '.join(made)}.")
+        return "\n".join([begin.rstrip("\n"), "", *made[part](), "", end])
+
+    return MADE.sub(anew, text)
+
+
+def page(name: str, folder: Path) -> str:
+    """A page as it should be."""
+    path = folder / f"{PAGES[name]}.md"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError:
+        raise UndriftError(f"There is no page {path}: write its words first.") from None
+    return refreshed(text, makers(name, folder), str(path))
+
+
+def write(folder: Path) -> list[Path]:
+    """Make every page and picture anew."""
+    written = []
+    for name, stem in PAGES.items():
+        path, text = folder / f"{stem}.md", page(name, folder)
+        with written_whole(path) as whole:
+            whole.write_text(text, encoding="utf-8")
+        written.append(path)
+        if name in WALKS:
+            written.append(draw(name, parts.walks(name), folder / f"{stem}.png"))
+    return written
