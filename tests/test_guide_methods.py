@@ -130,7 +130,7 @@ def test_what_verify_found_is_complete_and_its_silences_are_explained():
             assert cell.error is None or cell.error <= fact.allowed
 
 
-@pytest.mark.parametrize("name", ["FedPD"])
+@pytest.mark.parametrize("name", ["FedAvg"])
 def test_what_verify_found_is_what_it_finds(name):
     found = stored(FOLDER)
     for outcome in verify(named(name)):

@@ -33,7 +33,9 @@ Maker = Callable[[], parts.Lines]
 def makers(name: str, folder: Path) -> Mapping[str, Maker]:
     """What can be made for a page, by the word in its mark."""
     if name == INDEX:
-        return {"overview": parts.overview, "costs": parts.costs, "facts": parts.facts}
+        purposes = partial(parts.purposes, folder)
+        side_by_side = {"overview": parts.overview, "costs": parts.costs, "facts": parts.facts}
+        return {"purposes": purposes, **side_by_side}
     if name == SERVERS:
         own = {part: partial(getattr(parts, part), name) for part in ("options", "ends", "file")}
         return {"servers": parts.servers, **own}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from pathlib import Path
 
 import torch
 
@@ -42,6 +43,7 @@ ENDS = {
     "averaging": "the fixed point of averaging",
     "normalised averaging": "the fixed point of normalised averaging",
 }
+NO_BREAK = "\u00a0"
 Lines = Iterator[str]
 
 
@@ -87,7 +89,8 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _code(formula: str) -> str:
-    return formula if formula in ("–", "0") else f"`{formula}`"
+    """A formula in a table, where it must not be broken."""
+    return formula if formula in ("–", "0") else f"`{formula.replace(' ', NO_BREAK)}`"
 
 
 def _row(method: Method) -> Row:
@@ -178,11 +181,19 @@ def verified(name: str, found: dict[str, dict[str, Cell]]) -> Lines:
     subjects = named(name)
     yield f"    undrift verify {name}"
     yield ""
+    cells = [found[subject.label][fact.name] for subject in subjects for fact in FACTS]
+    claimed = [cell for cell in cells if cell.error is not None]
+    held = sum(cell.holds for cell in claimed)
+    yield f"{held} of {len(claimed)} facts hold. The table has the errors that were measured."
+    yield ""
     head = ("fact", "error allowed", *(f"`{subject.method!r}`" for subject in subjects))
     rows = (
-        (fact.name, f"{fact.allowed:.0e}" if fact.allowed else "0", *cells)
+        (
+            fact.name,
+            f"{fact.allowed:.0e}" if fact.allowed else "0",
+            *(str(found[subject.label][fact.name]) for subject in subjects),
+        )
         for fact in FACTS
-        for cells in [[str(found[subject.label][fact.name]) for subject in subjects]]
     )
     yield from table(head, rows)
     yield ""
@@ -231,7 +242,7 @@ def _steps(found: Sequence[Walked]) -> str:
     if len(done) > 1:
         return "Clients 1 and 2 do as many steps in a round as the label says."
     first, second = done.pop()
-    return f"In a round client 1 does {plural(first)}, client 2 {second}."
+    return f"In a round client 1 does {plural(first)} and client 2 does {second}."
 
 
 def _point(x: torch.Tensor) -> str:
@@ -258,7 +269,7 @@ def overview() -> Lines:
     rows = []
     for name in METHODS:
         for label, method in variants(name).items():
-            rows.append((f"[{label}]({name.lower()}.md)", *_cells(_row(method))))
+            rows.append((_link(name, label), *_cells(_row(method))))
     head = ("method", "start", "linear v", "centre z", "weight r", "local work", "uploads")
     yield from table(head, rows)
 
@@ -274,8 +285,21 @@ def costs() -> Lines:
             ends = ENDS.get(method.converges_to or "", "–")
             if any(subject.equal_steps for subject in named(name)):
                 ends += ", for equal steps"
-            rows.append((f"[{label}]({name.lower()}.md)", *vectors(method), part, ends))
+            rows.append((_link(name, label), *vectors(method), part, ends))
     yield from table(head, rows)
+
+
+def _link(name: str, label: str) -> str:
+    short = label.replace("(variance_reduction=True)", " VR")
+    return f"[{short}]({name.lower()}.md)".replace(" ", NO_BREAK)
+
+
+def purposes(folder: Path) -> Lines:
+    """What each method is for, in the first words of its page."""
+    for name in METHODS:
+        text = (folder / f"{name.lower()}.md").read_text(encoding="utf-8")
+        words = " ".join(text.split("\n\n")[1].split())
+        yield f"- **[{name}]({name.lower()}.md)**: {words}"
 
 
 def facts() -> Lines:

@@ -49,7 +49,7 @@ _splitting = Row(
     start="x_k",
     center="y_k",
     weight="1/η",
-    work="prox_{ηf_k}(y_k), as near as the steps get",
+    work="steps towards prox_{ηf_k}(y_k)",
     first=("y_k ← y_k + α(x̄ − x_k)",),
     then=("δ_k ← 2x_k − y_k − x̂_k", "x̂_k ← 2x_k − y_k"),
     uploads=("δ_k",),
@@ -64,7 +64,11 @@ _splitting = Row(
 ROWS: dict[str, Row] = {
     "DistributedSGD": Row(work="one step of SGD", fold=AVERAGE),
     "FedAvg": Row(fold=AVERAGE),
-    "FedAvgMin": Row(work="min_i τ_i steps of SGD, the same for all", fold=AVERAGE),
+    "FedAvgMin": Row(
+        work="min_i τ_i steps of SGD",
+        fold=AVERAGE,
+        words={"τ_i": "the steps that the cohort's clients were asked for"},
+    ),
     "FedProx": Row(center="x", weight="μ", fold=AVERAGE, letters={"μ": "method.mu"}),
     "SCAFFOLD": Row(
         linear="c − c_k",
@@ -143,7 +147,7 @@ ROWS: dict[str, Row] = {
         start="u_k",
         center="2x − z_k",
         weight="1/η",
-        work="prox_{ηf_k}(2x − z_k), as near as the steps get",
+        work="steps towards prox_{ηf_k}(2x − z_k)",
         then=("δ_k ← 2(u_k − x)", "z_k ← z_k + δ_k"),
         uploads=("δ_k",),
         fold=("x ← x + Σ_S q_k δ_k",),
@@ -153,7 +157,7 @@ ROWS: dict[str, Row] = {
     ),
     "FedDR": _splitting,
     "FedLGA": Row(
-        work="E_k of the E steps of SGD that are expected",
+        work="E_k ≤ E steps of SGD",
         uploads=("Δ_k", "E_k"),
         fold=(
             "ŵ ← x + the mean of Δ_k over those with E_k = E",
@@ -162,7 +166,10 @@ ROWS: dict[str, Row] = {
             "x ← x + (1/K) Σ_S Δ_k",
         ),
         letters={"λ": "method.damping"},
-        words={"λ": "`damping`, 1 in the paper; other forms of the correction are options"},
+        words={
+            "E": "the steps that are expected of a client",
+            "λ": "damping, 1 in the paper; other forms of the correction are options",
+        },
     ),
     "AsyncFedDR": _splitting,
     "FedAsync": Row(
