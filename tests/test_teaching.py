@@ -99,6 +99,8 @@ class TestTeaching:
         text = printed(showing("method", "FedDR"))
         for words in ("prox", "Tran-Dinh", "alpha", "the relaxation", "keeps: y", "[[method]]"):
             assert words in text
+        assert "start x_k,  v = 0,  z = y_k,  r = 1/η" in text
+        assert "server   x̃ ← x̃ + Σ_S q_k δ_k" in text
 
     def test_parameters_that_are_explained_elsewhere(self):
         assert "how the cohort is averaged" in printed(showing("method", "FedProx"))
