@@ -14,7 +14,7 @@ from pathlib import Path
 
 from undrift.errors import UndriftError, require
 from undrift.files import written_whole
-from undrift.guide import parts
+from undrift.guide import overview, parts
 from undrift.guide.picture import draw
 from undrift.guide.verified import stored
 from undrift.guide.walks import WALKS
@@ -33,17 +33,21 @@ Maker = Callable[[], parts.Lines]
 def makers(name: str, folder: Path) -> Mapping[str, Maker]:
     """What can be made for a page, by the word in its mark."""
     if name == INDEX:
-        purposes = partial(parts.purposes, folder)
-        side_by_side = {"overview": parts.overview, "costs": parts.costs, "facts": parts.facts}
+        purposes = partial(overview.purposes, folder)
+        side_by_side = {
+            "overview": overview.overview,
+            "costs": overview.costs,
+            "facts": overview.facts,
+        }
         return {"purposes": purposes, **side_by_side}
     if name == SERVERS:
         own = {part: partial(getattr(parts, part), name) for part in ("options", "ends", "file")}
-        return {"servers": parts.servers, **own}
+        return {"servers": overview.servers, **own}
     found: dict[str, Maker] = {
         part: partial(getattr(parts, part), name) for part in ORDER if part != "verified"
     }
     if name == "FedAvg":
-        found["schemes"] = parts.schemes
+        found["schemes"] = overview.schemes
     return {**found, "verified": lambda: parts.verified(name, stored(folder))}
 
 

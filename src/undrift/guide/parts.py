@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from pathlib import Path
 
 import torch
 
-from undrift.averaging import SCHEMES
 from undrift.guide.federation import LR
 from undrift.guide.picture import plural
 from undrift.guide.verified import Cell, reasons
@@ -38,11 +36,6 @@ ARXIV = {
     "FedAsync": "1903.03934",
     "FedBuff": "2106.06639",
 }
-ENDS = {
-    "optimum": "the optimum of F",
-    "averaging": "the fixed point of averaging",
-    "normalised averaging": "the fixed point of normalised averaging",
-}
 NO_BREAK = "\u00a0"
 Lines = Iterator[str]
 
@@ -65,11 +58,11 @@ def variants(name: str) -> dict[str, Method]:
 
 def problem(name: str) -> Lines:
     """The row of the local problem, what the client then does, and the fold."""
-    own = {label: _row(method) for label, method in variants(name).items()}
+    own = {label: formulas(method) for label, method in variants(name).items()}
     one = len(own) == 1
     head = ("start", "linear v", "centre z", "weight r", "local work", "uploads")
-    cells = ((*(() if one else (f"`{label}`",)), *_cells(row)) for label, row in own.items())
-    yield from table(head if one else ("", *head), cells)
+    rows = ((*(() if one else (f"`{label}`",)), *cells(row)) for label, row in own.items())
+    yield from table(head if one else ("", *head), rows)
     for label, row in own.items():
         yield ""
         if not one:
@@ -83,9 +76,10 @@ def problem(name: str) -> Lines:
         yield from (f"- `{letters}`: {words}" for letters, words in told.items())
 
 
-def _cells(row: Row) -> tuple[str, ...]:
-    formulas = (row.start, row.linear, row.center, row.weight)
-    return (*map(_code, formulas), _plain(row.work), ", ".join(map(_code, row.uploads)))
+def cells(row: Row) -> tuple[str, ...]:
+    """The local problem as the cells of a table."""
+    terms = (row.start, row.linear, row.center, row.weight)
+    return (*map(_code, terms), plain(row.work), ", ".join(map(_code, row.uploads)))
 
 
 def _code(formula: str) -> str:
@@ -93,7 +87,8 @@ def _code(formula: str) -> str:
     return formula if formula in ("–", "0") else f"`{formula.replace(' ', NO_BREAK)}`"
 
 
-def _row(method: Method) -> Row:
+def formulas(method: Method) -> Row:
+    """The row of one of our methods."""
     found = row_of(method)
     assert found is not None
     return found
@@ -148,7 +143,7 @@ def options(name: str) -> Lines:
         for number, (server, build) in enumerate(SERVERS.items()):
             if number:
                 yield ""
-            yield from (f"`{server}`: {_plain(lesson(build).first)}", "")
+            yield from (f"`{server}`: {plain(lesson(build).first)}", "")
             own = shown_parameters("servers", build)
             yield from table(("option", "default"), ((f"`{p.name}`", _default(p)) for p in own))
         return
@@ -157,7 +152,7 @@ def options(name: str) -> Lines:
         yield "None."
         return
     told = meanings(METHODS[name])
-    rows = ((f"`{p.name}`", _default(p), _plain(told.get(p.name, ""))) for p in own)
+    rows = ((f"`{p.name}`", _default(p), plain(told.get(p.name, ""))) for p in own)
     yield from table(("option", "default", "meaning"), rows)
 
 
@@ -165,7 +160,7 @@ def _default(parameter: Parameter) -> str:
     return f"`{default(parameter)}`"
 
 
-def _plain(words: str) -> str:
+def plain(words: str) -> str:
     """Words of a docstring in Markdown, where asterisks and underscores mean something."""
     return words.replace("*", "\\*").replace("_", "\\_")
 
@@ -181,8 +176,8 @@ def verified(name: str, found: dict[str, dict[str, Cell]]) -> Lines:
     subjects = named(name)
     yield f"    undrift verify {name}"
     yield ""
-    cells = [found[subject.label][fact.name] for subject in subjects for fact in FACTS]
-    claimed = [cell for cell in cells if cell.error is not None]
+    measured = [found[subject.label][fact.name] for subject in subjects for fact in FACTS]
+    claimed = [cell for cell in measured if cell.error is not None]
     held = sum(cell.holds for cell in claimed)
     yield f"{held} of {len(claimed)} facts hold. The table has the errors that were measured."
     yield ""
@@ -262,66 +257,3 @@ def file(name: str) -> Lines:
     else:
         yield example("methods", name).rstrip()
     yield "```"
-
-
-def overview() -> Lines:
-    """Every local problem side by side."""
-    rows = []
-    for name in METHODS:
-        for label, method in variants(name).items():
-            rows.append((_link(name, label), *_cells(_row(method))))
-    head = ("method", "start", "linear v", "centre z", "weight r", "local work", "uploads")
-    yield from table(head, rows)
-
-
-def costs() -> Lines:
-    """What travels, what is kept and where it ends, side by side."""
-    head = ("method", "down", "up", "client", "server", "takes part", "ends at")
-    rows = []
-    for name in METHODS:
-        for label, method in variants(name).items():
-            part = "all" if method.needs_all else "any"
-            part = "as they arrive" if method.meant_asynchronous else part
-            ends = ENDS.get(method.converges_to or "", "–")
-            if any(subject.equal_steps for subject in named(name)):
-                ends += ", for equal steps"
-            rows.append((_link(name, label), *vectors(method), part, ends))
-    yield from table(head, rows)
-
-
-def _link(name: str, label: str) -> str:
-    short = label.replace("(variance_reduction=True)", " VR")
-    return f"[{short}]({name.lower()}.md)".replace(" ", NO_BREAK)
-
-
-def purposes(folder: Path) -> Lines:
-    """What each method is for, in the first words of its page."""
-    for name in METHODS:
-        text = (folder / f"{name.lower()}.md").read_text(encoding="utf-8")
-        words = " ".join(text.split("\n\n")[1].split())
-        yield f"- **[{name}]({name.lower()}.md)**: {words}"
-
-
-def facts() -> Lines:
-    """What `undrift verify` measures."""
-    rows = ((f.name, f.meaning, f"{f.allowed:.0e}" if f.allowed else "0") for f in FACTS)
-    yield from table(("fact", "it says", "error allowed"), rows)
-
-
-def schemes() -> Lines:
-    """The ways to average a cohort."""
-    rows = (
-        (f"`{s.name}`", f"`{s.formula.partition(': ')[0]}`", s.formula.partition(": ")[2])
-        for s in SCHEMES.values()
-    )
-    yield from table(("scheme", "what it computes", ""), rows)
-
-
-def servers() -> Lines:
-    """What each server optimiser keeps."""
-    rows = []
-    for name, build in SERVERS.items():
-        kept = build().start(torch.zeros(2))  # type: ignore[call-arg]
-        shown = ", ".join(f"`{each}`" for each in kept) or "nothing"
-        rows.append((f"`{name}`", shown, str(len(kept))))
-    yield from table(("optimiser", "the server keeps besides", "vectors"), rows)
