@@ -34,6 +34,15 @@ def mlp(features: int, *hidden: int, classes: int, seed: int = 0) -> nn.Module:
     `mlp(784, 128, classes=10)` and `mlp(60, 32, classes=10)` are FedDR's for MNIST and synthetic
     data (Tran-Dinh et al., NeurIPS 2021); `mlp(784, 400, classes=10)` is FedLGA's for
     Fashion-MNIST (Li et al., 2021).
+
+    Parameters
+    ----------
+    features, classes
+        the numbers of inputs and of outputs
+    hidden
+        the widths of the hidden layers, from the first to the last; none make it linear
+    seed
+        of the initial weights
     """
     named = {f"hidden layer {number}": width for number, width in enumerate(hidden, start=1)}
     _require_sizes("mlp", features=features, **named, classes=classes)

@@ -145,8 +145,12 @@ class SGD(Solver):
     relative
         what the tolerance is relative to: "no", the "gradient" at the start, or the "step" taken
         (times the weight r of the problem)
-    momentum, nesterov, weight_decay, clip
-        as usual; clip bounds the norm of ∇f_k + v
+    momentum, nesterov
+        ρ, from 0 up to 1, and whether the step looks ahead by it
+    weight_decay
+        λ of the term (λ/2)|x|², which is part of f_k
+    clip
+        the most that the norm of ∇f_k + v may be; None for no bound
     step_schedule
         γ_s: a schedule over the steps of a round, by which η is multiplied
     fresh_batches
@@ -395,7 +399,13 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Exact(Solver):
-    """The exact minimiser of the local problem, for quadratic losses."""
+    """The exact minimiser of the local problem, for quadratic losses.
+
+    Parameters
+    ----------
+    weight_decay
+        λ of the term (λ/2)|x|², which is part of f_k
+    """
 
     weight_decay: float = 0.0
 

@@ -112,7 +112,15 @@ class Partition(ABC):
 
 @dataclass(frozen=True)
 class IID(Partition):
-    """Samples at random."""
+    """Samples at random.
+
+    Parameters
+    ----------
+    sizes
+        the size skew; equal sizes by default
+    min_size
+        every client gets at least so many samples
+    """
 
     sizes: Sizes = field(default=Balanced(), kw_only=True)
     min_size: int = field(default=1, kw_only=True)

@@ -178,9 +178,14 @@ def emnist(
 ) -> FederatedData:
     """EMNIST: handwritten characters, 28 × 28.
 
-    `kind` is "byclass" (62 classes, 697 932 + 116 323 images), "bymerge", "balanced", "letters"
-    (a to z, 26 classes), "digits" or "mnist". The other parameters are those of `mnist`; `verify`
-    is about the archive, since its files have no published checksums.
+    The other parameters are those of `mnist`; `verify` is about the archive, since its files have
+    no published checksums.
+
+    Parameters
+    ----------
+    kind
+        "byclass" (62 classes, 697 932 + 116 323 images), "bymerge", "balanced", "letters" (a to z,
+        26 classes), "digits" or "mnist"
     """
     train, test = _emnist(kind, folder, verify)
     return _shared_out(
