@@ -3,11 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 CORE := .venv/.core
+GUIDE := .venv/.docs
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # Real data for the tests: a folder with mnist, fashion-mnist, shakespeare. Without one they skip.
 UNDRIFT_DATA ?= $(abspath $(firstword $(wildcard data ../data ../shared/data)))
 
-.PHONY: help setup demo test test-deploy check format wheel clean
+.PHONY: help setup demo docs test test-deploy check format wheel clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -24,8 +25,18 @@ $(READY): $(CORE)
 	$(PIP) -e '.[dev]'
 	touch $@
 
+$(GUIDE): $(CORE)
+	$(PIP) -e '.[docs]'
+	touch $@
+
 demo: $(CORE)  ## every method on synthetic(1,1): a live table, then a report
 	$(BIN)/undrift demo
+
+docs: $(GUIDE)  ## the guide, into site/: open site/index.html in a browser
+	$(BIN)/python -m undrift.runs.reference docs/experiment-keys.md
+	$(BIN)/python -m undrift.cli.reference docs/commands.md
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "The guide is in site/index.html: open it in a browser"
 
 check: $(READY)  ## lint, format and types
 	$(BIN)/ruff check .
@@ -47,4 +58,4 @@ wheel: $(READY)  ## build the wheel into dist/
 	$(BIN)/python -m build --wheel
 
 clean:  ## remove what was made
-	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv dist build site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,8 +1,7 @@
-"""The command line, the package and the README, as a user meets them."""
+"""The command line and the package, as a user meets them."""
 
 import json
 import os
-import re
 import subprocess
 import sys
 import zipfile
@@ -186,22 +185,3 @@ def test_the_wheel_builds_and_installs(tmp_path):
     )
     assert str(target) in done.stdout
     assert "FedDyn(alpha=0.1)" in done.stdout
-
-
-def blocks(language):
-    text = (ROOT / "README.md").read_text()
-    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
-
-
-@pytest.mark.parametrize("block", blocks("python"), ids=lambda block: block.splitlines()[0])
-def test_the_readmes_code_runs(block, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
-
-
-def test_the_readmes_own_method_can_be_verified(tmp_path):
-    (own,) = [block for block in blocks("python") if "(ud.Method)" in block]
-    (tmp_path / "mine.py").write_text(own)
-    name = re.search(r"class (\w+)\(ud.Method\)", own).group(1)
-    done = called("verify", f"mine.py:{name}", cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 import undrift as ud
+from undrift.runs.building import build_data
+from undrift.runs.experiment import Experiment
 
 FROM = ud.data.FederatedData.from_folder
 
@@ -196,3 +198,24 @@ def test_a_folder_that_is_not_there(tmp_path):
     write_npz(tmp_path / "test", ["a", "z"])
     with pytest.raises(ud.UndriftError, match="Client 'z' has test samples"):
         FROM(tmp_path)
+
+
+def test_inputs_are_normalised_over_what_is_left_for_training(tmp_path):
+    x = np.arange(60, dtype=np.float32).reshape(20, 3) * [1, 10, 100]
+    write_csv(tmp_path / "clinics" / "a.csv", x, [0, 1] * 10)
+    whole = FROM(tmp_path / "clinics", normalise="features")
+    assert whole.train.x.mean(0).tolist() == pytest.approx([0, 0, 0], abs=1e-6)
+    assert whole.train.x.std(0, correction=0).tolist() == pytest.approx([1, 1, 1])
+    with pytest.raises(ud.UndriftError, match="did you mean 'features'"):
+        FROM(tmp_path / "clinics", normalise="feature")
+    raw = {
+        "data": {"source": "clinics", "normalise": "features", "test": 0.5},
+        "model": {"name": "logistic"},
+        "local": {"lr": 0.1},
+        "method": [{"name": "FedAvg"}],
+    }
+    data = build_data(Experiment.from_dict(raw, folder=tmp_path))
+    held, kept = data.test.x[data.test.rows], data.train.x[data.train.rows]
+    assert len(held) == 10
+    assert kept.mean(0).tolist() == pytest.approx([0, 0, 0], abs=1e-6)
+    assert held.mean(0).abs().max() > 1e-3  # the test samples had no part in it

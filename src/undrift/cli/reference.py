@@ -24,9 +24,9 @@ from undrift.runs.reference import cell
 HEAD = """# Commands
 
 Made by `python -m undrift.cli.reference docs/commands.md` from the commands themselves;
-`undrift COMMAND --help` says the same. The exit status is 0 when all went well, 1 when something was
-found not to hold (`verify`, `sweep`), 2 for a mistake in what was asked, with one sentence about it,
-and 130 after Ctrl-C.
+`undrift COMMAND --help` says the same. The exit status is 0 when all went well, 1 when something
+was found not to hold (`verify`, `sweep`), 2 for a mistake in what was asked, with a sentence about
+it, and 130 after Ctrl-C.
 """
 
 

@@ -386,11 +386,12 @@ class FederatedData:
         name: str | None = None,
         *,
         classes: Sequence[str] | None = None,
+        normalise: str | None = None,
     ) -> FederatedData:
         """A folder with one file per client: npz, csv or parquet, or LEAF json of many clients.
 
         Npz files hold arrays x and y. Csv files begin with the names of their columns, and columns
-        are found by name in every file. Features of different units want `.normalised()`.
+        are found by name in every file. Features of different units want to be normalised.
 
         Parameters
         ----------
@@ -405,10 +406,17 @@ class FederatedData:
             what the data are called: the folder's name if left out
         classes
             the names of the classes; a target column of words must have them
+        normalise
+            inputs of mean 0 and standard deviation 1 over the training samples, by "features" (each
+            on its own) or by "channels", as `normalised` makes them; None leaves them as they are.
+            In an experiment file, over what is left for training once other parts are set aside
         """
         from undrift.data.folders import from_folder
 
-        return from_folder(Path(folder), target, inputs, name, classes)
+        if normalise is not None:  # before files are read that may be large
+            require_choice("normalise", normalise, ("channels", "features"))
+        data = from_folder(Path(folder), target, inputs, name, classes)
+        return data if normalise is None else data.normalised(normalise)
 
     def _with(self, **changed: Any) -> FederatedData:
         """The same but for what is changed."""

@@ -36,10 +36,12 @@ def build_data(experiment: Experiment) -> FederatedData:
     table = experiment.data
     build, what = source_function(table.source)
     values = arguments(build, table.parameters, what)
+    normalise = None
     if is_function(table.source):
         values["function"] = user_data(table.source)
     elif source_of(table.source) is None:
         values["folder"] = table.source
+        normalise = values.pop("normalise", None)  # once the other parts are set aside
     elif "seed" in parameters(build):
         values["seed"] = table.seed
     try:
@@ -59,6 +61,10 @@ def build_data(experiment: Experiment) -> FederatedData:
             data = data.with_validation(held.share, held.seed, held.by)
     except UndriftError as error:
         raise _at("data", "validation", said=error) from None
+    try:
+        data = data if normalise is None else data.normalised(normalise)
+    except UndriftError as error:
+        raise _at("data", "normalise", said=error) from None
     try:
         return data.augmented(*table.augmentations()) if table.augment else data
     except UndriftError as error:

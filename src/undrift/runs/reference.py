@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from undrift.data import FederatedData
 from undrift.files import written_whole
 from undrift.runs.catalogue import DERIVED, GROUPS
 from undrift.runs.experiment import METRICS, Experiment
@@ -63,6 +64,14 @@ IN_PLACE: tuple[tuple[str, str, str], ...] = (
     ("systems", "Systems", "At the top of the file, as `system`."),
 )
 """The parts that stand in the place of a value."""
+
+OWN: dict[str, dict[str, Callable[..., Any]]] = {
+    "data": {
+        "A folder of client files": FederatedData.from_folder,
+        "A function, file.py:function": FederatedData.from_function,
+    }
+}
+"""What the user brings, besides the parts that have names."""
 
 KEYED = ("data", "models", "solvers", "methods")
 """The parts whose keys stand in the table itself, so that no example is needed."""
@@ -132,7 +141,7 @@ def _in_place() -> Iterator[str]:
 def _parts(group: str) -> Iterator[str]:
     """Every part of a group: what it is, its parameters, and how to write it."""
     before: dict[str, list[Row]] = {}
-    for name, build in GROUPS[group].items():
+    for name, build in {**GROUPS[group], **OWN.get(group, {})}.items():
         yield f"### {name}\n"
         yield f"{cell(lesson(build).first)}\n"
         if group == "systems":
@@ -160,7 +169,8 @@ def _contained(rows: list[Row], before: dict[str, list[Row]]) -> str | None:
 
 def _parameters(group: str, build: Callable[..., Any]) -> Iterator[Row]:
     told = meanings(build)
-    hidden = {"models": DERIVED, "data": ("seed",)}.get(group, ())
+    hidden = {"models": DERIVED, "data": ("seed", "function")}.get(group, ())
+    hidden = (*hidden, "folder") if build is FederatedData.from_folder else hidden
     for each in shown_parameters(group, build):
         if each.name not in hidden:
             yield each.name, default(each), told.get(each.name, "")

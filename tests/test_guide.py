@@ -1,0 +1,189 @@
+"""README and guide: code runs, commands exist, links lead somewhere, and the site builds.
+
+The blocks of a page are taken in their order, in one folder and one namespace, as a reader does who
+types them. Python is run. A block with a title such as ```toml title="exp.toml" is a file, and is
+written there. Other TOML is part of an experiment file, and must be accepted as such.
+
+Of the lines that begin with `undrift` those are run that take a second or two and find what they
+read: init, list, show, schema; inspect, run, resume, report and verify on files that the page
+itself made; --dry-run. All others are parsed, so that their command and options exist. They need
+minutes (demo, bench, sweep, reproduce, verify for all methods), data to download, servers or a
+cluster, and have tests of their own: test_demo, test_bench, test_sweep, test_reproduce,
+test_deploy, test_ray.
+"""
+
+import os
+import subprocess
+import sys
+import tomllib
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+import typer
+
+from commands import called
+from guide import DOCS, PAGES, ROOT, anchors, blocks, links, mentions, named
+from undrift.cli import app
+from undrift.cli.reference import page as commands_page
+from undrift.data import SOURCES
+from undrift.deploy.starting import starter
+from undrift.runs.experiment import Experiment
+from undrift.runs.reference import page as keys_page
+
+UNDRIFT = typer.main.get_command(app)
+DOWNLOADED = {*SOURCES} - {"synthetic", "feddyn-synthetic", "digits"}
+MINIMAL = {
+    "data": {"source": "synthetic"},
+    "model": {"name": "logistic"},
+    "local": {"lr": 0.1},
+    "method": [{"name": "FedDyn"}],
+}
+"""What a part of an experiment file is put into."""
+
+
+def is_run(words):
+    """Whether a command is run and not only parsed."""
+    command, arguments = words[0], [word for word in words[1:] if not word.startswith("-")]
+    if command in ("init", "list", "show", "schema"):
+        return True
+    if command == "inspect":
+        there = arguments and (arguments[0] in SOURCES or Path(arguments[0]).exists())
+        return bool(there) and arguments[0] not in DOWNLOADED and "--gamma" not in words
+    if command in ("run", "resume", "report"):
+        return bool(arguments) and Path(arguments[0]).exists() and "ray" not in words
+    if command == "verify":
+        return bool(arguments) and Path(arguments[0].partition(":")[0]).is_file()
+    return words == ["reproduce", "--list"]
+
+
+def chosen(words):
+    """The command that some words name, and its arguments."""
+    command = UNDRIFT
+    while words and hasattr(command, "commands"):
+        name, *words = words
+        assert name in command.commands, f"there is no command {name!r}"
+        command = command.commands[name]
+    return command, words
+
+
+def parse(words):
+    """Refuse a command or an option that does not exist, or an argument that is missing."""
+    if words[0] not in ("--version", "--help"):
+        command, arguments = chosen(words)
+        command.make_context(words[0], arguments)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_what_a_page_says_can_be_done(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    namespace = {"__name__": "page"}
+    for block in blocks(page):
+        if block.file:
+            Path(block.file).write_text(block.code, encoding="utf-8")
+        if block.language == "python":
+            exec(compile(block.code, block.file or named(page), "exec"), namespace)
+        for words in block.commands():
+            parse(words)
+            if is_run(words):
+                done = called(*words, cwd=tmp_path)
+                assert done.returncode == 0, (words, done.stdout + done.stderr)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_the_commands_that_a_page_mentions_exist(page):
+    for words in mentions(page):
+        if words[0].isalpha() and words[0].islower():  # and not COMMAND, or an option of undrift
+            command, arguments = chosen([word for word in words if not word.isupper()])
+            known = {each for option in command.params for each in option.opts} | {"--help"}
+            if not hasattr(command, "commands"):
+                for word in arguments:
+                    assert not word.startswith("-") or word.partition("=")[0] in known, words
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "experiment-keys.md"])
+def test_parts_of_experiment_files_are_accepted(page, tmp_path):
+    # Those of the page of all keys are the examples of `undrift show`, which test_teaching checks.
+    parts = [block for block in blocks(page) if block.language == "toml" and not block.file]
+    for block in blocks(page):
+        if block.file.endswith(".py"):
+            (tmp_path / block.file).write_text(block.code, encoding="utf-8")
+    if page.name == "deploy.md":
+        (tmp_path / "site.py").write_text(starter("site.py"), encoding="utf-8")
+    for block in parts:
+        Experiment.from_dict(MINIMAL | tomllib.loads(block.code), folder=tmp_path)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_links_between_sources_lead_somewhere(page):
+    """Also for those who read the pages where the code is, and not as a site."""
+    for link in links(page):
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path) if path else page
+        assert target.exists(), link
+        if anchor and "api" not in target.parts:  # its anchors are made with the site
+            assert anchor in anchors(target), link
+
+
+def test_pages_from_declarations_are_current():
+    for name, text, module in (
+        ("experiment-keys.md", keys_page(), "undrift.runs.reference"),
+        ("commands.md", commands_page(), "undrift.cli.reference"),
+    ):
+        written = (DOCS / name).read_text(encoding="utf-8")
+        assert written == text, f"write it anew: python -m {module} docs/{name}"
+
+
+class Page(HTMLParser):
+    """A built page: its anchors, where it leads, and what a browser fetches with it."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.anchors, self.links, self.fetched = set(), [], []
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attrs):
+        found = {name: value or "" for name, value in attrs}
+        self.anchors |= {found[name] for name in ("id", "name") if name in found}
+        if tag == "a" and "href" in found:
+            self.links.append(found["href"])
+        elif tag == "link":
+            self.fetched.append(found["href"])
+        elif "src" in found:
+            self.fetched.append(found["src"])
+
+
+def test_the_site_builds_without_warnings_and_without_the_network(tmp_path):
+    pytest.importorskip("mkdocs", reason="the [docs] extra is not installed")
+    pytest.importorskip("mkdocstrings", reason="the [docs] extra is not installed")
+    build = ["-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, *build],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},  # about the future of MkDocs
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    pages = {path: Page(path) for path in tmp_path.rglob("*.html")}
+    assert len(pages) > len(PAGES) - 1
+    for path, page in pages.items():
+        if path.name == "404.html":  # it does not know from where it is shown
+            continue
+        for link in page.fetched:
+            assert not urlsplit(link).netloc, (path, link)
+        for link in page.links + page.fetched:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            assert target.exists(), (path, link)
+            if parts.fragment and target in pages:
+                assert unquote(parts.fragment) in pages[target].anchors, (path, link)
+    for sheet in tmp_path.rglob("*.css"):
+        assert "url(http" not in sheet.read_text(encoding="utf-8"), sheet
