@@ -31,7 +31,7 @@ class Block:
             return
         whole = self.code.replace("\\\n", " ")
         for line in whole.splitlines():
-            for part in line.split(";"):
+            for part in re.split(";|>", line):
                 if part.strip().startswith("undrift "):
                     yield shlex.split(part, comments=True)[1:]
 

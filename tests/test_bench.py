@@ -17,6 +17,7 @@ from undrift import bench, solvers
 from undrift.bench import WORKLOADS, Row, scale, take_profile, timing
 from undrift.bench.bare import BareLoop, Visit, bare_round
 from undrift.bench.ours import METHODS, Ours
+from undrift.bench.page import page
 from undrift.bench.seams import PARTS, REST, WAIT, watched
 from undrift.bench.timing import interleaved
 from undrift.engines.vectorised.batches import Stream
@@ -365,3 +366,12 @@ def test_help_teaches(tmp_path):
     said = " ".join(done.stdout.split())
     for word in ("undrift bench W1 W2", "--scaling", "--profile", "--unequal", "bare loop"):
         assert word in said
+
+
+def test_the_page_of_the_guide_shows_what_was_measured():
+    row = Row("W2", "FedDyn", "auto", "stacked layers", 0.3, 0.12, None, 2, 500.0, 1.5)
+    text = page([row.as_dict()], "two cores")
+    assert "two cores" in text
+    (line,) = [line for line in text.splitlines() if line.startswith("| W2")]
+    assert "10 of 100 clients × " in line
+    assert "| FedDyn | auto | 300 | 120 | 2.50 | stacked layers |" in line
