@@ -32,6 +32,13 @@ claims hold. This page is made from the stored findings of full runs, docs/repro
 `python -m undrift.papers.results docs`; measured numbers are means over seeds with the standard
 deviation beside them, where there were several. Wall times are of two busy cores without a GPU, of
 which a run had one or both. What a paper leaves open, and what was chosen, is said with each.
+
+    undrift reproduce --list                          # all, with what they cost
+    undrift reproduce feddyn-mnist --quick            # a reduced version, in about a minute
+    undrift reproduce feddyn-mnist --part "10 %, IID" # a row of its tables, with the same settings
+    undrift reproduce fednova-synthetic --seeds 3     # Ctrl-C, and the same command goes on
+
+Each is a short script beside an experiment file, in `src/undrift/papers`.
 """
 
 
