@@ -5,8 +5,8 @@ types them. Python is run. A block with a title such as ```toml title="exp.toml"
 written there. Other TOML is part of an experiment file, and must be accepted as such.
 
 Of the lines that begin with `undrift` those are run that take a second or two and find what they
-read: init, list, show, schema; inspect, run, resume, report and verify on files that the page
-itself made; --dry-run. All others are parsed, so that their command and options exist. They need
+read: init, list, show, schema; inspect, advise, run, resume, report and verify on files that
+the page itself made. All others are parsed, so that their command and options exist. They need
 minutes (demo, bench, sweep, reproduce, verify for all methods), data to download, servers or a
 cluster, and have tests of their own: test_demo, test_bench, test_sweep, test_reproduce,
 test_deploy, test_ray.
@@ -51,7 +51,7 @@ def is_run(words):
     if command == "inspect":
         there = arguments and (arguments[0] in SOURCES or Path(arguments[0]).exists())
         return bool(there) and arguments[0] not in DOWNLOADED and "--gamma" not in words
-    if command in ("run", "resume", "report"):
+    if command in ("advise", "run", "resume", "report"):
         return bool(arguments) and Path(arguments[0]).exists() and "ray" not in words
     if command == "verify":
         return bool(arguments) and Path(arguments[0].partition(":")[0]).is_file()
