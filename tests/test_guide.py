@@ -76,8 +76,9 @@ def parse(words):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
-def test_what_a_page_says_can_be_done(page, tmp_path, monkeypatch):
+def test_what_a_page_says_can_be_done(page, tmp_path, monkeypatch, rigged):
     monkeypatch.chdir(tmp_path)
+    rigged("stacked")  # which way is the fastest is not the question here, and takes a second each
     monkeypatch.setenv("WANDB_MODE", "offline")
     namespace = {"__name__": "page"}
     for block in blocks(page):
