@@ -32,7 +32,8 @@ class OwnTypes(griffe.Extension):
         if each.name in found.parameters:
             own = found.parameters[each.name]
             each.annotation, each.value = own.annotation, own.default
+        elif isinstance(found, griffe.Class) and each.name in found.attributes:  # a dataclass
+            field = found.attributes[each.name]
+            each.annotation, each.value = field.annotation, field.value
         elif "options" in found.parameters and "Options" in found.module.members:
-            fields = found.module["Options"].members
-            if each.name in fields:
-                each.annotation, each.value = fields[each.name].annotation, None
+            each.annotation = found.module["Options"].members[each.name].annotation

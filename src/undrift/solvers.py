@@ -145,8 +145,10 @@ class SGD(Solver):
     relative
         what the tolerance is relative to: "no", the "gradient" at the start, or the "step" taken
         (times the weight r of the problem)
-    momentum, nesterov
-        ρ, from 0 up to 1, and whether the step looks ahead by it
+    momentum
+        ρ, at least 0 and below 1
+    nesterov
+        whether the step looks ahead by the momentum
     weight_decay
         λ of the term (λ/2)|x|², which is part of f_k
     clip
