@@ -1,130 +1,37 @@
-"""undrift: federated learning over heterogeneous clients, with the answer the papers promise."""
+"""undrift: federated learning over heterogeneous clients, with the answer the papers promise.
 
-from undrift import data, devices, models, schedules, server, theory
-from undrift.amounts import NormalAmount, Unfinished, UniformAmount
-from undrift.devices import DeviceClasses, DeviceFile, Devices
-from undrift.engines import EngineOptions
-from undrift.errors import Diverged, UndriftError
-from undrift.evaluation import Evaluation
-from undrift.methods import (
-    INITIAL,
-    METHODS,
-    NUMBER,
-    SCAFFOLD,
-    VRLSGD,
-    ZERO,
-    AsyncFedDR,
-    Averaging,
-    DistributedSGD,
-    FedAsync,
-    FedAvg,
-    FedAvgMin,
-    FedBuff,
-    FedDR,
-    FedDyn,
-    FedLGA,
-    FedNova,
-    FedPD,
-    FedProx,
-    FedSplit,
-    Method,
-    staleness,
-)
-from undrift.paces import AsTheyArrive, Deadline, FirstToRespond, WaitForAll
-from undrift.problem import (
-    Client,
-    Download,
-    Keep,
-    LocalProblem,
-    LocalResult,
-    Server,
-    Upload,
-)
-from undrift.regularizers import L1, L2, Box, Regularizer
-from undrift.replies import Replies, draws, once, q
-from undrift.result import Comparison, Result
-from undrift.sampling import All, Bernoulli, Fixed, Uniform, Weighted
-from undrift.schedules import Constant, Exponential, Inverse, Milestones, Theorem1
-from undrift.solvers import GD, SGD, Exact, PerClient
-from undrift.training import centralised, compare, train
+All names are those of `undrift.public`. They are read when the first of them is asked for, so that
+the command line can answer, and complete words, without waiting for torch.
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from undrift.public import *  # noqa: F403
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "GD",
-    "INITIAL",
-    "L1",
-    "L2",
-    "METHODS",
-    "NUMBER",
-    "SCAFFOLD",
-    "SGD",
-    "VRLSGD",
-    "ZERO",
-    "All",
-    "AsTheyArrive",
-    "AsyncFedDR",
-    "Averaging",
-    "Bernoulli",
-    "Box",
-    "Client",
-    "Comparison",
-    "Constant",
-    "Deadline",
-    "DeviceClasses",
-    "DeviceFile",
-    "Devices",
-    "DistributedSGD",
-    "Diverged",
-    "Download",
-    "EngineOptions",
-    "Evaluation",
-    "Exact",
-    "Exponential",
-    "FedAsync",
-    "FedAvg",
-    "FedAvgMin",
-    "FedBuff",
-    "FedDR",
-    "FedDyn",
-    "FedLGA",
-    "FedNova",
-    "FedPD",
-    "FedProx",
-    "FedSplit",
-    "FirstToRespond",
-    "Fixed",
-    "Inverse",
-    "Keep",
-    "LocalProblem",
-    "LocalResult",
-    "Method",
-    "Milestones",
-    "NormalAmount",
-    "PerClient",
-    "Regularizer",
-    "Replies",
-    "Result",
-    "Server",
-    "Theorem1",
-    "UndriftError",
-    "Unfinished",
-    "Uniform",
-    "UniformAmount",
-    "Upload",
-    "WaitForAll",
-    "Weighted",
-    "centralised",
-    "compare",
-    "data",
-    "devices",
-    "draws",
-    "models",
-    "once",
-    "q",
-    "schedules",
-    "server",
-    "staleness",
-    "theory",
-    "train",
-]
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__") and name != "__all__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if find_spec(f"{__name__}.{name}") is not None:
+        return import_module(f"{__name__}.{name}")
+    public = import_module(f"{__name__}.public")
+    globals().update({each: getattr(public, each) for each in public.__all__})
+    globals()["__all__"] = public.__all__
+    try:
+        return globals()[name]
+    except KeyError:
+        near = get_close_matches(name, public.__all__, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}") from None
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *import_module(f"{__name__}.public").__all__})

@@ -16,6 +16,7 @@ from undrift import methods as m
 from undrift import models
 from undrift.data import synthetic
 from undrift.devices import Devices, Ladder
+from undrift.display import redraws
 from undrift.engines import EngineOptions
 from undrift.errors import Diverged, UndriftError
 from undrift.evaluation import Evaluation
@@ -38,6 +39,8 @@ PACE = Deadline(1.0)
 ROUNDS = 100
 REFRESH = 0.5
 """Seconds between two looks at the table on a terminal."""
+PAUSE = 5.0
+"""Seconds between two lines where nothing can be drawn over."""
 PARTS = TRAINING, EVALUATION, TABLE, REPORT = "training", "evaluation", "table", "report"
 """Of its time, besides the start."""
 
@@ -129,20 +132,25 @@ def _train(console: Console, runs: dict[str, Loop], rounds: int, watch: Stopwatc
         console=console,
     )
     task = bar.add_task("rounds", total=rounds)
+    redrawn = redraws(console)
     with watch.part(TABLE), Live(console=console, auto_refresh=False) as live:
 
         def show(done: int) -> None:
             bar.update(task, completed=done)
             table = live_table([Result(label, run) for label, run in runs.items()])
-            live.update(Group(table, bar), refresh=True)
+            live.update(Group(table, bar) if redrawn else table, refresh=True)
 
         done, shown = 0, time.monotonic()
         with watch.at(base, "measure", EVALUATION), watch.part(TRAINING):
             for done in in_turn(runs):
-                if console.is_terminal and time.monotonic() - shown >= REFRESH:
-                    with watch.part(TABLE):
+                if time.monotonic() - shown < (REFRESH if redrawn else PAUSE):
+                    continue
+                with watch.part(TABLE):
+                    if redrawn:
                         show(done)
-                    shown = time.monotonic()
+                    else:
+                        console.print(f"round {done} of {rounds}", highlight=False)
+                shown = time.monotonic()
         show(done)
     console.print()
 

@@ -6,11 +6,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 from rich.table import Column
 
+from undrift.display import InNotebook, progress
 from undrift.records import Record
 from undrift.units import size
 
@@ -61,7 +61,7 @@ class Bars:
         note = self._tallies[label].take(record)
         if record.strategy not in ("", self._strategy):
             self._strategy = record.strategy
-            if not self._bars.disable:
+            if not self._bars.disable and not isinstance(self._bars, InNotebook):
                 said = f"engine: {record.strategy}"
                 self._bars.console.print(said, highlight=False, markup=False)
         self._bars.update(self._tasks[label], note=note)
@@ -80,9 +80,9 @@ class Bars:
 
 @contextmanager
 def progress_bars(
-    labels: Sequence[str], rounds: int, seeds: int = 1, shown: bool = True
+    labels: Sequence[str], rounds: int, seeds: int = 1, shown: bool | None = True
 ) -> Iterator[Bars]:
-    """Bars on the terminal, if they are to be shown, that fit on 80 columns."""
+    """Bars that fit on 80 columns, if they are to be shown, or where someone sees them."""
     whole = Column(no_wrap=True)
     columns = (
         TextColumn("{task.description}", markup=False, table_column=_narrow(16)),
@@ -91,7 +91,7 @@ def progress_bars(
         TextColumn("{task.fields[note]}", markup=False, table_column=_narrow(40)),
         TimeRemainingColumn(compact=True, table_column=whole),
     )
-    with RichProgress(*columns, console=Console(stderr=True), disable=not shown) as bars:
+    with progress(*columns, shown=shown) as bars:
         yield Bars(bars, labels, rounds, seeds)
 
 

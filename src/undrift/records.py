@@ -9,6 +9,8 @@ from collections.abc import Hashable
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
+from undrift.units import duration, size
+
 
 class Span(NamedTuple):
     """One client at work, in virtual seconds: when it read the model, computed and sent."""
@@ -108,6 +110,16 @@ class Record:
         for name in ("metrics", "diagnostics"):
             values[name] = {key: float(value) for key, value in values.get(name, {}).items()}
         return Record(**values)
+
+    def __repr__(self) -> str:
+        few = [n for n in self.metrics if "/" not in n and "_client_" not in n]
+        told = [f"{name} {self.metrics[name]:.4g}" for name in few]
+        if self.cohort:
+            told.append(f"{len(self.replied)} of {len(self.cohort)} clients replied")
+        sent = sum(self.bytes_down.values()) + sum(self.bytes_up.values())
+        told += [f"{size(sent)} sent"] if sent else []
+        told += [f"virtual time {duration(self.virtual_seconds)}"] if self.virtual_seconds else []
+        return f"Record(round {self.round}: {', '.join(told) or 'not evaluated'})"
 
     @property
     def replied(self) -> list[Hashable]:

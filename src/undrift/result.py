@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import io
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 from torch import Tensor, nn
 
-from undrift.errors import UndriftError, require
+from undrift.display import as_html
+from undrift.errors import UndriftError, require, require_choice
 from undrift.loops.base import Loop
 from undrift.methods.base import Method
 from undrift.modules import ModuleLosses, save_weights
@@ -19,6 +26,8 @@ from undrift.units import duration
 
 LITTLE = 0.01
 """Less wasted work is not worth a remark."""
+MANY = 5
+"""Metrics in a result's repr, at most."""
 
 
 class Result:
@@ -131,12 +140,21 @@ class Result:
         """What came of the run, as a small table."""
         return Comparison([self]).summary()
 
-    def plot(self, path: str | Path, metrics: Sequence[str] | None = None) -> Path:
-        """Draw metrics against rounds."""
-        return Comparison([self]).plot(path, metrics)
+    def plot(
+        self,
+        path: str | Path | None = None,
+        metrics: Sequence[str] | None = None,
+        against: str = "rounds",
+        width: str | float | None = None,
+    ) -> Any:
+        """Draw metrics into a file, or as a picture for a notebook; see `Comparison.plot`."""
+        return Comparison([self]).plot(path, metrics, against, width)
 
-    def timeline(self, path: str | Path) -> Path:
-        """Draw which client worked when in the first rounds, where there is a virtual clock."""
+    def timeline(self, path: str | Path | None = None) -> Any:
+        """Draw which client worked when in the first rounds, where there is a virtual clock.
+
+        Gives the path, or without one a picture that a notebook shows.
+        """
         return plot_timeline(self.records, path, self.label)
 
     def report(self, path: str | Path) -> Path:
@@ -144,12 +162,22 @@ class Result:
         return Comparison([self]).report(path)
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
-        return f"Result({self.label}: {len(self.records) - 1} rounds; {shown})"
+        metrics = {SHOWN.get(name, name): value for name, value in self.metrics.items()}
+        told = [f"{name} {value:.4g}" for name, value in metrics.items() if name][:MANY]
+        rounds = self.records[-1].round if self.records else 0
+        state = "diverged" if self.run.diverged else ", ".join(told)
+        return f"Result({self.label}, seed {self.run.seed}: {rounds} rounds; {state})"
+
+    def _repr_html_(self) -> str:
+        return Comparison([self])._repr_html_()
 
 
 class Comparison(Sequence[Result]):
-    """Several methods on the same cohorts and batches."""
+    """Several methods on the same cohorts and batches, with one seed or several.
+
+    By a label it gives the result of that method, or, with several seeds, the comparison of its
+    seeds.
+    """
 
     def __init__(self, results: Sequence[Result]):
         require(len(results) > 0, "There is nothing to compare.")
@@ -157,15 +185,25 @@ class Comparison(Sequence[Result]):
 
     def __getitem__(self, which):  # type: ignore[no-untyped-def]
         if isinstance(which, str):
-            for result in self.results:
-                if result.label == which:
-                    return result
-            known = ", ".join(result.label for result in self.results)
-            raise UndriftError(f"There is no method {which!r}; there are: {known}.")
+            found = [result for result in self.results if result.label == which]
+            require_choice("The label", which, self.labels)
+            return found[0] if len(found) == 1 else Comparison(found)
+        if isinstance(which, slice):
+            return Comparison(self.results[which])
         return self.results[which]
 
     def __len__(self) -> int:
         return len(self.results)
+
+    @property
+    def labels(self) -> list[str]:
+        """The methods, by their labels."""
+        return list(dict.fromkeys(result.label for result in self.results))
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds that were run."""
+        return list(dict.fromkeys(result.run.seed for result in self.results))
 
     def table(self) -> Table:
         """The final metrics and the cost of every method."""
@@ -173,19 +211,47 @@ class Comparison(Sequence[Result]):
 
     def summary(self) -> str:
         """The table as text."""
-        console = Console(width=160, color_system=None, force_terminal=False)
-        with console.capture() as capture:
-            console.print(self.table())
-            for result in self.results:
-                for remark in result.remarks():
-                    console.print(f"{result.label}: {remark}", soft_wrap=True)
-        return capture.get().rstrip()
+        text = io.StringIO()
+        console = Console(file=text, width=160, color_system=None, force_jupyter=False)
+        console.print(self.table())
+        for remark in self._remarks():
+            console.print(remark, soft_wrap=True, markup=False, highlight=False)
+        return text.getvalue().rstrip()
 
-    def plot(self, path: str | Path, metrics: Sequence[str] | None = None) -> Path:
-        """Draw metrics against rounds, one line per method."""
+    def _remarks(self) -> list[str]:
+        several = len(self.seeds) > 1
+        return [
+            f"{result.label}{f', seed {result.run.seed}' if several else ''}: {remark}"
+            for result in self.results
+            for remark in result.remarks()
+        ]
+
+    def plot(
+        self,
+        path: str | Path | None = None,
+        metrics: Sequence[str] | None = None,
+        against: str = "rounds",
+        width: str | float | None = None,
+    ) -> Any:
+        """Draw metrics, one line per method: the mean over seeds, with the standard deviation.
+
+        Gives the path, or without one a picture that a notebook shows.
+
+        Parameters
+        ----------
+        path
+            .png, .svg or .pdf
+        metrics
+            by default a loss, and an accuracy or an error
+        against
+            "rounds", "bytes", "gradients" or "virtual_seconds"
+        width
+            for a paper: "column" (3.25 inches), "page" (6.75) or inches, with small letters and
+            the legend below
+        """
         from undrift.plots import plot_histories
 
-        return plot_histories(self.results, path, metrics)
+        return plot_histories(self.results, path, metrics, against, width)
 
     def report(self, path: str | Path) -> Path:
         """Write one self-contained HTML page about the runs."""
@@ -194,7 +260,11 @@ class Comparison(Sequence[Result]):
         return write_page(of_results(self.results), path)
 
     def __repr__(self) -> str:
-        return f"Comparison({', '.join(result.label for result in self.results)})"
+        seeds = f"; {len(self.seeds)} seeds" if len(self.seeds) > 1 else ""
+        return f"Comparison({', '.join(self.labels)}{seeds})"
+
+    def _repr_html_(self) -> str:
+        return as_html([self.table(), *map(Text, self._remarks())], 160)
 
 
 SHOWN = {
@@ -224,9 +294,15 @@ SHOWN = {
 
 
 def results_table(results: Sequence[Result]) -> Table:
-    """A row per method and reported model: rounds, metrics and traffic, in both directions."""
-    rows = [(r, model, _of_model(r.metrics, model)) for r in results for model in _models(r)]
-    found = {name for _, _, metrics in rows for name in metrics}
+    """A row per method and reported model: rounds, metrics and traffic, in both directions.
+
+    Where a method was run with several seeds, means with standard deviations.
+    """
+    rows: dict[tuple[str, str], list[tuple[Result, dict[str, float]]]] = {}
+    for r in results:
+        for model in _models(r):
+            rows.setdefault((r.label, model), []).append((r, _of_model(r.metrics, model)))
+    found = {name for several in rows.values() for _, own in several for name in own}
     metrics = [name for name in SHOWN if name in found and SHOWN[name]]
     metrics += sorted(found - set(SHOWN))  # the user's own
     if any(name.startswith("test_") for name in metrics):
@@ -238,15 +314,32 @@ def results_table(results: Sequence[Result]) -> Table:
     table.add_column("method", no_wrap=True)
     heads = [SHOWN.get(name, name) for name in metrics]
     clock = any(map(_clock, results))
-    for name in ["rounds", *heads, "MB sent", *["virtual time"] * clock]:
+    many = any(len(several) > 1 for several in rows.values())
+    for name in [*["seeds"] * many, "rounds", *heads, "MB sent", *["virtual time"] * clock]:
         table.add_column(name, justify="right", no_wrap=True)
-    for r, model, own in rows:
-        cells = [f"{own[m]:.4g}" if m in own else "–" for m in metrics]
-        label = r.label if model == "server" else f"{r.label}, {model}"
-        rounds = str(r.records[-1].round) if r.records else "0"
-        sent = (r.bytes_down + r.bytes_up) / 1e6
-        table.add_row(label, rounds, *cells, f"{sent:.2f}", *[duration(_clock(r))] * clock)
+    for (label, model), several in rows.items():
+        cells = [_over([own[m] for _, own in several if m in own], len(several)) for m in metrics]
+        done = [r.records[-1].round if r.records else 0 for r, _ in several]
+        sent = fmean((r.bytes_down + r.bytes_up) / 1e6 for r, _ in several)
+        table.add_row(
+            escape(label if model == "server" else f"{label}, {model}"),
+            *[str(len(several))] * many,
+            str(min(done)) if min(done) == max(done) else f"{min(done)}–{max(done)}",
+            *cells,
+            f"{sent:.2f}",
+            *[duration(fmean(_clock(r) for r, _ in several))] * clock,
+        )
     return table
+
+
+def _over(values: Sequence[float], seeds: int) -> str:
+    """A metric: "0.9731", or over seeds "0.9731 ± 0.0012"; those that diverged do not count."""
+    if not values:
+        return "–"
+    text = f"{fmean(values):.4g}"
+    if len(values) > 1:
+        text += f" ± {stdev(values) if all(map(math.isfinite, values)) else math.nan:.2g}"
+    return text if len(values) == seeds else f"{text} ({len(values)} seeds)"
 
 
 def _clock(result: Result) -> float:

@@ -8,14 +8,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from undrift.errors import require, require_choice
-from undrift.files import written_whole
+from undrift.errors import require
 from undrift.records import Record, Span
 from undrift.units import time_unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+
+    from undrift.pictures import Picture
 
 MOST = 40
 """Clients in a picture, at most."""
@@ -29,10 +29,12 @@ PALE, RED = "#fde0d2", "#c0271d"
 GREY = "#555555"
 
 
-def plot_timeline(records: Sequence[Record], path: str | Path, label: str) -> Path:
-    """Draw who worked when as .png, .svg or .pdf."""
-    path = Path(path)
-    require_choice("The kind of picture", path.suffix, (".png", ".svg", ".pdf"))
+def plot_timeline(records: Sequence[Record], path: str | Path | None, label: str) -> Path | Picture:
+    """Draw who worked when as .png, .svg or .pdf; without a path the picture is given back."""
+    from undrift.pictures import require_suffix, write
+
+    if path is not None:
+        require_suffix(path)
     require(
         any(record.virtual_seconds for record in records),
         f"{label} has no timeline, because it ran without a virtual clock.",
@@ -42,17 +44,15 @@ def plot_timeline(records: Sequence[Record], path: str | Path, label: str) -> Pa
         f"{label} has no timeline, because no client worked in its first rounds.",
     )
     figure = timeline_figure(records, label)
-    with written_whole(path) as partial:
-        figure.savefig(partial, dpi=144)
-    return path
+    return figure if path is None else write(figure, path)
 
 
-def timeline_figure(records: Sequence[Record], title: str = "") -> Figure:
+def timeline_figure(records: Sequence[Record], title: str = "") -> Picture:
     """The figure, for those who want to change it."""
-    from matplotlib.figure import Figure
+    from undrift.pictures import Picture
 
     rows = len(shown_clients(records)[0])
-    figure = Figure(figsize=(7.6, 1.5 + 0.15 * max(rows, 4)), layout="constrained")
+    figure = Picture(figsize=(7.6, 1.5 + 0.15 * max(rows, 4)), layout="constrained")
     draw_timeline(figure.subplots(), records, title)
     return figure
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -61,7 +60,7 @@ class Options(TypedDict, total=False):
     pace: Pace | Mapping[str, Pace]
     target: Mapping[str, Target]
     callbacks: Sequence[Callback]
-    progress: bool
+    progress: bool | None
     device: str | torch.device
 
 
@@ -117,7 +116,7 @@ def train(method: Method, **options: Unpack[Options]) -> Result:
     callbacks
         functions of (run, record), called after every round; one that returns True ends the run
     progress
-        whether to show a progress bar (default: on a terminal)
+        whether to show progress bars (default: on a terminal and in a notebook)
     device
         where to compute, e.g. "cuda"
     """
@@ -125,16 +124,57 @@ def train(method: Method, **options: Unpack[Options]) -> Result:
 
 
 def compare(
-    methods: Sequence[Method] | Mapping[str, Method], **options: Unpack[Options]
+    methods: Sequence[Method] | Mapping[str, Method],
+    *,
+    seeds: Iterable[int] | None = None,
+    **options: Unpack[Options],
 ) -> Comparison:
     """Train with several methods on the same cohorts and batches.
 
-    `methods` may be a mapping from labels to methods. The options are those of `train`. A method
-    that diverges is stopped and says so in its result; the others go on.
+    A method that diverges is stopped and says so in its result; the others go on.
+
+    Parameters
+    ----------
+    methods
+        a list, or a mapping from labels to methods
+    seeds
+        run everything once with each of them, e.g. `range(5)`, in place of `seed`; `model` and
+        `data` may then be functions of the seed, so that initial weights and partitions differ
+    options
+        those of `train`
     """
     if not isinstance(methods, Mapping):
         methods = dict(zip(labels(methods), methods, strict=True))
-    return Comparison(_run(methods, options, catch=True))
+    if seeds is None:
+        return Comparison(_run(methods, options, catch=True))
+    found: list[Result] = []
+    for seed in _require_seeds(seeds, options):
+        found += _run(methods, _with_seed(options, seed), catch=True)
+    return Comparison(found)
+
+
+def _require_seeds(seeds: Iterable[int], options: Options) -> list[int]:
+    """The seeds, each once."""
+    require("seed" not in options, "Give either a seed or seeds, not both.")
+    require(
+        isinstance(seeds, Iterable) and not isinstance(seeds, str),
+        f"seeds is {seeds!r}, but must be a list of whole numbers or range(5).",
+    )
+    found = [require_whole("A seed", seed, at_least=0) for seed in seeds]
+    require(len(found) > 0, "There are no seeds.")
+    require(len(set(found)) == len(found), "A seed is given twice.")
+    return found
+
+
+def _with_seed(options: Options, seed: int) -> Options:
+    """The options with a seed; what is given as a function of it is made."""
+    found: Options = {**options, "seed": seed}
+    model, data = options.get("model"), options.get("data")
+    if model is not None and not isinstance(model, nn.Module) and callable(model):
+        found["model"] = model(seed)
+    if callable(data):
+        found["data"] = data(seed)
+    return found
 
 
 def centralised(**options: Unpack[Options]) -> Result:
@@ -191,7 +231,7 @@ def _run(methods: Mapping[str, Method], options: Options, catch: bool) -> list[R
         )
         for label, method in methods.items()
     }
-    shown = options.get("progress", sys.stderr.isatty())
+    shown = options.get("progress")
     with progress_bars(list(runs), rounds, shown=shown) as bars:
         return [_finish(label, run, catch, bars) for label, run in runs.items()]
 

@@ -24,7 +24,7 @@ from undrift.errors import UndriftError
 def main() -> None:
     """Run the command line; an error of the user's is one sentence."""
     try:
-        app()
+        app(prog_name="undrift")  # also as python -m undrift
     except UndriftError as error:
         Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
         sys.exit(2)

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 
+from undrift.cli import completing
 from undrift.cli.app import app
+from undrift.display import progress
 from undrift.errors import UndriftError, require_choice
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ def bench(
             help="Which workloads. Left out: all six (W1 and W2 with --unequal, W1 with --scaling, "
             "W2 with --profile).",
             show_default=False,
+            autocompletion=completing.words(completing.WORKLOADS),
         ),
     ] = None,
     method: Annotated[
@@ -35,6 +38,7 @@ def bench(
             help="FedAvg (the default), FedProx, SCAFFOLD, FedNova, FedDyn, FedDR or FedLGA; may "
             "be repeated. FedAvg is timed with every other one, as what that is compared with.",
             show_default=False,
+            autocompletion=completing.words(completing.WORDS["methods"]),
         ),
     ] = None,
     engine: Annotated[
@@ -42,6 +46,7 @@ def bench(
         typer.Option(
             help="auto (the default), vectorised, serial or ray; may be repeated.",
             show_default=False,
+            autocompletion=completing.words(completing.ENGINES),
         ),
     ] = None,
     threads: Annotated[
@@ -200,14 +205,11 @@ def _workloads(names: list[str]) -> list[Workload]:
 @contextmanager
 def _progress(what: str) -> Iterator[Tick]:
     """A bar on a terminal, that is gone when the work is done."""
-    hints = Console(stderr=True)
-    bar = Progress(
+    bar = progress(
         TextColumn("timing {task.description}"),
         BarColumn(),
         TimeElapsedColumn(),
-        console=hints,
         transient=True,
-        disable=not hints.is_terminal,
     )
     with bar:
         task = bar.add_task(what, total=1.0)

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from undrift.cli.app import app, require_picture
+from undrift.cli.app import Open, app, require_picture, show_page
 from undrift.errors import UndriftError
 
 
@@ -30,6 +30,7 @@ def demo(
         Path | None,
         typer.Option(help="Also draw a picture (.png, .svg, .pdf).", show_default=False),
     ] = None,
+    open_: Open = False,
     profile: Annotated[
         bool, typer.Option("--profile", help="Also say where the time went, in the end.")
     ] = False,
@@ -52,12 +53,15 @@ def demo(
     for result in results:
         if result.stopped:
             console.print(f"{result.label} stopped: {result.stopped}", highlight=False)
-    console.print(f"The report is in {report}: open it in a browser", highlight=False)
+    hint = "" if open_ else ": open it in a browser, or say --open"
+    console.print(f"The report is in {report}{hint}", highlight=False)
     if picture is not None:
         console.print(f"The picture is in {picture}", highlight=False)
     if profile:
         seconds, total = watch.lap(), seconds_since_start()
         console.print(_profile({part: seconds[part] for part in PARTS}, total))
+    if open_:
+        show_page(report)
 
 
 def _profile(seconds: dict[str, float], total: float) -> Table:

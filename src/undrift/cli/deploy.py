@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from undrift.cli import completing
 from undrift.cli.app import app
 from undrift.cli.run import Json, Quiet, conclude
 
@@ -25,7 +26,12 @@ deploy = typer.Typer(
 )
 app.add_typer(deploy, name="deploy")
 
-App = Annotated[Path, typer.Argument(help="An app: the folder that `undrift deploy init` writes.")]
+App = Annotated[
+    Path,
+    typer.Argument(
+        help="An app: the folder that `undrift deploy init` writes.", autocompletion=completing.apps
+    ),
+]
 Out = Annotated[
     Path | None,
     typer.Option(help="The run folder; otherwise the file's output.folder.", show_default=False),

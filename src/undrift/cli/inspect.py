@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from undrift.cli import completing
 from undrift.cli.app import app, hanging, parsed, require_picture
 from undrift.errors import UndriftError
 
@@ -21,6 +22,7 @@ def inspect(
             help="The name of a data set (`undrift inspect --list`), an experiment file (.toml), "
             "or a folder with one file per client: npz, csv, parquet, or LEAF json.",
             show_default=False,
+            autocompletion=completing.sources,
         ),
     ] = "",
     partition: Annotated[
@@ -29,6 +31,7 @@ def inspect(
             help="Who gets which samples: iid, dirichlet:0.3, dirichlet-per-class:0.1, classes:2 "
             "or natural.",
             show_default=False,
+            autocompletion=completing.words(completing.WORDS["partitions"]),
         ),
     ] = None,
     sizes: Annotated[
@@ -36,6 +39,7 @@ def inspect(
         typer.Option(
             help="How many: balanced, balanced:500, lognormal:0.3 or power-law:0.73.",
             show_default=False,
+            autocompletion=completing.words(completing.WORDS["sizes"]),
         ),
     ] = None,
     clients: Annotated[
@@ -57,6 +61,7 @@ def inspect(
             help="Compare the clients' gradients at this model's initial weights: logistic, "
             "mlp:200-100, cifar_cnn, …",
             show_default=False,
+            autocompletion=completing.words(completing.WORDS["models"]),
         ),
     ] = None,
     gamma: Annotated[

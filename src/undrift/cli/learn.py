@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from undrift.cli import completing
 from undrift.cli.app import app
 from undrift.errors import UndriftError
 
@@ -37,6 +38,7 @@ def list_(
             help="methods, data, models, partitions, samplers, solvers, devices, paces, laws, "
             "amounts, systems, papers, …; left out: all but the papers.",
             show_default=False,
+            autocompletion=completing.words(completing.WORDS, ["papers"]),
         ),
     ] = None,
 ) -> None:
@@ -55,9 +57,18 @@ def list_(
 @app.command()
 def show(
     kind: Annotated[
-        str, typer.Argument(help="method, data, model, solver, device, pace, system, …")
+        str,
+        typer.Argument(
+            help="method, data, model, solver, device, pace, system, …",
+            autocompletion=completing.words(completing.KINDS),
+        ),
     ],
-    name: Annotated[str, typer.Argument(help="Its name, as `undrift list` gives it.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="Its name, as `undrift list` gives it.", autocompletion=completing.names
+        ),
+    ],
 ) -> None:
     """Explain one of them: formula, paper, parameters with defaults, and how to write it."""
     from undrift.runs.teaching import showing

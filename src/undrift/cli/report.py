@@ -8,12 +8,16 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from undrift.cli.app import app
+from undrift.cli import completing
+from undrift.cli.app import Open, app, show_page
 
 
 @app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Run folders, one or several.")],
+    folders: Annotated[
+        list[Path],
+        typer.Argument(help="Run folders, one or several.", autocompletion=completing.run_folders),
+    ],
     out: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("report.html"),
     targets: Annotated[
         list[str] | None,
@@ -35,6 +39,7 @@ def report(
         Path | None,
         typer.Option(help="Also write tables and records here, as CSV.", show_default=False),
     ] = None,
+    open_: Open = False,
 ) -> None:
     """Make one HTML page of runs: curves, tables, savings, the partition, diagnostics.
 
@@ -53,3 +58,5 @@ def report(
     if csv is not None:
         written = write_csv(folders, csv)
         console.print(f"{len(written)} tables are in {csv}", soft_wrap=True)
+    if open_:
+        show_page(path)

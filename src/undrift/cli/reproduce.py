@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from undrift.cli.app import app
+from undrift.cli import completing
+from undrift.cli.app import Open, app, show_page
 from undrift.errors import UndriftError
 
 
@@ -16,7 +17,11 @@ from undrift.errors import UndriftError
 def reproduce(
     name: Annotated[
         str | None,
-        typer.Argument(help="Which; --list names all, with what they cost.", show_default=False),
+        typer.Argument(
+            help="Which; --list names all, with what they cost.",
+            show_default=False,
+            autocompletion=completing.words(completing.REPRODUCTIONS),
+        ),
     ] = None,
     seeds: Annotated[
         int | None,
@@ -45,6 +50,7 @@ def reproduce(
     all_: Annotated[
         bool, typer.Option("--list", help="Name all, with what they show and cost.")
     ] = False,
+    open_: Open = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
     """Reproduce a figure or table of a paper, next to the published numbers.
@@ -79,3 +85,5 @@ def reproduce(
     console.print()
     console.print(summary(reproduction, found))
     console.print(f"\nThe report is {folder / REPORT}.", soft_wrap=True)
+    if open_:
+        show_page(folder / REPORT)

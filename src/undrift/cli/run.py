@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from undrift.cli import completing
 from undrift.cli.app import app, parsed
+from undrift.display import redraws
 
 if TYPE_CHECKING:
     from undrift.runs.execution import Outcome
@@ -33,7 +35,11 @@ Json = Annotated[bool, typer.Option("--json", help="Print every record as a line
 @app.command()
 def run(
     experiment: Annotated[
-        Path, typer.Argument(help="An experiment file (TOML); `undrift init` writes one.")
+        Path,
+        typer.Argument(
+            help="An experiment file (TOML); `undrift init` writes one.",
+            autocompletion=completing.experiments,
+        ),
     ],
     settings: Annotated[
         list[str] | None,
@@ -52,7 +58,11 @@ def run(
     ] = None,
     only: Annotated[
         str | None,
-        typer.Option(help="Run one method of the file, by its label.", show_default=False),
+        typer.Option(
+            help="Run one method of the file, by its label.",
+            show_default=False,
+            autocompletion=completing.labels,
+        ),
     ] = None,
     dry_run: Annotated[
         bool,
@@ -66,6 +76,7 @@ def run(
             help="How clients' work is computed: auto, vectorised, serial or ray; otherwise as the "
             "file says.",
             show_default=False,
+            autocompletion=completing.words(completing.ENGINES),
         ),
     ] = None,
     workers: Workers = None,
@@ -99,7 +110,9 @@ app.command(
 
 @app.command()
 def resume(
-    folder: Annotated[Path, typer.Argument(help="A run folder.")],
+    folder: Annotated[
+        Path, typer.Argument(help="A run folder.", autocompletion=completing.run_folders)
+    ],
     workers: Workers = None,
     address: Address = None,
     quiet: Quiet = False,
@@ -131,7 +144,7 @@ def _do(experiment: Experiment, folder: Path, quiet: bool, as_json: bool) -> Non
     build_engine(experiment).require_ready()  # so that no folder is begun in vain
     claim(experiment, folder)
     said = Console(stderr=True, highlight=False, markup=False, quiet=quiet or as_json)
-    if said.is_terminal:
+    if redraws(said):
         with said.status("reading the data"):
             data = build_data(experiment)
     else:

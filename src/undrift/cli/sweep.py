@@ -8,12 +8,18 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from undrift.cli.app import app, parsed
+from undrift.cli import completing
+from undrift.cli.app import Open, app, parsed, show_page
 
 
 @app.command()
 def sweep(
-    experiment: Annotated[Path, typer.Argument(help="An experiment file with a [sweep] table.")],
+    experiment: Annotated[
+        Path,
+        typer.Argument(
+            help="An experiment file with a [sweep] table.", autocompletion=completing.experiments
+        ),
+    ],
     out: Annotated[
         Path | None,
         typer.Option(
@@ -32,6 +38,7 @@ def sweep(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the file."),
     ] = None,
+    open_: Open = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
     """Tune every method on its own grid or by a search, judged on the validation part.
@@ -65,6 +72,8 @@ def sweep(
     if folders:
         page = write_report(folders, found.folder / "report.html")
         console.print(f"The best of every method are in {page}", soft_wrap=True, markup=False)
+        if open_:
+            show_page(page)
     for file in found.files:
         console.print(f"Run them with: undrift run {file}", soft_wrap=True, markup=False)
     if found.failed():

@@ -6,9 +6,11 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 
+from undrift.cli import completing
 from undrift.cli.app import app, hanging, parsed
+from undrift.display import progress
 from undrift.errors import UndriftError
 
 
@@ -20,6 +22,7 @@ def verify(
             help="Your own method, as file.py:Class or module:Class (a class or an instance), or "
             "the name of one of ours. Left out: every method of undrift.",
             show_default=False,
+            autocompletion=completing.methods,
         ),
     ] = None,
     settings: Annotated[
@@ -51,14 +54,11 @@ def verify(
     subjects = ours() if method is None else named(method)
     subjects = subjects or [load(str(method), parsed(settings or []))]
     outcomes = []
-    hints = Console(stderr=True)
-    bar = Progress(
+    bar = progress(
         TextColumn("verifying {task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        console=hints,
         transient=True,
-        disable=not hints.is_terminal,
     )
     with bar:
         task = bar.add_task("", total=len(subjects) * len(FACTS))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from rich.progress import track
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
+from undrift.display import redraws
 from undrift.errors import UndriftError, first_line, require
 
 Pair = tuple[Any, Any]
@@ -84,8 +84,8 @@ def _of_dataset(dataset: Dataset[Any], where: str) -> tuple[Tensor, Tensor]:
 
 def _watched(numbers: Sequence[int], where: str) -> Iterable[int]:
     """The numbers, with a progress bar if they are many."""
-    shown = len(numbers) >= MANY and sys.stderr.isatty()
     bar = Console(stderr=True)
+    shown = len(numbers) >= MANY and redraws(bar)
     return track(numbers, f"reading {where}", console=bar, transient=True, disable=not shown)
 
 

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from undrift.data.federated import FederatedData
 from undrift.data.part import Part
+from undrift.display import as_html, redraws
 from undrift.errors import UndriftError, require, require_type
 from undrift.losses import objective_weights
 from undrift.threads import one_thread
@@ -191,8 +192,19 @@ class Description:
         console.print(self.table())
         return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
-    def plot(self, path: str | Path) -> Path:
-        """Draw the clients' labels and sizes, as .png, .svg or .pdf."""
+    def __repr__(self) -> str:
+        skew = "" if self.labels is None else f", {self.labels.classes} classes"
+        parts = ", ".join(f"{n:,} {name}" for name, n in self.samples.items())
+        return f"Description({self.name}: {self.clients} clients{skew}; {parts} samples)"
+
+    def _repr_html_(self) -> str:
+        return as_html([self.table()], 80)
+
+    def plot(self, path: str | Path | None = None) -> Any:
+        """Draw the clients' labels and sizes, as .png, .svg or .pdf.
+
+        Gives the path, or without one a picture that a notebook shows.
+        """
         from undrift.data.picture import plot_description
 
         return plot_description(self, path)
@@ -428,7 +440,7 @@ def _losses(
 def _watched(clients: list[int]) -> Iterable[int]:
     """The clients, with a progress bar if there is someone to see it."""
     console = Console(stderr=True)
-    hidden = not console.is_terminal
+    hidden = not redraws(console)
     return track(clients, "minimising", console=console, transient=True, disable=hidden)
 
 

@@ -7,7 +7,6 @@ import hashlib
 import http.client
 import os
 import shutil
-import sys
 import tarfile
 import time
 import urllib.error
@@ -23,7 +22,6 @@ from typing import Any
 
 from filelock import FileLock
 from platformdirs import user_cache_path
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -33,6 +31,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from undrift.display import progress
 from undrift.errors import UndriftError, first_line, require, require_type
 
 _TIMEOUT = 30.0  # seconds without a byte
@@ -283,8 +282,7 @@ def _bar() -> Progress:
         TransferSpeedColumn(),
         TimeRemainingColumn(compact=True),
     )
-    hidden = not sys.stderr.isatty()
-    return Progress(*columns, console=Console(stderr=True), transient=True, disable=hidden)
+    return progress(*columns, transient=True)
 
 
 def _open(url: str, start: int) -> Any:

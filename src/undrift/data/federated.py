@@ -188,6 +188,9 @@ class FederatedData:
         parts = ", ".join(f"{len(part)} {name}" for name, part in self.parts().items())
         return f"FederatedData({self.name}: {len(self)} clients; {parts} samples)"
 
+    def _repr_html_(self) -> str:
+        return self.describe()._repr_html_()
+
     @staticmethod
     def from_clients(
         clients: Sequence[Source] | Mapping[Hashable, Source],

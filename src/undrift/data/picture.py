@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from textwrap import shorten
@@ -12,13 +13,14 @@ from typing import TYPE_CHECKING
 
 from undrift.data.description import FEW, Description, Histogram, Labels, Picked, describe
 from undrift.data.federated import FederatedData
-from undrift.errors import require_choice
 from undrift.files import written_whole
 from undrift.plots import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from undrift.pictures import Picture
 
 SHADES = ("#9ecae1", "#4292c6", "#084594")  # for 40, 60 and 80 per cent
 SMALL = 7  # the size of ticks' labels, in points
@@ -28,15 +30,22 @@ _drawn: dict[tuple[str, str], bytes] = {}
 """The last few pictures, by what they show: many runs are on the same data."""
 
 
-def plot_description(data: FederatedData | Description, path: str | Path) -> Path:
+def plot_description(
+    data: FederatedData | Description, path: str | Path | None = None
+) -> Path | Picture:
     """Clients' samples of each class as bubbles, the sizes, and Figure 3 of FedDyn.
 
     A bubble's area is in proportion to the number of samples. Of more than 40 clients an evenly
-    spread choice is shown. Data without classes have the sizes alone.
+    spread choice is shown. Data without classes have the sizes alone. Without a path the picture
+    is given back.
     """
-    path = Path(path)
-    require_choice("The kind of picture", path.suffix, (".png", ".svg", ".pdf"))
+    from undrift.pictures import require_suffix
+
+    if path is not None:
+        path = require_suffix(path)
     found = data if isinstance(data, Description) else describe(data)
+    if path is None:
+        return draw(found)
     with written_whole(path) as partial:
         partial.write_bytes(_picture(found, path.suffix))
     return path
@@ -44,7 +53,7 @@ def plot_description(data: FederatedData | Description, path: str | Path) -> Pat
 
 def _picture(found: Description, suffix: str) -> bytes:
     """The picture as a file of its kind; drawing takes half a second, so none is drawn twice."""
-    shown = (repr(found), suffix)
+    shown = (repr(asdict(found)), suffix)
     if shown not in _drawn:
         content = io.BytesIO()
         draw(found).savefig(content, format=suffix[1:], dpi=144)
@@ -54,20 +63,20 @@ def _picture(found: Description, suffix: str) -> bytes:
     return _drawn[shown]
 
 
-def draw(found: Description) -> Figure:
+def draw(found: Description) -> Picture:
     """The figure, for those who want to change it."""
-    from matplotlib.figure import Figure
+    from undrift.pictures import Picture
 
     title = f"{shorten(found.name, 60, placeholder=' …')}: {_amount(found.clients, 'client')}, "
     title += _amount(found.samples["train"], "training sample")
     if found.labels is None:
-        figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+        figure = Picture(figsize=(6.4, 3.6), layout="constrained")
         _draw_sizes(figure.subplots(), found)
     else:
         # Room for a row per client and a column per class, within what fits on a page.
         width = min(7.6, max(3.4, 0.13 * len(found.picked.classes)))
         height = min(6.4, max(3.8, 0.17 * len(found.picked.ids)))
-        figure = Figure(figsize=(width + 5.0, height + 1.2), layout="constrained")
+        figure = Picture(figsize=(width + 5.0, height + 1.2), layout="constrained")
         grid = figure.add_gridspec(2, 2, width_ratios=(width, 3.6))
         _draw_bubbles(figure, figure.add_subplot(grid[:, 0]), found, width, height)
         _draw_sizes(figure.add_subplot(grid[0, 1]), found)

@@ -23,11 +23,11 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from undrift.display import progress
 from undrift.errors import UndriftError, require, require_whole
 from undrift.files import written_whole
 from undrift.runs.experiment import Experiment
@@ -349,7 +349,7 @@ def _bar(total: int, shown: bool) -> Iterator[Callable[[Outcome, str], None]]:
         TextColumn("{task.fields[note]}"),
         TimeRemainingColumn(compact=True),
     )
-    with Progress(*columns, console=Console(stderr=True), disable=not shown) as bars:
+    with progress(*columns, shown=None if shown else False) as bars:
         task = bars.add_task("points", total=total, note="")
 
         def advance(outcome: Outcome, label: str) -> None:

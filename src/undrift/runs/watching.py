@@ -8,8 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from rich.console import Console
-
+from undrift.display import watched
 from undrift.progress import Tally, progress_bars
 from undrift.records import Record
 from undrift.runs.execution import Watcher
@@ -70,12 +69,11 @@ def watching(
     labels: Sequence[str], rounds: int, seeds: int, quiet: bool = False, as_json: bool = False
 ) -> Iterator[Watcher | None]:
     """Who looks on: bars on a terminal, lines elsewhere."""
-    console = Console(stderr=True)
     if as_json:
         yield JsonLines()
     elif quiet:
         yield None
-    elif not console.is_terminal:
+    elif not watched():
         yield Lines(rounds)
     else:
         with progress_bars(labels, rounds, seeds) as bars:
