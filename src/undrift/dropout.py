@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from undrift.modes import rests
+
 
 class Coins:
     """What dropout draws, as a function of a number.
@@ -62,7 +64,7 @@ def with_keyed_dropout(module: nn.Module, coins: Coins) -> None:
     """Put a keyed dropout in the place of every dropout of a module."""
     for name, child in module.named_children():
         if type(child) is nn.Dropout:
-            keyed = KeyedDropout(child.p, coins).train(child.training)
+            keyed = KeyedDropout(0.0 if rests(child) else child.p, coins).train(child.training)
             setattr(module, name, keyed)
         else:
             with_keyed_dropout(child, coins)

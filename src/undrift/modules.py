@@ -29,6 +29,7 @@ from undrift.files import written_whole
 from undrift.keys import generator, torch_generator_set_to
 from undrift.losses import Batch, ClientLoss, Losses
 from undrift.measuring import Look, Pass, Seen, figures, losses_by_client, spread
+from undrift.modes import mark_resting, set_training
 from undrift.per_sample import per_sample_of, telling_rows
 from undrift.targets import PARTS
 from undrift.tasks import LOSS, Loss, Metric, Task, task_for
@@ -42,6 +43,7 @@ class FlatModule:
 
     def __init__(self, module: nn.Module, device: torch.device):
         self.module = deepcopy(module).to(device)
+        mark_resting(self.module)
         self.device = device
         named = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]
         require(bool(named), "The model has no trainable parameters.")
@@ -217,7 +219,7 @@ class ModuleLosses(Losses):
     @property
     def draws_otherwise(self) -> bool:
         """Whether the model draws from torch's generator in another way than by `nn.Dropout`."""
-        module = self.twin().flat.module.train()
+        module = set_training(self.twin().flat.module)
         rows = self._train.rows[:2].repeat(2)
         with torch_generator_set_to(0, self.device), torch.no_grad():
             before = torch.default_generator.get_state()
@@ -244,7 +246,7 @@ class ModuleLosses(Losses):
     def training(self, k: int, buffers: Mapping[str, Tensor], number: int) -> Iterator[ClientLoss]:
         flat = self._trained
         flat.load_buffers(buffers)
-        flat.module.train()
+        set_training(flat.module)
         x, y = self._train.client(k)
         rng = generator(number, "augmentation")
         loss = ModuleLoss(flat, self.task, x, y, self._moving, self.data.augmentations, rng)
@@ -470,7 +472,7 @@ class ModuleLosses(Losses):
         if not before:
             return frozenset()
         rows = self._train.rows[:2].repeat(2)  # batch statistics need more than one sample
-        self.flat.module.train()
+        set_training(self.flat.module)
         with torch.no_grad():
             self.flat.module(self._train.x[rows])
         after = self.flat.buffers()

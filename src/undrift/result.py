@@ -19,6 +19,7 @@ from undrift.display import as_html
 from undrift.errors import UndriftError, require, require_choice
 from undrift.loops.base import Loop
 from undrift.methods.base import Method
+from undrift.modes import forget_resting
 from undrift.modules import ModuleLosses, save_weights
 from undrift.records import Record
 from undrift.timeline import plot_timeline
@@ -130,7 +131,7 @@ class Result:
         losses = self.run.losses
         if not isinstance(losses, ModuleLosses):
             raise UndriftError("An analytic problem has no module; its solution is `result.x`.")
-        return losses.flat.filled(self.x, self.run.buffers)
+        return forget_resting(losses.flat.filled(self.x, self.run.buffers))
 
     def save(self, path: str | Path) -> None:
         """Write the final model as a safetensors file."""

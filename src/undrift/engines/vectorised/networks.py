@@ -19,6 +19,7 @@ from undrift.engines.vectorised.steps import Lists, vectors_like
 from undrift.engines.vectorised.tracing import stacked_layers
 from undrift.errors import first_line
 from undrift.keys import torch_generator_set_to
+from undrift.modes import set_training
 from undrift.modules import ModuleLosses
 from undrift.tasks import Task, cross_entropies, squared_errors
 
@@ -208,7 +209,7 @@ class VmappedNetwork(Network):
         w = _weights(batch, scale)
         if not isinstance(w, Tensor):
             w = parameters[0].new_full(batch.x.shape[:2], w)
-        self._module.train()
+        set_training(self._module)
         for number, gradient in enumerate(self._gradient(list(parameters), batch.x, batch.y, w)):
             sink.plain(number, gradient)
 
@@ -220,7 +221,7 @@ class VmappedNetwork(Network):
         y = part.y[rows].view(2, 2, *part.y.shape[1:])
         parameters = [p.detach()[None].repeat(2, *[1] * p.ndim) for n, p in self._own()]
         weights = parameters[0].new_full((2, 2), 0.5)
-        self._module.train()
+        set_training(self._module)
         try:
             with torch_generator_set_to(0, losses.device):
                 self._gradient(parameters, x, y, weights)
@@ -244,7 +245,7 @@ class ModuleNetwork(Network):
     fuses = True
 
     def __init__(self, losses: ModuleLosses, channels_last: bool = False):
-        self._module = _own_copy(losses).train()
+        self._module = set_training(_own_copy(losses))
         self._moving, self._task = losses.moving, losses.task
         self._parameters: list[nn.Parameter] = [
             p for p in self._module.parameters() if p.requires_grad

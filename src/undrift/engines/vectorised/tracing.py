@@ -24,6 +24,7 @@ from undrift.engines.vectorised.layers import (
     chained,
 )
 from undrift.errors import first_line
+from undrift.modes import rests, set_training
 
 aten = torch.ops.aten
 
@@ -78,7 +79,9 @@ LAYERS: dict[type[nn.Module], Build] = {
     nn.Identity: lambda module, numbers: None,
     nn.Linear: _linear,
     nn.Flatten: _flatten,
-    nn.Dropout: lambda module, numbers: Dropout(module.p) if module.p > 0 else None,
+    nn.Dropout: lambda module, numbers: (
+        Dropout(module.p) if module.p > 0 and not rests(module) else None
+    ),
     nn.ReLU: lambda module, numbers: ReLU(),
     nn.Tanh: lambda module, numbers: Tanh(),
     nn.Sigmoid: lambda module, numbers: Sigmoid(),
@@ -284,7 +287,7 @@ def graph_of(module: nn.Module) -> fx.Graph:
     """The forward pass of a module as it is in training."""
     modes = [(each, each.training) for each in module.modules()]
     try:
-        return fx.Tracer().trace(module.train())
+        return fx.Tracer().trace(set_training(module))
     except Exception as error:  # whatever the module's code does
         raise Refused(f"its forward pass cannot be followed ({first_line(error)})") from error
     finally:
