@@ -1,10 +1,15 @@
 """The errors a user meets: one sentence that says what, where and what is allowed."""
 
 import math
+import sys
+import warnings
 from collections.abc import Iterable
 from difflib import get_close_matches
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any
+
+LIBRARY = str(Path(__file__).parent)
 
 
 class UndriftError(ValueError):
@@ -13,6 +18,14 @@ class UndriftError(ValueError):
 
 class Diverged(UndriftError):
     """Every reply of a round was unusable, so there is nothing left to go on with."""
+
+
+def warn(message: str) -> None:
+    """Warn at the line outside of the library that led here."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(LIBRARY):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)
 
 
 def first_line(error: BaseException) -> str:

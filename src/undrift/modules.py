@@ -24,7 +24,7 @@ from undrift.data.augmentation import Augmentation
 from undrift.data.federated import FederatedData
 from undrift.data.part import Part
 from undrift.dropout import Coins, with_keyed_dropout
-from undrift.errors import UndriftError, first_line, require, require_type
+from undrift.errors import UndriftError, first_line, require, require_type, warn
 from undrift.files import written_whole
 from undrift.keys import generator, torch_generator_set_to
 from undrift.losses import Batch, ClientLoss, Losses
@@ -481,11 +481,10 @@ class ModuleLosses(Losses):
     def _warn_about_statistics(self) -> None:
         layers = sorted({name.rpartition(".")[0] for name in self._moving})
         if layers:
-            warnings.warn(
+            warn(
                 f"The model has buffers in {', '.join(layers)} that training changes; they are "
                 f"averaged over the cohort by sample weight, which no method's theory covers: "
-                f"GroupNorm has none.",
-                stacklevel=4,
+                f"GroupNorm has none."
             )
 
 

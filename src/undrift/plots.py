@@ -97,6 +97,8 @@ def _chosen(found: Sequence[str]) -> list[str]:
 def _figure(
     results: Sequence[Result], metrics: Sequence[str], against: str, width: str | float | None
 ) -> Picture:
+    from matplotlib.ticker import MaxNLocator
+
     from undrift.pictures import Picture
 
     several: dict[str, list[Result]] = {}
@@ -111,12 +113,16 @@ def _figure(
     else:
         size = wide, 0.78 * wide / len(metrics) + 0.17 * rows
     figure = Picture(figsize=size, layout="constrained")
+    divisor, axis = _axis(results, against)
     panels = figure.subplots(1, len(metrics), squeeze=False)[0]
     for panel, metric in zip(panels, metrics, strict=True):
         values: list[float] = []
         for number, (label, own) in enumerate(several.items()):
             x, mean, low, high = over_seeds(own, metric, against)
-            values += [*low, *high]
+            values += mean
+            x = [at / divisor for at in x]
+            if falls(metric):  # a band below zero has no place on a logarithmic scale
+                low = [at if at > 0 else m for at, m in zip(low, mean, strict=True)]
             colour = COLOURS[number % len(COLOURS)]
             style = "-" if number < len(COLOURS) else "--"
             thick = 3.0 - 1.8 * number / max(1, len(several) - 1)  # equal lines both show
@@ -129,7 +135,8 @@ def _figure(
             if len(own) > 1:
                 panel.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
         _dress(panel, metric, values, letters)
-        _name_axis(panel, results, against, letters)
+        panel.set_xlabel(axis, fontsize=letters)
+        panel.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=against == "rounds"))
     handles, labels = panels[0].get_legend_handles_labels()
     place = "outside right center" if wide is None else "outside lower center"
     if wide is None or len(labels) > 1:
@@ -171,7 +178,7 @@ def _spent(result: Result, against: str) -> list[float]:
         return list(accumulate(float(r.gradients) for r in result.records))
     if against == "bytes":
         sent = (sum(r.bytes_down.values()) + sum(r.bytes_up.values()) for r in result.records)
-        return [total / 1e6 for total in accumulate(sent)]
+        return list(accumulate(float(each) for each in sent))
     return [float(r.round) for r in result.records]
 
 
@@ -191,19 +198,16 @@ def _dress(panel: Axes, metric: str, values: Sequence[float], letters: float) ->
     panel.spines[["top", "right"]].set_visible(False)
 
 
-def _name_axis(panel: Axes, results: Sequence[Result], against: str, letters: float) -> None:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-    name = AGAINST[against]
-    if against == "virtual_seconds":
-        ends = [r.records[-1].virtual_seconds for r in results if r.records]
-        require(any(ends), "There is no virtual time to plot against: give devices.")
-        divisor, unit = time_unit(max(ends))
-        name = f"{name}, {unit}"
-        panel.xaxis.set_major_formatter(FuncFormatter(lambda at, _: f"{at / divisor:g}"))
-    elif against == "rounds":
-        panel.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-    panel.set_xlabel(name, fontsize=letters)
+def _axis(results: Sequence[Result], against: str) -> tuple[float, str]:
+    """By what to divide what metrics are drawn against, and the name it then has."""
+    if against == "bytes":
+        return 1e6, AGAINST[against]
+    if against != "virtual_seconds":
+        return 1.0, AGAINST[against]
+    ends = [result.records[-1].virtual_seconds for result in results if result.records]
+    require(any(ends), "There is no virtual time to plot against: give devices.")
+    divisor, unit = time_unit(max(ends))
+    return divisor, f"{AGAINST[against]}, {unit}"
 
 
 def falls(metric: str) -> bool:

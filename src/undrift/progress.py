@@ -1,4 +1,4 @@
-"""Progress bars over rounds: one per method, with its loss, accuracy, traffic and speed."""
+"""Progress bars over rounds: one per method, with loss, accuracy or error, traffic and speed."""
 
 from __future__ import annotations
 
@@ -13,6 +13,16 @@ from rich.table import Column
 from undrift.display import InNotebook, progress
 from undrift.records import Record
 from undrift.units import size
+
+NAMED = {
+    "objective": "F",
+    "test_accuracy": "test",
+    "validation_accuracy": "val",
+    "test_absolute_error": "test MAE",
+    "validation_absolute_error": "val MAE",
+    "test_loss": "test loss",
+}
+"""What is said of a round, the first two that were measured."""
 
 
 class Tally:
@@ -29,11 +39,10 @@ class Tally:
         self._rounds, self._began = 0, time.monotonic()
 
     def take(self, record: Record) -> str:
-        """A line about a round: loss, accuracy, traffic and speed."""
+        """A line about a round: loss, accuracy or error, traffic and speed."""
         self._rounds += record.round > 0
         self.bytes += sum(record.bytes_down.values()) + sum(record.bytes_up.values())
-        named = (("objective", "F"), ("test_accuracy", "test"), ("validation_accuracy", "val"))
-        found = [f"{w} {record.metrics[m]:.4f}" for m, w in named if m in record.metrics]
+        found = [f"{w} {record.metrics[m]:.4f}" for m, w in NAMED.items() if m in record.metrics]
         self.note = "  ".join(found[:2]) or self.note  # more does not fit on 80 columns
         speed = self._rounds / max(time.monotonic() - self._began, 1e-9)
         return f"{self.note}  {size(self.bytes)}  {speed:.3g}/s"

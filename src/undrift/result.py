@@ -272,16 +272,16 @@ SHOWN = {
     "objective": "objective",
     "train_loss": "train loss",
     "train_accuracy": "train acc",
-    "train_absolute_error": "train error",
+    "train_absolute_error": "train MAE",
     "validation_loss": "",
     "validation_accuracy": "val acc",
-    "validation_absolute_error": "val error",
+    "validation_absolute_error": "val MAE",
     "validation_client_accuracy_mean": "",
     "validation_client_accuracy_std": "",
     "validation_client_accuracy_worst_tenth": "",
     "test_loss": "test loss",
     "test_accuracy": "test acc",
-    "test_absolute_error": "test error",
+    "test_absolute_error": "test MAE",
     "gradient_norm": "gradient",
     "gradient_mapping": "mapping",
     "train_client_accuracy_mean": "",
@@ -313,7 +313,7 @@ def results_table(results: Sequence[Result]) -> Table:
         metrics = [name for name in metrics if name != "train_loss"]
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("method", no_wrap=True)
-    heads = [SHOWN.get(name, name) for name in metrics]
+    heads = [SHOWN.get(name) or name.replace("_", " ") for name in metrics]
     clock = any(map(_clock, results))
     many = any(len(several) > 1 for several in rows.values())
     for name in [*["seeds"] * many, "rounds", *heads, "MB sent", *["virtual time"] * clock]:

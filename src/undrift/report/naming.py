@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 
+from undrift.plots import falls
 from undrift.report.reading import Runs
 from undrift.report.tables import RISING, ordered
 
+ERRORS = ("test_absolute_error", "validation_absolute_error", "train_absolute_error")
+"""What values are judged by, as classes are by their accuracy."""
 TINY = 1e-30
 """What is smaller is zero on a logarithmic scale, here and in `page.js`."""
 DIAGNOSTICS = {
@@ -33,7 +36,7 @@ def words(metric: str) -> str:
 
 def logarithmic(runs: Runs, name: str) -> bool:
     """Whether a metric or diagnostic is best seen on a logarithmic scale."""
-    if "accuracy" in name or name == "tau_eff":
+    if not falls(name) or name == "tau_eff":
         return False
     found = [(r.metrics | r.diagnostics).get(name) for run in runs for r in run.records]
     values = [value for value in found if value is not None and math.isfinite(value)]
@@ -41,8 +44,9 @@ def logarithmic(runs: Runs, name: str) -> bool:
 
 
 def main_metrics(runs: Runs) -> list[str]:
-    """The two metrics to begin with: an accuracy and a loss, or what there is."""
+    """The two metrics to begin with: an accuracy, or an error of values, and a loss."""
     metrics = ordered(runs.metrics)
-    accuracy = [name for name in RISING if name in metrics]
+    judged = [name for name in (*RISING, *ERRORS) if name in metrics]
     loss = [name for name in ("objective", "train_loss", "test_loss") if name in metrics]
-    return list(dict.fromkeys([*accuracy[:1], *loss[:1], *metrics]))[:2]
+    tested = [name for name in metrics if name == "test_loss"]
+    return list(dict.fromkeys([*judged[:1], *loss[:1], *tested, *metrics]))[:2]

@@ -14,7 +14,7 @@ COLUMNS = {
     "validation_accuracy": "val acc",
     "test_loss": "test loss",
     "test_accuracy": "test acc",
-    "test_absolute_error": "test error",
+    "test_absolute_error": "test MAE",
     "train_loss": "train loss",
     "train_accuracy": "train acc",
 }

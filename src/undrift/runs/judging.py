@@ -89,7 +89,11 @@ class Judge:
         for own, _ in runs:
             records = [Record.from_json(line) for line in (own / RECORDS).read_text().splitlines()]
             found = [r.metrics[self.metric] for r in records if self.metric in r.metrics]
-            require(len(found) > 0, f"{own / RECORDS} has no {self.metric}.")
+            require(
+                len(found) > 0,
+                f"{own / RECORDS} has no {self.metric}: where targets are values and no classes, "
+                f"choose by validation_loss.",
+            )
             values.append(found[-1])
             rounds.append(self._rounds(records))
         if not all(math.isfinite(value) for value in values):
