@@ -40,13 +40,20 @@ def require(condition: bool, message: str) -> None:
         raise UndriftError(message)
 
 
+def nearest(word: str, allowed: Iterable[str]) -> str | None:
+    """The word that was probably meant: one that begins so, or one that is spelt much alike."""
+    words = list(allowed)
+    begins = [each for each in words if word and each.startswith(word)]
+    return next(iter(begins or get_close_matches(word, words, n=1)), None)
+
+
 def require_choice(name: str, value: object, allowed: Iterable[str]) -> None:
     """Refuse a value that is not one of the allowed words, suggesting the nearest one."""
     allowed = list(allowed)
     if value in allowed:
         return
-    near = get_close_matches(str(value), allowed, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
+    near = nearest(str(value), allowed)
+    hint = f"; did you mean {near!r}?" if near else "."
     words = ", ".join(repr(word) for word in allowed)
     raise UndriftError(f"{name} is {value!r}, but must be one of {words}{hint}")
 
@@ -89,8 +96,14 @@ def require_whole(name: str, value: Any, at_least: int) -> int:
 
 def require_type(name: str, value: object, kind: type | tuple[type, ...], wanted: str) -> None:
     """Refuse a value of another type, saying what is wanted."""
-    if not isinstance(value, kind):
-        shown = repr(value)
-        if len(shown) > 60 or "\n" in shown:
-            shown = f"a {type(value).__name__}"
-        raise UndriftError(f"{name} is {shown}, but must be {wanted}.")
+    if isinstance(value, kind):
+        return
+    if isinstance(value, type) and issubclass(value, kind):
+        made = value.__name__
+        raise UndriftError(
+            f"{name} is the class {made}, but must be {wanted}: make one, {made}(…)."
+        )
+    shown = repr(value)
+    if len(shown) > 60 or "\n" in shown:
+        shown = f"a {type(value).__name__}"
+    raise UndriftError(f"{name} is {shown}, but must be {wanted}.")

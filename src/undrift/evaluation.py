@@ -15,6 +15,7 @@ from undrift.errors import require, require_choice, require_range, require_whole
 from undrift.keys import uniforms
 from undrift.losses import Losses
 from undrift.regularizers import Regularizer
+from undrift.reprs import short
 from undrift.targets import PARTS
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class Evaluation:
         from how many clients all that is about the training data is estimated, the same ones in
         every round and for every method; None for all of them
     """
+
+    __repr__ = short
 
     every: int = 1
     models: tuple[str, ...] = ("server",)

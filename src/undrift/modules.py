@@ -427,9 +427,11 @@ class ModuleLosses(Losses):
             try:
                 outputs = self.flat.module(inputs)
             except Exception as error:
+                whole = not inputs.is_floating_point() and "dtype" in str(error)
+                cure = "; data.with_inputs(lambda x: x.float() / 255) makes fractions of bytes"
                 raise UndriftError(
                     f"The model cannot take inputs of shape {list(inputs.shape)} and type "
-                    f"{inputs.dtype}: {first_line(error)}."
+                    f"{inputs.dtype}: {first_line(error)}{cure if whole else ''}."
                 ) from error
         require(outputs is not None, "There are no samples.")
         require_type("What the model returns", outputs, Tensor, "one tensor")
@@ -443,6 +445,7 @@ class ModuleLosses(Losses):
         )
         self._width = outputs[:1].numel()
         if loss is None:
+            _warn_about_one_hot(targets)
             return task
         return replace(task, per_sample=self._per_sample(loss))
 
@@ -486,6 +489,16 @@ class ModuleLosses(Losses):
                 f"averaged over the cohort by sample weight, which no method's theory covers: "
                 f"GroupNorm has none."
             )
+
+
+def _warn_about_one_hot(targets: Tensor) -> None:
+    """Classes as rows with a single one are taken as values, which is seldom meant."""
+    rows = targets.is_floating_point() and targets.ndim == 2 and targets.shape[1] > 1
+    if rows and bool(((targets == 0) | (targets == 1)).all() & (targets.sum(1) == 1).all()):
+        warn(
+            "The targets look like one-hot classes, but are floating-point numbers, so that the "
+            "loss is the squared error: targets.argmax(1) makes classes of them."
+        )
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

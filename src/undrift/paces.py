@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from undrift.errors import require, require_choice, require_range, require_whole
+from undrift.reprs import short
 
 LATE = ("partial", "dropped")
 STALE = ("wait", "discard")
@@ -60,6 +61,8 @@ class WaitForAll(RoundPace):
         with fewer replies the round is skipped
     """
 
+    __repr__ = short
+
     min_replies: int = 1
 
     needs_devices = False
@@ -87,6 +90,8 @@ class Deadline(RoundPace):
     min_replies
         with fewer replies the round is skipped
     """
+
+    __repr__ = short
 
     seconds: float
     late: str = "partial"
@@ -129,6 +134,8 @@ class FirstToRespond(RoundPace):
     min_replies
         with fewer replies the round is skipped
     """
+
+    __repr__ = short
 
     replies: int
     min_replies: int = 1
@@ -177,6 +184,8 @@ class AsTheyArrive(Pace):
     replies
         how many clients' work makes one round of the records; None for `concurrency`
     """
+
+    __repr__ = short
 
     concurrency: int | None = None
     buffer: int | None = None

@@ -138,11 +138,11 @@ def _figure(
         panel.set_xlabel(axis, fontsize=letters)
         panel.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=against == "rounds"))
     handles, labels = panels[0].get_legend_handles_labels()
-    place = "outside right center" if wide is None else "outside lower center"
     if wide is None or len(labels) > 1:
         figure.legend(
-            *(handles, labels),
-            loc=place,
+            handles,
+            labels,
+            loc="outside right center" if wide is None else "outside lower center",
             ncols=1 if wide is None else columns,
             frameon=False,
             fontsize=letters - (2 if wide is None else 0),

@@ -26,6 +26,7 @@ from undrift.errors import (
 from undrift.keys import orders
 from undrift.losses import Batch, ClientLoss
 from undrift.problem import LocalProblem, LocalResult
+from undrift.reprs import short
 from undrift.schedules import Schedule, as_schedule
 
 Amount = int | RandomAmount | Mapping[Hashable, int] | Callable[[Hashable, int], int]
@@ -158,6 +159,8 @@ class SGD(Solver):
     fresh_batches
         draw every batch anew instead of going through the data epoch by epoch
     """
+
+    __repr__ = short
 
     lr: float | Schedule
     batch_size: int | None = 32

@@ -108,12 +108,14 @@ def task_for(
     and the largest whole-number target.
     """
     shape, wanted = list(outputs.shape), list(targets.shape)
+    many = len(shape) > 1 and shape[1] > 1
     scores = len(shape) == len(wanted) + 1 and [shape[0], *shape[2:]] == wanted
     if labels is None:
         require(
             loss is not None or shape == wanted,
             f"The model returns shape {shape}, but the targets have shape {wanted}: for "
-            f"regression the two must be the same, so use targets[:, None] or .squeeze(-1).",
+            f"regression the two must be the same, so use targets[:, None] or .squeeze(-1)"
+            + ("; if they are classes, make them whole numbers, targets.long()." if many else "."),
         )
         means: dict[str, Loss] = {"absolute_error": absolute_errors} if loss is None else {}
         task = Task(F.mse_loss, {}, squared_errors, means)
@@ -129,7 +131,8 @@ def task_for(
         require(
             loss is not None or known,
             f"The labels go from {low} to {high}, but the model has scores for classes 0 … "
-            f"{shape[1] - 1 if scores else 0}.",
+            f"{shape[1] - 1 if scores else 0}"
+            + ("." if many else "; if they are values, make them floating-point, targets.float()."),
         )
         means = {"accuracy": correct} if known else {}
         task = Task(F.cross_entropy, {}, cross_entropies, means)

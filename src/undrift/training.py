@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TypedDict, Unpack
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 from undrift.amounts import Unfinished
 from undrift.clients import Roster
@@ -34,7 +36,7 @@ from undrift.paces import Pace
 from undrift.progress import Bars, progress_bars
 from undrift.result import Comparison, Result
 from undrift.sampling import Sampler, as_sampler
-from undrift.solvers import Local
+from undrift.solvers import SGD, Local
 from undrift.targets import Target
 from undrift.tasks import Loss, Metric
 
@@ -202,11 +204,14 @@ def _run(methods: Mapping[str, Method], options: Options, catch: bool) -> list[R
     """Run every method on the same losses, cohorts and batches."""
     _check(methods, options)
     local = options.get("local")
-    if not isinstance(local, Local):
-        raise UndriftError(
-            f"local is {local!r}, but must be what clients run: SGD, GD, Exact or PerClient, for "
-            f"example local=ud.SGD(lr=0.01, batch_size=10, epochs=5)."
-        )
+    require_type(
+        "local",
+        local,
+        Local,
+        "what clients run: SGD, GD, Exact or PerClient, for example local=ud.SGD(lr=0.01, "
+        "batch_size=10, epochs=5)",
+    )
+    assert local is not None
     losses = _losses(options)
     objective = options.get("objective", "samples")
     rounds = options.get("rounds", 100)
@@ -236,21 +241,24 @@ def _run(methods: Mapping[str, Method], options: Options, catch: bool) -> list[R
         return [_finish(label, run, catch, bars) for label, run in runs.items()]
 
 
-CALLABLE: dict[str, str] = {
-    "loss": "a function of (outputs, targets)",
-}
-
-
 def _check(methods: Mapping[str, Method], options: Options) -> None:
     """Refuse arguments of the wrong kind before anything runs."""
     for name in options:
-        require_choice("An argument", name, Options.__annotations__)
+        if name not in Options.__annotations__:
+            _refuse_argument(name)
     require(len(methods) > 0, "There is no method to run.")
     for method in methods.values():
         _require_method(method)
-    for name, wanted in CALLABLE.items():
-        value = options.get(name)
-        require(value is None or callable(value), f"{name} is {value!r}, but must be {wanted}.")
+    loss = options.get("loss")
+    require(
+        not isinstance(loss, type),
+        f"loss is the class {getattr(loss, '__name__', '')}, of which none was made: "
+        f"{getattr(loss, '__name__', '')}().",
+    )
+    require(
+        loss is None or callable(loss),
+        f"loss is {loss!r}, but must be a function of (outputs, targets).",
+    )
     limit = options.get("limit")
     require(
         limit is None or callable(limit) or isinstance(limit, Mapping | Unfinished),
@@ -289,6 +297,17 @@ def _check(methods: Mapping[str, Method], options: Options) -> None:
         raise UndriftError(
             f"device {options.get('device')!r} cannot be used: {first_line(error)}."
         ) from None
+
+
+def _refuse_argument(name: str) -> None:
+    """An argument that there is not; some belong elsewhere."""
+    require(name != "seeds", "seeds belong to ud.compare, which takes several: here it is seed.")
+    works = [each.name for each in fields(SGD)]
+    require(
+        name not in works,
+        f"{name} belongs to the clients' local work: local=ud.SGD({name}=…).",
+    )
+    require_choice("An argument", name, Options.__annotations__)
 
 
 def _pace_for(label: str, pace: Pace | Mapping[str, Pace] | None) -> Pace | None:
@@ -343,7 +362,7 @@ def _losses(options: Options) -> Losses:
     require(
         isinstance(data, FederatedData),
         f"data is {type(data).__name__}, but must be FederatedData: build it with "
-        f"ud.data.FederatedData.from_clients([(inputs, targets), …]).",
+        f"{_builder(data)}.",
     )
     return ModuleLosses(
         model,
@@ -353,6 +372,15 @@ def _losses(options: Options) -> Losses:
         options.get("weights"),
         options.get("device", "cpu"),
     )
+
+
+def _builder(data: object) -> str:
+    """How to make federated data of something else."""
+    if isinstance(data, DataLoader):
+        return "ud.data.FederatedData.from_dataset(loader.dataset, partition='iid', clients=10)"
+    if isinstance(data, Dataset):
+        return "ud.data.FederatedData.from_dataset(dataset, partition='iid', clients=10)"
+    return "ud.data.FederatedData.from_clients([(inputs, targets), …])"
 
 
 def shared_sampler(

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from undrift.display import redraws
 from undrift.errors import UndriftError, first_line, require
@@ -28,7 +28,10 @@ def as_pair(value: Any, where: str) -> tuple[Tensor, Tensor]:
     try:
         x, y = value
     except (TypeError, ValueError):
-        raise UndriftError(f"{where} must be a pair (inputs, targets), or a Dataset.") from None
+        loader = ", not a DataLoader: give its dataset" if isinstance(value, DataLoader) else ""
+        raise UndriftError(
+            f"{where} must be a pair (inputs, targets), or a Dataset{loader}."
+        ) from None
     x, y = as_tensor(x, where), as_tensor(y, where)
     if not y.is_floating_point():
         require(not y.is_complex(), f"The targets of {where} are complex numbers.")

@@ -69,8 +69,18 @@ class Table:
         self.row = row
         self.first = first
 
+    def require_filled(self, column: str) -> None:
+        """Refuse a column in which values are missing."""
+        for place, value in enumerate(self.columns[column]):
+            require(
+                value is not None and str(value).strip() != "",
+                f"{self.row} {self.first + place} of {self.path} has no value in column "
+                f"{column!r}: fill it, or leave the row out.",
+            )
+
     def numbers(self, column: str) -> np.ndarray:
         """A column's values as numbers."""
+        self.require_filled(column)
         found = np.empty(len(self.columns[column]))
         for place, value in enumerate(self.columns[column]):
             where = f"{self.row} {self.first + place} of {self.path}"
@@ -114,6 +124,7 @@ class Columns:
         self.classes = None if classes is None else [str(each) for each in classes]
         self.fractions = False
         values = first.columns[named]
+        first.require_filled(named)
         self.words = any(not _is_number(value) for value in values)
         if self.words and self.classes is None:
             shown = next(value for value in values if not _is_number(value))
@@ -131,6 +142,7 @@ class Columns:
             )
         x = np.stack([table.numbers(name) for name in self.inputs], axis=1).astype(np.float32)
         values = table.columns[self.target]
+        table.require_filled(self.target)
         if self.words:
             return x, np.array([self._place(value, table) for value in values], dtype=np.int64)
         y = table.numbers(self.target)

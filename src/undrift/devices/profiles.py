@@ -28,6 +28,7 @@ from undrift.errors import (
     require_whole,
 )
 from undrift.keys import uniforms
+from undrift.reprs import short
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,8 @@ class Devices:
     seed
         of the draws; None for the run's
     """
+
+    __repr__ = short
 
     speed: float | Law = 1.0
     unit: str = "steps"

@@ -37,6 +37,7 @@ def question(losses: ModuleLosses, local: Local, clients: int, options: Any) -> 
         described(losses.device),
         re.sub(" at 0x[0-9a-f]+", "", repr(losses.flat.module)),
         [list(shape) for shape in losses.flat.shapes],
+        (losses.flat.names, sorted(losses.moving)),  # what is frozen or rests is not in its repr
         str(losses.flat.x.dtype),
         getattr(losses.task.loss, "__qualname__", "loss"),
         (list(part.x.shape[1:]), str(part.x.dtype), list(part.y.shape[1:])),

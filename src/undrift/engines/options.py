@@ -13,6 +13,7 @@ from undrift.engines.serial import SerialEngine
 from undrift.engines.strategies import candidates
 from undrift.errors import require, require_choice, require_range, require_type, require_whole
 from undrift.losses import Losses
+from undrift.reprs import short
 
 ENGINES = {
     "auto": "the fastest way, timed on the first round's work and remembered",
@@ -49,6 +50,8 @@ class EngineOptions:
     inner
         the engine of each of Ray's workers: "auto", "vectorised" or "serial"
     """
+
+    __repr__ = short
 
     name: str = "auto"
     threads: int | None = None

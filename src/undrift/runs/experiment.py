@@ -199,6 +199,9 @@ class Experiment(Table):
     def load(path: str | Path, settings: Mapping[str, Any] | None = None) -> Experiment:
         """Read a file; `settings` are dotted keys with values that take the place of the file's."""
         path = Path(path)
+        inside = path / "experiment.toml"
+        hint = f"; did you mean {inside}?" if inside.is_file() else "."
+        require(not path.is_dir(), f"{path} is a folder, but must be an experiment file{hint}")
         try:
             with path.open("rb") as file:
                 raw = tomllib.load(file)

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from undrift import methods as m
-from undrift.errors import UndriftError, first_line, require
+from undrift.errors import UndriftError, first_line, nearest, require
 from undrift.methods.base import Method
 from undrift.regularizers import L1
 
@@ -68,10 +68,11 @@ def named(name: str) -> list[Subject]:
 def load(where: str, settings: Mapping[str, object] | None = None) -> Subject:
     """The user's method: "mine.py:MyMethod" or "package.module:MyMethod", class or instance."""
     source, colon, name = where.rpartition(":")
+    near = nearest(where, m.METHODS)
     require(
         bool(colon and source and name),
         f"{where!r} does not name a method: write file.py:Class, module:Class, or one of "
-        f"{', '.join(m.METHODS)}.",
+        f"{', '.join(m.METHODS)}" + (f"; did you mean {near!r}?" if near else "."),
     )
     module = module_of(source)
     found = getattr(module, name, None)
