@@ -222,6 +222,9 @@ def test_a_notebook_has_one_place_of_progress_that_is_drawn_over(notebook, monke
     assert "FedAvg" in place[-1] and "\x1b" not in place[-1]
     small(progress=False)
     assert len(notebook) == 1
+    small(seeds=[0, 1])
+    assert len(notebook) == 2
+    assert notebook[-1][-1].count("4/4") == 2  # both seeds in one bar
 
 
 def test_a_notebook_is_not_flooded(notebook):

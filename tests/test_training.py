@@ -233,7 +233,7 @@ def test_summary_plot_and_repr(tmp_path):
     assert max(len(line) for line in result.summary().splitlines()) <= 80
     picture = result.plot(tmp_path / "picture.png")
     assert picture.stat().st_size > 5000
-    assert "FedAvg: 4 rounds" in repr(result)
+    assert "FedAvg, seed 0: 4 rounds" in repr(result)
     rounds, values = result.history("test_accuracy")
     assert rounds == [0, 1, 2, 3, 4]
     assert all(0 <= value <= 1 for value in values)
@@ -375,7 +375,7 @@ def test_the_summary_shows_what_was_asked_for_and_what_went_wrong():
     metrics = {"confidence": lambda o, t: o.softmax(1).amax(1).mean()}
     found = ud.train(ud.FedAvg(), **network(evaluate=models, metrics=metrics))
     assert "FedAvg, own" in found.summary()
-    assert "test_confidence" in found.summary()
+    assert "test confidence" in found.summary()
     assert "mapping" in found.summary()
     never = ud.Evaluation(every=10**6)
     bad = quadratic(ud.FedAvg(), problem=poisoned([3]), cohort=None, evaluate=never)

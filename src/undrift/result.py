@@ -16,7 +16,7 @@ from rich.text import Text
 from torch import Tensor, nn
 
 from undrift.display import as_html
-from undrift.errors import UndriftError, require, require_choice
+from undrift.errors import UndriftError, require
 from undrift.loops.base import Loop
 from undrift.methods.base import Method
 from undrift.modes import forget_resting
@@ -187,7 +187,8 @@ class Comparison(Sequence[Result]):
     def __getitem__(self, which):  # type: ignore[no-untyped-def]
         if isinstance(which, str):
             found = [result for result in self.results if result.label == which]
-            require_choice("The label", which, self.labels)
+            known = ", ".join(self.labels)
+            require(bool(found), f"There is no method {which!r}; there are: {known}.")
             return found[0] if len(found) == 1 else Comparison(found)
         if isinstance(which, slice):
             return Comparison(self.results[which])

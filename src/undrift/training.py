@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
 from pathlib import Path
 from typing import TypedDict, Unpack
@@ -149,9 +150,12 @@ def compare(
         methods = dict(zip(labels(methods), methods, strict=True))
     if seeds is None:
         return Comparison(_run(methods, options, catch=True))
+    several = _require_seeds(seeds, options)
+    _check(methods, options)
     found: list[Result] = []
-    for seed in _require_seeds(seeds, options):
-        found += _run(methods, _with_seed(options, seed), catch=True)
+    with _bars(methods, options, len(several)) as bars:
+        for seed in several:
+            found += _run(methods, _with_seed(options, seed), catch=True, bars=bars)
     return Comparison(found)
 
 
@@ -200,7 +204,9 @@ def centralised(**options: Unpack[Options]) -> Result:
     return _run({"centralised": FedAvg("full")}, options, catch=False)[0]
 
 
-def _run(methods: Mapping[str, Method], options: Options, catch: bool) -> list[Result]:
+def _run(
+    methods: Mapping[str, Method], options: Options, catch: bool, bars: Bars | None = None
+) -> list[Result]:
     """Run every method on the same losses, cohorts and batches."""
     _check(methods, options)
     local = options.get("local")
@@ -236,9 +242,16 @@ def _run(methods: Mapping[str, Method], options: Options, catch: bool) -> list[R
         )
         for label, method in methods.items()
     }
-    shown = options.get("progress")
-    with progress_bars(list(runs), rounds, shown=shown) as bars:
-        return [_finish(label, run, catch, bars) for label, run in runs.items()]
+    with _bars(methods, options) if bars is None else nullcontext(bars) as shown:
+        return [_finish(label, run, catch, shown) for label, run in runs.items()]
+
+
+def _bars(
+    methods: Mapping[str, Method], options: Options, seeds: int = 1
+) -> AbstractContextManager[Bars]:
+    """A bar per method over all seeds, if they are to be shown."""
+    rounds = options.get("rounds", 100)
+    return progress_bars(list(methods), rounds, seeds, options.get("progress"))
 
 
 def _check(methods: Mapping[str, Method], options: Options) -> None:
@@ -278,8 +291,8 @@ def _check(methods: Mapping[str, Method], options: Options) -> None:
     if options.get("weights") is not None:
         require_type("weights", options.get("weights"), (str, Path), "a safetensors file")
     engine_options(options.get("engine", "auto"))
-    seed = options.get("seed", 0)
-    require_whole("seed", seed, at_least=0)
+    require_whole("seed", options.get("seed", 0), at_least=0)
+    require_whole("rounds", options.get("rounds", 100), at_least=0)
     require_type("evaluate", options.get("evaluate", Evaluation()), Evaluation, "an Evaluation")
     for name in ("metrics", "target"):
         value = options.get(name)
