@@ -44,7 +44,7 @@ epochs = 1
 name = "serial"
 
 [deploy]
-timeout = 20
+timeout = 60
 """
 
 METHODS = {

@@ -95,7 +95,7 @@ def test_a_dead_site_and_a_dead_server(tmp_path):
     """A site is killed in mid-round, and then the server: the run ends as it should."""
     file = app(tmp_path / "app", ["SCAFFOLD"])
     text = (
-        file.read_text().replace("rounds = 5", "rounds = 6").replace("timeout = 20", "timeout = 9")
+        file.read_text().replace("rounds = 5", "rounds = 6").replace("timeout = 60", "timeout = 15")
     )
     file.write_text(text + ONCE.replace("5", "6"))
     out, port = tmp_path / "out", free_port()
