@@ -1,6 +1,7 @@
 """undrift: federated learning over heterogeneous clients, with the answer the papers promise."""
 
 from undrift import data, devices, models, schedules, server, theory
+from undrift.advice import Advice, advise
 from undrift.amounts import NormalAmount, Unfinished, UniformAmount
 from undrift.devices import DeviceClasses, DeviceFile, Devices
 from undrift.engines import EngineOptions
@@ -61,6 +62,7 @@ __all__ = [
     "SGD",
     "VRLSGD",
     "ZERO",
+    "Advice",
     "All",
     "AsTheyArrive",
     "AsyncFedDR",
@@ -114,6 +116,7 @@ __all__ = [
     "Upload",
     "WaitForAll",
     "Weighted",
+    "advise",
     "centralised",
     "compare",
     "data",

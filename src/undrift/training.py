@@ -160,14 +160,14 @@ def centralised(**options: Unpack[Options]) -> Result:
 
 def _run(methods: Mapping[str, Method], options: Options, catch: bool) -> list[Result]:
     """Run every method on the same losses, cohorts and batches."""
-    _check(methods, options)
+    check_options(methods, options)
     local = options.get("local")
     if not isinstance(local, Local):
         raise UndriftError(
             f"local is {local!r}, but must be what clients run: SGD, GD, Exact or PerClient, for "
             f"example local=ud.SGD(lr=0.01, batch_size=10, epochs=5)."
         )
-    losses = _losses(options)
+    losses = losses_of(options)
     objective = options.get("objective", "samples")
     rounds = options.get("rounds", 100)
     same_regularizer(methods)
@@ -201,7 +201,7 @@ CALLABLE: dict[str, str] = {
 }
 
 
-def _check(methods: Mapping[str, Method], options: Options) -> None:
+def check_options(methods: Mapping[str, Method], options: Options) -> None:
     """Refuse arguments of the wrong kind before anything runs."""
     for name in options:
         require_choice("An argument", name, Options.__annotations__)
@@ -287,7 +287,7 @@ def labels(methods: Sequence[Method]) -> list[str]:
     return found
 
 
-def _losses(options: Options) -> Losses:
+def losses_of(options: Options) -> Losses:
     """The clients' losses: an analytic problem, or a model on data."""
     model, data, problem = options.get("model"), options.get("data"), options.get("problem")
     if problem is not None:
