@@ -14,7 +14,6 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -235,16 +234,30 @@ def _losses(losses: ModuleLosses, pieces: Sequence[Tensor], double: bool) -> Mod
 
 
 def operations(losses: ModuleLosses) -> float:
-    """The floating-point operations of one sample's gradient, about."""
-    from torch.utils.flop_counter import FlopCounterMode
+    """The floating-point operations of one sample's gradient, about.
 
+    A layer multiplies all of its parameters once for every place of its output, forwards, and
+    twice as often backwards.
+    """
     module: nn.Module = losses.flat.module
     x = losses.train_part.x[losses.train_part.rows[:1]]
-    module.eval()
-    counted = 0.0
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        module(x)
-        counted = float(counter.get_total_flops())
-    # Recurrent layers are not counted: every place of a text goes through all parameters.
-    places = 1 if x.is_floating_point() else int(np.prod(x.shape[1:]))
-    return 3 * max(counted, 2.0 * losses.dimension * places)
+    counted = 0
+
+    def count(layer: nn.Module, inputs: object, output: object) -> None:
+        nonlocal counted
+        result = output[0] if isinstance(output, tuple) else output
+        own = list(layer.parameters(recurse=False))
+        if own and isinstance(result, Tensor):
+            images = max(each.ndim for each in own) > 2  # a convolution's channels come first
+            width = result.shape[1 if images else -1]
+            counted += 2 * sum(each.numel() for each in own) * (result.numel() // max(1, width))
+
+    hooks = [layer.register_forward_hook(count) for layer in module.modules()]
+    try:
+        module.eval()
+        with torch.no_grad():
+            module(x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return 3.0 * max(counted, 2 * losses.dimension)

@@ -13,8 +13,9 @@ from undrift.advice.federation import Federation
 from undrift.loops import Asynchronous, Loop
 from undrift.methods import FedAsync, FedAvg, Method
 from undrift.methods.base import Setting
-from undrift.paces import FirstToRespond, Pace, WaitForAll
-from undrift.runs.foreseen import Foreseen, foresee
+from undrift.paces import AsTheyArrive, FirstToRespond, Pace, WaitForAll
+from undrift.runs.foreseen import DRAWN as FORESEEN
+from undrift.runs.foreseen import Foreseen, all_alike, foresee
 from undrift.sampling import All, Fixed, Sampler, Weighted
 from undrift.schedules import Schedule, as_schedule
 from undrift.solvers import SGD, Local, Progress
@@ -23,6 +24,8 @@ from undrift.traffic import traffic_of
 
 LOOKED_AT = 20_000
 """The work of so many clients is looked at, a sample of larger federations."""
+TRIED = 2_000
+"""… and of so many for the time of each method."""
 DRAWN = 20
 """Rounds in which everybody's work is drawn, where it is not the same in all of them."""
 TOLD = 8
@@ -122,7 +125,9 @@ class Foreseeing:
 
 def foresee_federation(federation: Federation) -> Foreseeing:
     """Look at a run's cohorts, work and clock, with an engine that does not train."""
-    found, run = _foreseen(federation, _stand_in(federation), federation.sampler, federation.pace)
+    stand_in = _stand_in(federation)
+    rounds = _rounds(federation, LOOKED_AT)
+    found, run = _foreseen(federation, stand_in, federation.sampler, federation.pace, drawn=rounds)
     gradients = found.gradients / max(1, found.replies)
     delays = None
     if isinstance(run, Asynchronous):
@@ -153,9 +158,18 @@ def trial(federation: Federation, method: Method, gradients: float) -> tuple[flo
     clock = federation.devices is not None
     if not (extra or clock) or len(federation.roster) > LOOKED_AT:
         return gradients, None
-    found, _ = _foreseen(federation, method, federation.sampler, federation.pace, drawn=DRAWN)
+    rounds = min(DRAWN, _rounds(federation, TRIED))
+    found, _ = _foreseen(federation, method, federation.sampler, federation.pace, drawn=rounds)
     seconds = found.seconds / found.rounds if clock and found.rounds else None
     return found.gradients / max(1, found.replies), seconds
+
+
+def _rounds(federation: Federation, clients: int) -> int:
+    """How many rounds may be drawn to look at so many clients at work."""
+    asked = federation.sampler.most(federation.roster)
+    if isinstance(federation.pace, AsTheyArrive):
+        asked = federation.pace.replies or federation.pace.at_once(asked, len(federation.roster))
+    return max(1, min(FORESEEN, clients // asked))
 
 
 def _stand_in(federation: Federation) -> Method:
@@ -283,10 +297,10 @@ def _participation(federation: Federation, found: Foreseen, run: Loop) -> Partic
     share = min(1.0, replies / number)
     setting = run.setting()
     expected = _expected(federation, rounds, replies, number)
-    told = float(np.median(list(expected.values()))) >= TOLD
+    told = all_alike(run) or float(np.median(list(expected.values()))) >= TOLD
     visits: Mapping[Hashable, int] = found.visits
     never = rarely = 0
-    if told or setting.participation == "all":
+    if told:
         for id, usual in expected.items():
             seen = visits.get(id, 0)
             never += seen == 0 and usual > 0

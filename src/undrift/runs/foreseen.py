@@ -105,7 +105,7 @@ def foresee(
     found = Foreseen()
     assert isinstance(run.engine, Idle)
     asked = run.per_round * 10 if isinstance(run, Asynchronous) else len(ids)
-    most = 1 if _all_alike(run) else max(1, min(rounds, drawn, LOOKED_AT // asked))
+    most = 1 if all_alike(run) else max(1, min(rounds, drawn, LOOKED_AT // asked))
     while found.rounds < most and run.stopped is None:
         record = run.step()
         found.rounds += 1
@@ -165,7 +165,7 @@ def shape_of(model: torch.nn.Module) -> tuple[Tensor, dict[str, Tensor]]:
     return parameters, {name: torch.zeros_like(each) for name, each in model.named_buffers()}
 
 
-def _all_alike(run: Loop) -> bool:
+def all_alike(run: Loop) -> bool:
     """Whether every round is as the first."""
     solver, fleet = run.local.of(run.roster.ids[0]), run.fleet
     amounts = [getattr(solver, unit, None) for unit in ("epochs", "steps")]
