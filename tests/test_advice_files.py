@@ -1,15 +1,21 @@
 """`undrift advise`: from a file to a file that `undrift run` accepts."""
 
 import json
+import re
+import time
 import tomllib
+from pathlib import Path
 
 import pytest
 
 import undrift as ud
 from commands import called
+from undrift.advice.facts import DISSIMILAR, FEW, SEEN_AGAIN, SKEWED, UNEQUAL
+from undrift.advice.rules import RULES
 from undrift.advice.toml import Edited
 from undrift.runs.experiment import Experiment
 
+PAGE = Path(__file__).parents[1] / "docs" / "choosing.md"
 EXPERIMENT = """\
 # mine
 name = "trial"     # called so
@@ -110,6 +116,8 @@ def test_regulariser_stateless_clients_and_asynchrony_come_from_the_command_or_t
     done = called("advise", "mine.toml", *options, cwd=folder)
     assert done.returncode == 2 and "There is nothing to write" in done.stderr
     assert "Nothing: no method suits this federation (FedDR" in done.stdout
+    done = called("advise", "mine.toml", *options, "--json", cwd=folder)
+    assert done.returncode == 2 and json.loads(done.stdout)["recommended"] == []
     with (folder / "mine.toml").open("a") as file:
         file.write('\n[devices]\nspeed = {law = "ladder", slowest = 10, fastest = 40}\n')
         file.write('[pace]\nkind = "asynchronous"\n')
@@ -177,3 +185,25 @@ def test_advice_about_objects_cannot_be_written_and_files_take_no_objects(folder
         advice.write(folder / "x.toml")
     with pytest.raises(ud.UndriftError, match="cohort belongs to the experiment file"):
         ud.advise(folder / "mine.toml", cohort=3)
+
+
+def test_the_guide_has_the_rules_and_the_thresholds_of_the_code():
+    page = PAGE.read_text()
+    row = re.compile(
+        r"^\| ([^|]+) \| \[(\w+)\]\([^)]+\) \| (?:\[(\w+)\]\([^)]+\))? ?\|$", re.MULTILINE
+    )
+    told = [(name, *(each for each in methods if each)) for name, *methods in row.findall(page)]
+    assert told == [(rule.name, *rule.methods) for rule in RULES]
+    words = " ".join(page.split())
+    assert f"strong from {SKEWED:g} on" in words and f"strong from {DISSIMILAR:g} on" in words
+    assert f"it counts from {UNEQUAL:g} on" in words
+    assert (FEW, SEEN_AGAIN) == (0.25, 2) and "a quarter" in words and "below two visits" in words
+
+
+def test_the_guide_shows_what_the_command_prints(tmp_path):
+    called("init", cwd=tmp_path)
+    began = time.process_time()
+    done = called("advise", "experiment.toml", cwd=tmp_path)
+    assert time.process_time() - began < 30
+    (shown,) = re.findall(r"```text\n(.*?)\n```", PAGE.read_text(), re.DOTALL)
+    assert [line.rstrip() for line in done.stdout.rstrip().splitlines()] == shown.splitlines()

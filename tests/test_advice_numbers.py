@@ -9,6 +9,7 @@ import torch
 import undrift as ud
 from advising import asked, labelled
 from undrift.advice import gradients as measuring
+from undrift.advice import work as work_module
 from undrift.advice.facts import expected_distance
 from undrift.advice.sentences import meaning
 from undrift.advice.starting import PULLED
@@ -153,3 +154,11 @@ def test_operations_are_counted_for_every_place_of_an_image():
     second = (64 * 5 * 5 + 1) * 64 * 10 * 10
     dense = (1600 + 1) * 384 + (384 + 1) * 192 + (192 + 1) * 10
     assert measuring.operations(losses) == 3 * 2 * (first + second + dense)
+
+
+def test_drawn_work_is_looked_at_often_enough_to_average_out():
+    problem = ud.theory.random_quadratics(1500, 1)
+    drawn = ud.GD(lr=0.01, steps=ud.NormalAmount(30, 20, low=1, high=96))
+    work = ud.advise(problem=problem, local=drawn, cohort=10, objective="clients").facts.work
+    assert (work.clients, work.varies) == (work_module.LOOKED_AT // work_module.DRAWN, True)
+    assert work.chi_square < 0.01  # one draw each would give about 0.3

@@ -62,7 +62,7 @@ class Candidate:
 
     def as_dict(self) -> dict[str, Any]:
         """All of it in plain values."""
-        from undrift.runs.parts import table_of
+        from undrift.runs.parts import table_of  # what reads files is slow to import
 
         values = {
             name: value if _is_plain(value) else table_of(value) or repr(value)
@@ -96,7 +96,7 @@ def _wanted(facts: Facts, refused: Mapping[str, str | None]) -> dict[str, str]:
     rule = rule_for(facts)
     reasons = dict(zip(rule.methods, (rule.because, rule.beside), strict=False))
     found = {name: why for name, why in reasons.items() if refused[name] is None}
-    if facts.waiting and facts.keeps_state and refused["AsyncFedDR"] is None:
+    if found and facts.waiting and facts.keeps_state and refused["AsyncFedDR"] is None:
         first = next(iter(found))
         found = {first: found[first], "AsyncFedDR": WAITING}
     return found

@@ -24,7 +24,9 @@ def _work(facts: Facts) -> Iterator[str]:
         )
         return
     steps = _between(work.steps_least, work.steps_most)
-    sampled = "" if work.clients + work.never == facts.clients else f" ({work.clients} looked at)"
+    sampled = (
+        "" if work.clients + work.never == facts.clients else f" ({work.clients} of them looked at)"
+    )
     often = ", changing from round to round" if work.varies else ""
     if facts.single_steps:
         yield f"Every client takes one step a round{sampled}: nobody drifts."
@@ -34,7 +36,8 @@ def _work(facts: Facts) -> Iterator[str]:
             f"Clients take {steps} steps a round{sampled}{often}. Plain averaging (FedAvg, "
             f"FedProx) then minimises Σ w_k f_k with w_k ∝ q_k τ_k, which differs from the wanted "
             f"q_k by χ² = {work.chi_square:.3g}: client {most!r} counts {over:.3g} times as much "
-            f"as it should, client {least!r} {under:.2g} times. FedNova or SCAFFOLD removes that."
+            f"as it should and client {least!r} only {under:.2g} times. FedNova or SCAFFOLD "
+            f"removes that."
         )
         floor = 2 * work.chi_square * facts.gradients.variance
         if facts.dissimilar and math.isfinite(floor) and facts.gradients.square_mean > 0:
@@ -105,7 +108,8 @@ def _rate(facts: Facts) -> Iterator[str]:
     elif facts.rate_proposed:
         yield (
             f"The smoothness is L ≈ {L:.3g}, {where}. No learning rate was given: lr = "
-            f"{facts.rate:g} is 1/(4L), where the rates of FedAvg's Theorem 1 begin."
+            f"{facts.rate:g} is 1/(4L), where the rates of FedAvg's Theorem 1 begin, times 1 − ρ "
+            f"with momentum ρ."
         )
     elif facts.rate > facts.rate_limit:
         yield (

@@ -10,12 +10,13 @@ import numpy as np
 import torch
 
 from undrift.advice.federation import Federation
+from undrift.clients import Roster
 from undrift.loops import Asynchronous, Loop
 from undrift.methods import FedAsync, FedAvg, Method
 from undrift.methods.base import Setting
 from undrift.paces import AsTheyArrive, FirstToRespond, Pace, WaitForAll
 from undrift.runs.foreseen import DRAWN as FORESEEN
-from undrift.runs.foreseen import Foreseen, all_alike, foresee
+from undrift.runs.foreseen import Foreseen, all_alike, foresee, same_work
 from undrift.sampling import All, Fixed, Sampler, Weighted
 from undrift.schedules import Schedule, as_schedule
 from undrift.solvers import SGD, Local, Progress
@@ -209,29 +210,30 @@ def _foreseen(
 def _work(federation: Federation) -> LocalWork:
     """Everybody is asked, for some rounds: the steps of each client, whoever is drawn in a run."""
     roster = federation.roster
-    number = len(roster)
-    everyone: Sampler = All()
-    ids: Sequence[Hashable] = roster.ids
-    if number > LOOKED_AT:
-        places = np.linspace(0, number - 1, LOOKED_AT).astype(np.int64)
-        ids = [roster.ids[k] for k in places]
-        everyone = Fixed(ids)
     pace = federation.pace
     if federation.asynchronous or isinstance(pace, FirstToRespond):
         pace = WaitForAll()  # who comes first is a matter of presence, not of work
-    method = FedAvg("original")
-    rounds = max(1, LOOKED_AT // len(ids))
-    found, run = _foreseen(federation, method, everyone, pace, drawn=min(DRAWN, rounds))
+    ids = _some(roster.ids, LOOKED_AT)
+    found, run = _foreseen(federation, PLAIN, _these(ids, roster), pace, drawn=1)
+    if not same_work(run):
+        ids = _some(roster.ids, LOOKED_AT // DRAWN)
+        found, run = _foreseen(federation, PLAIN, _these(ids, roster), pace, drawn=DRAWN)
+    looked_at = len(ids)
     done = {id: own for id, own in found.steps.items() if own}
     counted = _Accumulated(federation.solver)
     ids = [id for id in ids if id in done]
     tau = np.array([np.mean(done[id]) for id in ids])
-    progress = np.array([np.mean([counted(id, steps) for steps in done[id]]) for id in ids])
+    each = [np.array([counted(id, steps) for steps in done[id]]) for id in ids]
+    progress = np.array([own.mean() for own in each])
     wanted = torch.tensor([roster.client(id).q for id in ids], dtype=torch.float64)
     wanted = wanted / wanted.sum()
     accumulated = torch.from_numpy(progress)
     used = effective_weights(wanted, accumulated)
     gain = (used / wanted).numpy()
+    tau_eff = tau_effective(wanted, accumulated)
+    # The mean of a few draws differs from client to client by chance, which favours nobody.
+    errors = np.array([own.var(ddof=1) / len(own) if len(own) > 1 else 0.0 for own in each])
+    chance = float(wanted.numpy() @ errors) / tau_eff**2
     asked = {id: _asked(federation, run, id) for id in ids}
     replies = [(steps, asked[id]) for id in ids for steps in done[id]]
     most, least = int(gain.argmax()), int(gain.argmin())
@@ -242,16 +244,31 @@ def _work(federation: Federation) -> LocalWork:
         steps_most=float(tau.max()),
         progress_mean=float(progress.mean()),
         varies=any(len({*own}) > 1 for own in done.values()),
-        chi_square=chi_square(wanted, used),
-        tau_eff=tau_effective(wanted, accumulated),
+        chi_square=max(0.0, chi_square(wanted, used) - chance),
+        tau_eff=tau_eff,
         unfinished=float(np.mean([steps < whole for steps, whole in replies])),
-        never=number - len(ids) if number <= LOOKED_AT else LOOKED_AT - len(ids),
+        never=looked_at - len(ids),
         over=(ids[most], float(gain[most])),
         under=(ids[least], float(gain[least])),
         ids=ids,
         q=wanted.numpy(),
         w=used.numpy(),
     )
+
+
+PLAIN = FedAvg("original")
+"""Averages whoever is there, so that everybody's work can be looked at."""
+
+
+def _some(ids: Sequence[Hashable], most: int) -> list[Hashable]:
+    """So many clients at most, spread evenly."""
+    if len(ids) <= most:
+        return list(ids)
+    return [ids[k] for k in np.linspace(0, len(ids) - 1, most).astype(np.int64)]
+
+
+def _these(ids: Sequence[Hashable], roster: Roster) -> Sampler:
+    return All() if len(ids) == len(roster) else Fixed(list(ids))
 
 
 def _asked(federation: Federation, run: Loop, id: Hashable) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from json import dumps
 from pathlib import Path
 from typing import Annotated
@@ -77,20 +78,21 @@ def advise(
         raise UndriftError(f"{out} exists already: name another file, or use --force.")
     g = None if regularizer is None else from_words(regularizer, "--regularizer", REGULARIZERS)
     said = Console(stderr=True, highlight=False, markup=False)
-    if said.is_terminal and not json:
-        with said.status("measuring the federation"):
-            asked = read(experiment, parsed(settings or []), g, stateless)
-            advice = advise_on(asked.federation, asked)
-    else:
+    shown = said.is_terminal and not json
+    with said.status("measuring the federation") if shown else nullcontext():
         asked = read(experiment, parsed(settings or []), g, stateless)
         advice = advise_on(asked.federation, asked)
     left_alone = out is None and target.exists() and not force
-    if not json:
-        Console(highlight=False, markup=False).print(advice.table())
-    written = None if left_alone else advice.write(target, force)
+    writes = bool(advice.chosen) and not left_alone
+    if writes:
+        advice.write(target, force)
     if json:
-        found = advice.as_dict() | {"file": None if written is None else str(written)}
+        found = advice.as_dict() | {"file": str(target) if writes else None}
         typer.echo(dumps(found, indent=2, allow_nan=False, ensure_ascii=False))
+    else:
+        Console(highlight=False, markup=False).print(advice.table())
+    if not advice.chosen:
+        raise UndriftError(f"There is nothing to write: {advice.nothing()}.")
     if left_alone:
         said.print(
             f"{target} is there already and stays as it is: --force overwrites it, --out names "

@@ -167,9 +167,14 @@ def shape_of(model: torch.nn.Module) -> tuple[Tensor, dict[str, Tensor]]:
 
 def all_alike(run: Loop) -> bool:
     """Whether every round is as the first."""
+    in_rounds = not run.setting().asynchronous
+    return isinstance(run.sampler, All) and in_rounds and same_work(run)
+
+
+def same_work(run: Loop) -> bool:
+    """Whether a client does the same work whenever it takes part."""
     solver, fleet = run.local.of(run.roster.ids[0]), run.fleet
     amounts = [getattr(solver, unit, None) for unit in ("epochs", "steps")]
-    drawn = run.job.limit is not None or any(isinstance(each, RandomAmount) for each in amounts)
+    drawn = any(isinstance(each, RandomAmount) or callable(each) for each in amounts)
     steady = fleet is None or (fleet.reliable and not fleet.jitter.any())
-    in_rounds = not run.setting().asynchronous
-    return isinstance(run.sampler, All) and steady and in_rounds and not drawn
+    return steady and run.job.limit is None and not drawn
