@@ -139,11 +139,11 @@ def test_a_large_model_is_measured_on_fewer_samples(monkeypatch):
     losses = ModuleLosses(ud.models.logistic(4, 4), data)
     assert measuring.operations(losses) == 3 * 2 * (4 * 4 + 4)
     assert ud.advise(**asked(data=data)).facts.gradients.everything
-    room = 80  # samples: as if each took much longer
+    room = 96  # samples: as if each took much longer
     monkeypatch.setattr(measuring, "OPERATIONS", room * measuring.operations(losses))
     facts = ud.advise(**asked(data=data)).facts
-    assert (facts.gradients.clients, facts.gradients.samples) == (5, 80)
-    assert any("on 80 samples of 5 clients" in each for each in meaning(facts))
+    assert (facts.gradients.clients, facts.gradients.samples) == (6, 96)
+    assert any("on 96 samples of 6 clients" in each for each in meaning(facts))
 
 
 def test_operations_are_counted_for_every_place_of_an_image():
@@ -156,9 +156,10 @@ def test_operations_are_counted_for_every_place_of_an_image():
     assert measuring.operations(losses) == 3 * 2 * (first + second + dense)
 
 
-def test_drawn_work_is_looked_at_often_enough_to_average_out():
-    problem = ud.theory.random_quadratics(1500, 1)
+def test_drawn_work_is_looked_at_often_enough_to_average_out(monkeypatch):
+    monkeypatch.setattr(work_module, "LOOKED_AT", 50 * work_module.DRAWN)
+    problem = ud.theory.random_quadratics(80, 1)
     drawn = ud.GD(lr=0.01, steps=ud.NormalAmount(30, 20, low=1, high=96))
     work = ud.advise(problem=problem, local=drawn, cohort=10, objective="clients").facts.work
-    assert (work.clients, work.varies) == (work_module.LOOKED_AT // work_module.DRAWN, True)
+    assert (work.clients, work.varies) == (50, True)
     assert work.chi_square < 0.01  # one draw each would give about 0.3

@@ -31,12 +31,16 @@ SAMPLES = 200
 """… and of each so many samples, at most."""
 CURVED = 8
 """The curvature is measured for so many clients."""
+LEAST = 5
+"""The dissimilarity is measured for no fewer clients, however large the model."""
 OPERATIONS = 1e11
-"""The floating-point operations of each of the two measurements: some ten seconds at most."""
+"""The floating-point operations of each of the two measurements: some ten seconds on one core."""
+FEW = 16
+"""Fewer clients rather than fewer samples of each, as long as there are enough clients."""
 CHEAP = 1e7
 """A model with fewer operations per sample is measured in double precision."""
 ITERATIONS = 20
-"""Steps of the power method, at most: each is one gradient."""
+"""Steps of the power method, at most: each is one gradient. A third of it for large models."""
 SETTLED = 0.01
 """It ends when the curvature changes by less than this share."""
 
@@ -73,7 +77,8 @@ class Curvature:
 
 def measure_gradients(federation: Federation) -> Gradients:
     """B² and σ_g² at the initial model, and how much of them chance explains."""
-    sample = _sample(federation, CLIENTS, SAMPLES, 1.0)
+    room = _room(federation)
+    sample = _sample(federation, room, CLIENTS, least=LEAST)
     q = sample.weights
     mean = torch.zeros_like(sample.x, dtype=torch.float64)
     square = variance = weight = 0.0
@@ -111,13 +116,16 @@ def measure_gradients(federation: Federation) -> Gradients:
 
 def measure_curvature(federation: Federation, weight_decay: float = 0.0) -> Curvature:
     """The largest |∇²f_k(x⁰)| of some clients, by the power method on differences of gradients."""
-    sample = _sample(federation, CURVED, SAMPLES, ITERATIONS)
+    room = _room(federation)
+    steps = int(min(ITERATIONS, max(ITERATIONS // 3, room / 100)))
+    sample = _sample(federation, room / steps, CURVED, least=1)
     largest = 0.0
     for k in range(len(sample.weights)):
         start = torch.from_numpy(
             generator(federation.seed, "advice: direction", 0, k).normal(size=len(sample.x))
         )
-        largest = max(largest, _curvature(partial(sample.at, k), sample.x, start))
+        found = _curvature(partial(sample.at, k), sample.x, start, steps)
+        largest = max(largest, found)
     return Curvature(largest + weight_decay, len(sample.weights), sum(sample.used))
 
 
@@ -127,13 +135,15 @@ def _ratio(variance: float, square_mean: float) -> float:
     return math.inf if variance > 0 else 1.0
 
 
-def _curvature(gradient: Callable[[Tensor], Tensor], x: Tensor, direction: Tensor) -> float:
+def _curvature(
+    gradient: Callable[[Tensor], Tensor], x: Tensor, direction: Tensor, steps: int
+) -> float:
     precision = torch.finfo(x.dtype).eps
     far = precision ** (1 / 3) * max(1.0, float(x.norm()))
     base = gradient(x)
     found = 0.0
     v = direction / direction.norm()
-    for _ in range(ITERATIONS):
+    for _ in range(steps):
         product = (gradient(x + far * v.to(x)) - base) / far
         size = float(product.norm())
         if size == 0 or not math.isfinite(size):
@@ -183,26 +193,29 @@ class Sample:
         return (n_a * a + n_b * b) / n, noise
 
 
-def _sample(federation: Federation, clients: int, samples: int, times: float) -> Sample:
-    """Clients drawn at random with samples drawn at random, as many as may be looked at."""
+def _room(federation: Federation) -> float:
+    """Of how many samples the gradient may be computed; without end where they cost nothing."""
+    losses = federation.losses
+    return OPERATIONS / operations(losses) if isinstance(losses, ModuleLosses) else math.inf
+
+
+def _sample(federation: Federation, room: float, clients: int, least: int) -> Sample:
+    """Clients drawn at random with samples drawn at random, as many as there is room for."""
     losses, weights = federation.losses, federation.losses.weights(federation.objective)
     number = len(losses)
     rng = generator(federation.seed, "advice: sample")
-    if not isinstance(losses, ModuleLosses):
-        chosen = sorted(rng.permutation(number)[:clients].tolist())
-        ones = [[int(losses.sizes[k])] for k in chosen]
-        held = [int(losses.sizes[k]) for k in chosen]
-        kept = [[k] for k in chosen]
-        return Sample(losses, kept, ones, held, weights[chosen], len(chosen) == number)
-    data = losses.data
-    each = operations(losses)
-    room = OPERATIONS / (each * times)
-    clients = int(min(clients, number, max(2, room // 16)))
-    samples = int(min(samples, max(8, room // clients)))
+    clients = int(min(clients, number, max(least, room / FEW)))
     chosen = sorted(rng.permutation(number)[:clients].tolist())
+    if not isinstance(losses, ModuleLosses):
+        sizes = [[int(losses.sizes[k])] for k in chosen]
+        held = [own[0] for own in sizes]
+        kept = [[k] for k in chosen]
+        return Sample(losses, kept, sizes, held, weights[chosen], len(chosen) == number)
+    data = losses.data
+    samples = int(min(SAMPLES, max(FEW // 4, room / clients)))
     pieces: list[Tensor] = []
     halves: list[list[int]] = []
-    sizes: list[list[int]] = []
+    sizes = []
     for k in chosen:
         own = data.train.of(k)
         picked = own[torch.from_numpy(rng.permutation(len(own))[:samples]).to(own.device)]
@@ -213,7 +226,7 @@ def _sample(federation: Federation, clients: int, samples: int, times: float) ->
         pieces += both
     held = [int(data.train.sizes[k]) for k in chosen]
     everything = clients == number and sum(held) == sum(sum(own) for own in sizes)
-    small = _losses(losses, pieces, double=each < CHEAP)
+    small = _losses(losses, pieces, double=operations(losses) < CHEAP)
     return Sample(small, halves, sizes, held, weights[chosen], everything)
 
 
@@ -226,6 +239,7 @@ def _losses(losses: ModuleLosses, pieces: Sequence[Tensor], double: bool) -> Mod
     data = FederatedData(part, name=losses.data.name, classes=losses.data.classes)
     module, loss, _ = losses.ingredients()
     with warnings.catch_warnings():
+        # Nothing is trained here, so it does not matter that training would change buffers.
         warnings.filterwarnings("ignore", message="The model has buffers")
         if double:
             with suppress(UndriftError):  # not every model works in double precision
