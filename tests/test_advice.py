@@ -124,11 +124,11 @@ def test_what_is_recommended_runs_as_it_is():
 def test_a_learning_rate_is_proposed_where_none_is_given():
     advice = ud.advise(**asked(local=None))
     L = advice.facts.curvature.L
-    assert advice.local.lr == pytest.approx(1 / (4 * L), rel=0.05)
+    assert advice.local.lr == pytest.approx(1 / L, rel=0.05)
     assert advice.local.epochs == 1
     assert any("No learning rate was given" in each for each in advice.meaning)
     wild = ud.advise(**asked(local=ud.SGD(lr=100.0)))
-    assert any("where gradient descent diverges" in each for each in wild.meaning)
+    assert any("where gradient descent on a quadratic diverges" in each for each in wild.meaning)
 
 
 def test_an_exact_solver_and_an_analytic_problem_are_understood():

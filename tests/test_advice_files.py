@@ -71,7 +71,7 @@ def test_the_file_keeps_what_was_there_and_runs(folder):
     assert found["name"] == "trial-advised" and found["output"]["folder"] == "runs/mine-advised"
     assert found["sweep"] == {"local.epochs": [1, 2]}
     lr = found["local"].pop("lr")
-    assert found["local"] == before["local"] and lr > 0 and "# 1/(4L)" in text
+    assert found["local"] == before["local"] and lr > 0 and "# 1/L for the estimated L" in text
     assert [table["name"] for table in found["method"]] == ["SCAFFOLD", "FedDyn"]
     assert found["method"][1]["alpha"] != 3 and "local" not in found["method"][1]
     assert "# Clients pull in different directions" in text

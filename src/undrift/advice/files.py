@@ -213,7 +213,7 @@ def _text(advice: Advice, asked: Asked, tables: Mapping[str, Any]) -> str:
         edited.replace_methods(methods)
         edited.follow(_before(asked), {k: v for k, v in tables.items() if k != "method"})
         if advice.facts.rate_proposed:
-            edited.remark("local", "lr", f"1/(4L), for the estimated L = {_L(advice)}")
+            edited.remark("local", "lr", f"1/L for the estimated L = {_L(advice)}: cautious")
         text = edited.text(head)
         if value_of(text) == dict(tables):
             return text

@@ -108,13 +108,14 @@ def _rate(facts: Facts) -> Iterator[str]:
     elif facts.rate_proposed:
         yield (
             f"The smoothness is L ≈ {L:.3g}, {where}. No learning rate was given: lr = "
-            f"{facts.rate:g} is 1/(4L), where the rates of FedAvg's Theorem 1 begin, times 1 − ρ "
-            f"with momentum ρ."
+            f"{facts.rate:g} is 1/L (times 1 − ρ with momentum ρ), a cautious step; networks often "
+            f"allow ten times as much."
         )
     elif facts.rate > facts.rate_limit:
         yield (
             f"The smoothness is L ≈ {L:.3g}, {where}: with lr = {facts.rate:g} a step goes beyond "
-            f"2/L = {facts.rate_limit:.2g}, where gradient descent diverges. Try {1 / L:.2g}."
+            f"2/L = {facts.rate_limit:.2g}, where gradient descent on a quadratic diverges. "
+            f"Networks often bear it; if the first rounds do not, try {1 / L:.2g}."
         )
     else:
         yield (

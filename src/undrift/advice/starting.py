@@ -41,11 +41,12 @@ class Start:
 
 
 def proposed_rate(L: float, momentum: float = 0.0) -> float:
-    """η = (1 − ρ)/(4L): where the rates of FedAvg's Theorem 1 begin, 2/(μγ) with γ = 8L/μ.
+    """η = (1 − ρ)/L: the largest step by which gradient descent is sure to gain most.
 
-    Momentum ρ makes every gradient count 1/(1 − ρ) times in the long run.
+    It is the curvature of single clients at the start that counts here, so networks often allow
+    ten times as much. Momentum ρ makes every gradient count 1/(1 − ρ) times in the long run.
     """
-    return rounded((1 - momentum) / (4 * L)) if L > 0 else 0.1
+    return rounded((1 - momentum) / L) if L > 0 else 0.1
 
 
 def rounded(value: float) -> float:
