@@ -228,3 +228,8 @@ PACES: dict[str, type[Pace]] = {
     "first": FirstToRespond,
     "asynchronous": AsTheyArrive,
 }
+
+
+def word_of(pace: Pace) -> str:
+    """The word for a pace in an experiment file."""
+    return next(word for word, kind in PACES.items() if kind is type(pace))

@@ -1,6 +1,7 @@
 """What `import undrift as ud` offers: every name of the public interface."""
 
 from undrift import data, devices, models, schedules, server, theory
+from undrift.advice import Advice, advise
 from undrift.amounts import NormalAmount, Unfinished, UniformAmount
 from undrift.devices import DeviceClasses, DeviceFile, Devices
 from undrift.engines import EngineOptions
@@ -59,6 +60,7 @@ __all__ = [
     "SGD",
     "VRLSGD",
     "ZERO",
+    "Advice",
     "All",
     "AsTheyArrive",
     "AsyncFedDR",
@@ -112,6 +114,7 @@ __all__ = [
     "Upload",
     "WaitForAll",
     "Weighted",
+    "advise",
     "centralised",
     "compare",
     "data",

@@ -156,6 +156,11 @@ class Fixed(Sampler):
         require_type("Fixed's cohorts", self.cohorts, (list, tuple), "a list of clients or cohorts")
         require(len(self.cohorts) > 0, "Fixed needs at least one client or one cohort.")
 
+    @property
+    def _different(self) -> int:
+        """How many cohorts there are: a list of clients is one."""
+        return len(self.cohorts) if isinstance(self.cohorts[0], list | tuple) else 1
+
     def _of(self, round: int) -> Sequence[Hashable]:
         first = self.cohorts[0]
         if isinstance(first, list | tuple):
@@ -163,7 +168,7 @@ class Fixed(Sampler):
         return self.cohorts
 
     def check(self, roster: Roster) -> None:
-        for round in range(len(self.cohorts)):
+        for round in range(self._different):
             for client in self._of(round):
                 if client not in roster.position:
                     raise UndriftError(
@@ -171,7 +176,7 @@ class Fixed(Sampler):
                     )
 
     def most(self, roster: Roster) -> int:
-        return max(len(set(self._of(round))) for round in range(len(self.cohorts)))
+        return max(len(set(self._of(round))) for round in range(self._different))
 
     def draw(
         self, roster: Roster, seed: int, round: int, among: np.ndarray | None = None

@@ -151,7 +151,7 @@ def compare(
     if seeds is None:
         return Comparison(_run(methods, options, catch=True))
     several = _require_seeds(seeds, options)
-    _check(methods, options)
+    check_options(methods, options)
     found: list[Result] = []
     with _bars(methods, options, len(several)) as bars:
         for seed in several:
@@ -208,7 +208,7 @@ def _run(
     methods: Mapping[str, Method], options: Options, catch: bool, bars: Bars | None = None
 ) -> list[Result]:
     """Run every method on the same losses, cohorts and batches."""
-    _check(methods, options)
+    check_options(methods, options)
     local = options.get("local")
     require_type(
         "local",
@@ -218,7 +218,7 @@ def _run(
         "batch_size=10, epochs=5)",
     )
     assert local is not None
-    losses = _losses(options)
+    losses = losses_of(options)
     objective = options.get("objective", "samples")
     rounds = options.get("rounds", 100)
     same_regularizer(methods)
@@ -254,7 +254,7 @@ def _bars(
     return progress_bars(list(methods), rounds, seeds, options.get("progress"))
 
 
-def _check(methods: Mapping[str, Method], options: Options) -> None:
+def check_options(methods: Mapping[str, Method], options: Options) -> None:
     """Refuse arguments of the wrong kind before anything runs."""
     for name in options:
         if name not in Options.__annotations__:
@@ -359,7 +359,7 @@ def labels(methods: Sequence[Method]) -> list[str]:
     return found
 
 
-def _losses(options: Options) -> Losses:
+def losses_of(options: Options) -> Losses:
     """The clients' losses: an analytic problem, or a model on data."""
     model, data, problem = options.get("model"), options.get("data"), options.get("problem")
     if problem is not None:

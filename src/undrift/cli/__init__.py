@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from undrift.cli import (  # noqa: F401  (each adds its command)
+    advise,
     bench,
     demo,
     deploy,

@@ -176,7 +176,7 @@ class Description:
         """All numbers, as JSON has them: what is infinite or not a number is None."""
         found = asdict(self)
         del found["picked"]
-        return _plain(found)
+        return plain(found)
 
     def to_json(self) -> str:
         """All numbers, as JSON."""
@@ -444,12 +444,12 @@ def _watched(clients: list[int]) -> Iterable[int]:
     return track(clients, "minimising", console=console, transient=True, disable=hidden)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """A value in JSON's types."""
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

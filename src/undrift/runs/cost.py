@@ -17,7 +17,7 @@ from undrift.devices import Fleet
 from undrift.errors import UndriftError
 from undrift.loops import pace_of
 from undrift.losses import Losses
-from undrift.paces import PACES
+from undrift.paces import word_of
 from undrift.runs.building import (
     build_devices,
     build_limit,
@@ -205,7 +205,7 @@ def estimate(
                 bytes_up=seen.bytes_up / rounds,
                 seen=clients,
                 state=clients * kept * parameters.element_size(),
-                pace=next(word for word, kind in PACES.items() if kind is type(pace)),
+                pace=word_of(pace),
                 seconds=None if run.fleet is None else seen.seconds / rounds,
             )
         )

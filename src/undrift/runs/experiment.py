@@ -136,6 +136,23 @@ def _require_interval(key: str, table: Mapping[str, Any]) -> None:
         raise Wrong(str(error), key) from None
 
 
+def tables_in(path: Path) -> dict[str, Any]:
+    """The tables of a file as they stand there, unchecked."""
+    inside = path / "experiment.toml"
+    hint = f"; did you mean {inside}?" if inside.is_file() else "."
+    require(not path.is_dir(), f"{path} is a folder, but must be an experiment file{hint}")
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except FileNotFoundError:
+        raise UndriftError(f"There is no file {path}.") from None
+    except OSError as error:
+        raise UndriftError(f"{path} cannot be read: {first_line(error)}.") from None
+    except (ValueError, RecursionError, OverflowError) as error:
+        said = " ".join(str(error).split()).rstrip(".")
+        raise UndriftError(f"{path} is not TOML: {said or 'too deep'}.") from None
+
+
 class Experiment(Table):
     """An experiment: data, model, methods, local work and all the rest, complete and checked."""
 
@@ -199,19 +216,7 @@ class Experiment(Table):
     def load(path: str | Path, settings: Mapping[str, Any] | None = None) -> Experiment:
         """Read a file; `settings` are dotted keys with values that take the place of the file's."""
         path = Path(path)
-        inside = path / "experiment.toml"
-        hint = f"; did you mean {inside}?" if inside.is_file() else "."
-        require(not path.is_dir(), f"{path} is a folder, but must be an experiment file{hint}")
-        try:
-            with path.open("rb") as file:
-                raw = tomllib.load(file)
-        except FileNotFoundError:
-            raise UndriftError(f"There is no file {path}.") from None
-        except OSError as error:
-            raise UndriftError(f"{path} cannot be read: {first_line(error)}.") from None
-        except (ValueError, RecursionError, OverflowError) as error:
-            said = " ".join(str(error).split()).rstrip(".")
-            raise UndriftError(f"{path} is not TOML: {said or 'too deep'}.") from None
+        raw = tables_in(path)
         name = path.stem if path.stem.isprintable() and path.stem.strip() else "experiment"
         return Experiment.from_dict(
             {"name": name, **raw}, settings, folder=path.parent, where=str(path)

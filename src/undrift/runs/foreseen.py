@@ -6,6 +6,7 @@ All draws are functions of the seed, so the rounds that are looked at are those 
 from __future__ import annotations
 
 import warnings
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, field
@@ -48,6 +49,15 @@ class Foreseen:
     replies: int = 0
     seen: set[Hashable] = field(default_factory=set)
     """clients whose reply was used"""
+    visits: Counter[Hashable] = field(default_factory=Counter)
+    """how often each of them was"""
+    steps: dict[Hashable, list[int]] = field(default_factory=dict)
+    """how many steps each client did, every time it worked"""
+    staleness: Counter[int] = field(default_factory=Counter)
+    """how many replies were so many updates old, where they are taken in as they arrive"""
+    busy: float = 0.0
+    idle: float = 0.0
+    """virtual seconds of clients at work, and waiting for others, added up"""
 
     def seen_after(self, rounds: int, clients: int) -> float:
         """How many clients will have replied after so many rounds."""
@@ -65,12 +75,13 @@ def foresee(
     buffers: Mapping[str, Tensor],
     traffic: Traffic,
     rounds: int,
+    drawn: int = DRAWN,
     **options: Any,
 ) -> tuple[Foreseen, Loop]:
     """The first rounds of a method's run, and the loop that did them.
 
-    `parameters` and `buffers` are those of the model, whatever their values; `options` are those
-    of a loop.
+    `parameters` and `buffers` are those of the model, whatever their values; so many rounds are
+    `drawn` at most; `options` are those of a loop.
     """
     still = copy(method)
     still.fold = lambda server, replies: server  # type: ignore[method-assign]
@@ -92,8 +103,9 @@ def foresee(
             **options,
         )
     found = Foreseen()
+    assert isinstance(run.engine, Idle)
     asked = run.per_round * 10 if isinstance(run, Asynchronous) else len(ids)
-    most = 1 if _all_alike(run) else max(1, min(rounds, DRAWN, LOOKED_AT // asked))
+    most = 1 if all_alike(run) else max(1, min(rounds, drawn, LOOKED_AT // asked))
     while found.rounds < most and run.stopped is None:
         record = run.step()
         found.rounds += 1
@@ -105,6 +117,11 @@ def foresee(
         replied = record.replied
         found.replies += len(replied)
         found.seen.update(replied)
+        found.visits.update(replied)
+        found.staleness.update(record.staleness)
+        found.busy += record.busy_seconds
+        found.idle += record.idle_seconds
+    found.steps = dict(run.engine.steps)
     return found, run
 
 
@@ -115,6 +132,7 @@ class Idle(Engine):
         self.job = job
         self._up = traffic.bytes_up(parameters.numel(), parameters.element_size())
         self._first_gradient = traffic.first_gradient
+        self.steps: defaultdict[Hashable, list[int]] = defaultdict(list)
 
     def replies(
         self, method: Method, errands: Iterable[Errand], states: ClientStates, diagnose: bool = True
@@ -124,6 +142,7 @@ class Idle(Engine):
             samples, travels = int(client.samples), statistics(errand.buffers)
             solver = self.job.local.of(client.id)
             first = samples if self._first_gradient else 0
+            self.steps[client.id].append(work.steps)
             yield Reply(
                 client=client,
                 upload=Upload(),
@@ -146,11 +165,16 @@ def shape_of(model: torch.nn.Module) -> tuple[Tensor, dict[str, Tensor]]:
     return parameters, {name: torch.zeros_like(each) for name, each in model.named_buffers()}
 
 
-def _all_alike(run: Loop) -> bool:
+def all_alike(run: Loop) -> bool:
     """Whether every round is as the first."""
+    in_rounds = not run.setting().asynchronous
+    return isinstance(run.sampler, All) and in_rounds and same_work(run)
+
+
+def same_work(run: Loop) -> bool:
+    """Whether a client does the same work whenever it takes part."""
     solver, fleet = run.local.of(run.roster.ids[0]), run.fleet
     amounts = [getattr(solver, unit, None) for unit in ("epochs", "steps")]
-    drawn = run.job.limit is not None or any(isinstance(each, RandomAmount) for each in amounts)
+    drawn = any(isinstance(each, RandomAmount) or callable(each) for each in amounts)
     steady = fleet is None or (fleet.reliable and not fleet.jitter.any())
-    in_rounds = not run.setting().asynchronous
-    return isinstance(run.sampler, All) and steady and in_rounds and not drawn
+    return steady and run.job.limit is None and not drawn

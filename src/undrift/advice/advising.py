@@ -1,0 +1,184 @@
+"""`advise`: what a federation is like, which methods suit it, and what they cost."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from rich.console import Console, Group
+
+from undrift.advice.candidates import Candidate, compare_candidates
+from undrift.advice.facts import Facts, curvature_of, find_facts
+from undrift.advice.federation import Federation, federation_of, usual_work
+from undrift.advice.rules import rule_for
+from undrift.advice.sentences import meaning, unknown
+from undrift.advice.starting import proposed_rate
+from undrift.errors import UndriftError, require
+from undrift.methods import Method
+from undrift.regularizers import Regularizer
+from undrift.solvers import Local
+from undrift.threads import one_thread
+from undrift.training import Options
+
+if TYPE_CHECKING:
+    from undrift.advice.files import Asked
+
+WIDTH = 80
+
+
+class Advice:
+    """What to use for a federation, and why.
+
+    Print it, or take `recommended` to `ud.train`; `write("advised.toml")` gives an experiment file
+    where the advice was asked about one.
+    """
+
+    def __init__(self, federation: Federation, facts: Facts, asked: Asked | None = None):
+        self.facts = facts
+        """what was measured"""
+        self.methods: list[Candidate] = compare_candidates(federation, facts)
+        """every method: its cost, its needs, and why it is left out if it is"""
+        self.rule = rule_for(facts)
+        """the rule that decided"""
+        self.meaning: list[str] = meaning(facts)
+        """what the numbers mean, in sentences"""
+        self.unknown: list[str] = unknown(facts)
+        """what advice without training cannot know"""
+        self.local: Local = federation.solver
+        """the local work, with a learning rate where none was given"""
+        self._asked = asked
+
+    @property
+    def chosen(self) -> list[Candidate]:
+        """The recommended methods with their costs and reasons."""
+        return [each for each in self.methods if each.recommended]
+
+    @property
+    def recommended(self) -> list[Method]:
+        """The recommended methods, ready for `ud.train`; the first is the one to run."""
+        return [each.method for each in self.chosen]
+
+    @property
+    def reason(self) -> str:
+        """Why the first of them is recommended; empty where none is."""
+        return self.chosen[0].reason if self.chosen else ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it in plain values."""
+        return {
+            "facts": self.facts.as_dict(),
+            "meaning": self.meaning,
+            "rule": self.rule.name,
+            "reason": self.reason,
+            "recommended": [repr(method) for method in self.recommended],
+            "methods": [each.as_dict() for each in self.methods],
+            "unknown": self.unknown,
+        }
+
+    def to_json(self) -> str:
+        """All of it as JSON."""
+        return json.dumps(self.as_dict(), indent=2, allow_nan=False, ensure_ascii=False)
+
+    def table(self) -> Group:
+        """For the terminal, 80 columns wide."""
+        from undrift.advice.showing import shown
+
+        return shown(self)
+
+    def summary(self) -> str:
+        """The same as text."""
+        console = Console(width=WIDTH, color_system=None, force_terminal=False, force_jupyter=False)
+        with console.capture() as capture:
+            console.print(self.table())
+        return "\n".join(line.rstrip() for line in capture.get().rstrip().splitlines())
+
+    def write(self, path: str | Path, force: bool = False) -> Path:
+        """Write an experiment file with the recommended methods, which `undrift run` accepts.
+
+        A file that is there already is only overwritten with `force`.
+        """
+        from undrift.advice.files import write
+
+        require(bool(self.recommended), f"There is nothing to write: {self.nothing()}.")
+        if self._asked is None:
+            raise UndriftError(
+                "Only advice about an experiment file can be written as one: give the "
+                "recommended methods to ud.train or ud.compare instead."
+            )
+        return write(self, self._asked, Path(path), force)
+
+    def nothing(self) -> str:
+        """Why no method is recommended, where none is."""
+        first = self.rule.methods[0]
+        reason = next(each.left_out for each in self.methods if each.name == first)
+        return f"no method suits this federation ({first}: {reason})"
+
+    def __rich__(self) -> Group:
+        return self.table()
+
+    def __str__(self) -> str:
+        return self.summary()
+
+    def __repr__(self) -> str:
+        named = ", ".join(map(repr, self.recommended)) or "no method"
+        return f"Advice({named}: {self.rule.name})"
+
+    def _repr_html_(self) -> str:
+        from undrift.advice.showing import html
+
+        return html(self)
+
+
+def advise(
+    experiment: str | Path | None = None,
+    *,
+    regularizer: Regularizer | None = None,
+    stateless: bool = False,
+    **options: Unpack[Options],
+) -> Advice:
+    """Say which method suits a federation, with what settings, and what it will cost.
+
+    Nothing is trained: data, gradients at the initial model, local work, participation and the
+    devices' clock are measured, on a sample where there are many clients.
+
+    Parameters
+    ----------
+    experiment
+        an experiment file; otherwise the other arguments of `train`, except the method
+    regularizer
+        g of the objective: None, `ud.L1`, `ud.L2` or `ud.Box`
+    stateless
+        whether clients keep nothing from one round to another
+    options
+        the arguments of `train`: model, data, local, rounds, cohort, devices, pace, …; without
+        `local` a learning rate is proposed, for one epoch
+    """
+    if experiment is None:
+        return advise_on(federation_of(options, regularizer, stateless))
+    require(
+        not options,
+        f"{next(iter(options), '')} belongs to the experiment file: change it there, or leave the "
+        f"file out.",
+    )
+    from undrift.advice.files import read
+
+    asked = read(Path(experiment), {}, regularizer, stateless)
+    return advise_on(asked.federation, asked)
+
+
+@one_thread()
+def advise_on(federation: Federation, asked: Asked | None = None) -> Advice:
+    """The advice about a federation, or about the experiment file it comes from."""
+    curvature = curvature_of(federation)
+    proposed = federation.local is None
+    if proposed:
+        if asked is None:
+            local: Local = usual_work(proposed_rate(curvature.L))
+        else:
+            asked = asked.with_rate(proposed_rate(curvature.L, asked.momentum))
+            local = asked.local
+        federation = replace(federation, local=local)
+    facts = find_facts(federation, curvature, proposed)
+    return Advice(federation, facts, asked)

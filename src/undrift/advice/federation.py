@@ -1,0 +1,109 @@
+"""What advice is asked about: everything that `train` takes, except the method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import Tensor
+
+from undrift.clients import Roster
+from undrift.data.federated import FederatedData
+from undrift.devices import Profiles
+from undrift.engines.base import Limit
+from undrift.errors import require, require_type
+from undrift.losses import Losses
+from undrift.methods import FedAvg
+from undrift.modules import ModuleLosses
+from undrift.paces import AsTheyArrive, Pace
+from undrift.regularizers import Regularizer
+from undrift.sampling import Sampler, as_sampler
+from undrift.solvers import SGD, Local
+from undrift.training import Options, check_options, losses_of
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Clients with their losses, their local work and their devices, before a method is chosen."""
+
+    losses: Losses
+    local: Local | None
+    """None if its learning rate is to be proposed"""
+    rounds: int = 100
+    cohort: int | Sampler | None = None
+    objective: str = "samples"
+    seed: int = 0
+    limit: Limit | None = None
+    devices: Profiles | None = None
+    pace: Pace | None = None
+    regularizer: Regularizer | None = None
+    stateless: bool = False
+
+    @cached_property
+    def roster(self) -> Roster:
+        """The clients and their weights q_k."""
+        return Roster(self.losses.ids, self.losses.sizes, self.objective)
+
+    @property
+    def data(self) -> FederatedData | None:
+        """The data, where the losses are of a model on data."""
+        return self.losses.data if isinstance(self.losses, ModuleLosses) else None
+
+    @property
+    def sampler(self) -> Sampler:
+        """Who takes part, for a method that is defined for uniform cohorts."""
+        return as_sampler(self.cohort, by_weight=False)
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether replies are to be taken in as they arrive."""
+        return isinstance(self.pace, AsTheyArrive)
+
+    @cached_property
+    def x0(self) -> Tensor:
+        """The initial model, flat."""
+        return self.losses.initial()
+
+    @property
+    def solver(self) -> Local:
+        """The local work, once its learning rate is known."""
+        assert self.local is not None
+        return self.local
+
+
+def federation_of(options: Options, regularizer: Regularizer | None, stateless: bool) -> Federation:
+    """The federation that the arguments of `train` describe."""
+    check_options({"FedAvg": FedAvg()}, options)
+    pace, local = options.get("pace"), options.get("local")
+    require(
+        not isinstance(pace, Mapping),
+        "pace is a mapping from labels, but there are no methods yet: give one pace, or none.",
+    )
+    assert not isinstance(pace, Mapping)
+    if local is not None:
+        require_type("local", local, Local, "what clients run, e.g. ud.SGD(lr=0.01, epochs=5)")
+    if regularizer is not None:
+        require_type("regularizer", regularizer, Regularizer, "ud.L1(…), ud.L2(…) or ud.Box(…)")
+    require_type("stateless", stateless, bool, "True or False")
+    losses = losses_of(options)
+    found = Federation(
+        losses=losses,
+        local=local,
+        rounds=options.get("rounds", 100),
+        cohort=options.get("cohort"),
+        objective=options.get("objective", "samples"),
+        seed=options.get("seed", 0),
+        limit=options.get("limit"),
+        devices=options.get("devices"),
+        pace=pace,
+        regularizer=regularizer,
+        stateless=stateless,
+    )
+    found.sampler.check(found.roster)
+    return found
+
+
+def usual_work(lr: float) -> SGD:
+    """The local work that is proposed where none is given: one pass over a client's data."""
+    return SGD(lr=lr, epochs=1)

@@ -1,0 +1,244 @@
+"""Advice about an experiment file: reading the question, and writing the answer as a file."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from undrift.advice.federation import Federation
+from undrift.advice.toml import Edited, dumped, value_of
+from undrift.errors import UndriftError, require
+from undrift.files import written_whole
+from undrift.loops import pace_of
+from undrift.modules import ModuleLosses
+from undrift.paces import AsTheyArrive, Pace
+from undrift.regularizers import Regularizer
+from undrift.runs.building import (
+    build_data,
+    build_devices,
+    build_limit,
+    build_methods,
+    build_model,
+    build_paces,
+)
+from undrift.runs.experiment import Experiment, tables_in
+from undrift.runs.parts import table_of
+from undrift.runs.settings import applied
+from undrift.runs.teaching import inline
+from undrift.solvers import Local
+
+if TYPE_CHECKING:
+    from undrift.advice.advising import Advice
+    from undrift.advice.candidates import Candidate
+
+ADVISED = "advised"
+"""What is put after a name, so that the runs do not go to the folder of the asker's own."""
+ANY_RATE = 1.0
+"""Stands in for a learning rate until one is proposed."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """An experiment file that advice is asked about."""
+
+    path: Path
+    raw: dict[str, Any]
+    """its tables, with the settings of the command"""
+    text: str | None
+    """the file's text, where no setting changes it"""
+    experiment: Experiment
+    federation: Federation
+
+    @property
+    def momentum(self) -> float:
+        """ρ of the local solver."""
+        return float(self.experiment.local.parameters.get("momentum", 0.0))
+
+    @property
+    def local(self) -> Local:
+        """The local work."""
+        return self.experiment.local.build()
+
+    def with_rate(self, lr: float) -> Asked:
+        """The same with a learning rate, where the file has none."""
+        raw = deepcopy(self.raw)
+        raw.setdefault("local", {})["lr"] = lr
+        return replace(self, raw=raw, experiment=self.experiment.with_settings({"local.lr": lr}))
+
+
+def read(
+    path: Path,
+    settings: Mapping[str, Any],
+    regularizer: Regularizer | None = None,
+    stateless: bool = False,
+) -> Asked:
+    """Read an experiment file, which needs neither a method nor a learning rate here."""
+    raw = tables_in(path)
+    text = path.read_text(encoding="utf-8") if not settings else None
+    raw = applied(raw, settings)
+    asked = deepcopy(raw)
+    methods_given = bool(asked.get("method"))
+    asked.setdefault("method", [{"name": "FedAvg"}])
+    without_rate = _without_rate(asked)
+    if without_rate:
+        asked.setdefault("local", {})["lr"] = ANY_RATE
+    experiment = Experiment.from_dict(
+        {"name": path.stem, **asked}, folder=path.parent, where=str(path)
+    )
+    data = build_data(experiment)
+    seed = experiment.seeds[0]
+    methods = build_methods(experiment)
+    own = next(iter(methods.values())).g
+    federation = Federation(
+        losses=ModuleLosses(build_model(experiment, data, seed), data),
+        local=None if without_rate else experiment.local.build(),
+        rounds=experiment.rounds,
+        cohort=experiment.sampling.build(),
+        objective=experiment.objective,
+        seed=seed,
+        limit=build_limit(experiment),
+        devices=build_devices(experiment),
+        pace=_pace(experiment, methods_given),
+        regularizer=own if regularizer is None else regularizer,
+        stateless=stateless,
+    )
+    try:
+        federation.sampler.check(federation.roster)
+    except UndriftError as error:
+        raise UndriftError(f"{path}: sampling.cohort: {error}") from None
+    return Asked(path, raw, text, experiment, federation)
+
+
+def _without_rate(raw: Mapping[str, Any]) -> bool:
+    """Whether a file leaves the learning rate of its gradient steps open."""
+    local = raw.get("local", {})
+    steps = isinstance(local, dict) and local.get("solver", "SGD") in ("SGD", "GD")
+    return steps and "lr" not in local
+
+
+def _pace(experiment: Experiment, methods_given: bool) -> Pace | None:
+    """The pace that a file asks for: its own, or the one that all its methods run at."""
+    paces, methods = build_paces(experiment), build_methods(experiment)
+    if not methods_given:
+        return next(iter(paces.values()), None)
+    found = [pace_of(method, paces.get(label)) for label, method in methods.items()]
+    alike = all(pace == found[0] for pace in found)
+    if alike and (paces or isinstance(found[0], AsTheyArrive)):
+        return found[0]
+    if experiment.pace is None:
+        return None
+    return next(
+        (paces[table.label] for table in experiment.method if table.label and table.pace is None),
+        None,
+    )
+
+
+def write(advice: Advice, asked: Asked, path: Path, force: bool = False) -> Path:
+    """Write the experiment with the recommended methods, and see that it is accepted."""
+    require(
+        path.resolve() != asked.path.resolve(),
+        f"{path} is the file that was asked about: name another one.",
+    )
+    require(
+        force or not path.exists(), f"{path} exists already: name another file, or use --force."
+    )
+    tables = {**_kept(asked, path), "method": [_table(each) for each in advice.chosen]}
+    text = _text(advice, asked, tables)
+    try:
+        Experiment.from_dict({"name": path.stem, **tables}, folder=path.parent, where=str(path))
+    except UndriftError as error:
+        raise UndriftError(f"The advised experiment would be refused: {error}") from None
+    with written_whole(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+    Experiment.load(path)
+    return path
+
+
+def _kept(asked: Asked, path: Path) -> dict[str, Any]:
+    """The tables of the file, with what must change because the methods and the place do."""
+    found = deepcopy(asked.raw)
+    labels = [str(table.label) for table in asked.experiment.method]
+    found.pop("method", None)
+    if "name" in found:
+        found["name"] = f"{found['name']}-{ADVISED}"
+    if isinstance(found.get("output"), dict) and "folder" in found["output"]:
+        found["output"]["folder"] = f"{found['output']['folder']}-{ADVISED}"
+    if "sweep" in found:
+        for key in [key for key in found["sweep"] if key == "method" or _of(key, labels)]:
+            del found["sweep"][key]
+    if path.resolve().parent != asked.path.resolve().parent:
+        resolved = asked.experiment.resolved()
+        for table, key in (
+            ("data", "source"),
+            ("model", "name"),
+            ("devices", "path"),
+            ("devices", "windows"),
+        ):
+            if isinstance(found.get(table), dict) and key in found[table]:
+                found[table][key] = resolved[table][key]
+    return found
+
+
+def _of(key: str, labels: list[str]) -> bool:
+    """Whether a key of a sweep belongs to a method that is no longer there."""
+    return any(key.startswith(f"method.{label}") for label in labels) or key.startswith("method.")
+
+
+def _table(candidate: Candidate) -> dict[str, Any]:
+    """The table of a method: what differs from the defaults."""
+    method = candidate.method
+    defaults = inspect.signature(type(method)).parameters
+    found: dict[str, Any] = {"name": candidate.name}
+    for name, value in method.hyperparameters().items():
+        if value != defaults[name].default:
+            part = table_of(value)
+            found[name] = value if part is None else part
+    return found
+
+
+def _text(advice: Advice, asked: Asked, tables: Mapping[str, Any]) -> str:
+    """The text of the file: the asker's own as far as it can be kept, with its comments."""
+    methods = "\n".join(_lines(each, number) for number, each in enumerate(advice.chosen))
+    head = _comment(
+        f"Written by undrift advise from {asked.path.name}: {advice.facts.clients} clients, "
+        f"rule “{advice.rule.name}”. The reasons are beside the methods below."
+    )
+    if asked.text is not None:
+        edited = Edited(asked.text)
+        edited.replace_methods(methods)
+        edited.follow(_before(asked), {k: v for k, v in tables.items() if k != "method"})
+        if advice.facts.rate_proposed:
+            edited.remark("local", "lr", f"1/L for the estimated L = {_L(advice)}: cautious")
+        text = edited.text(head)
+        if value_of(text) == dict(tables):
+            return text
+    kept = {key: value for key, value in tables.items() if key != "method"}
+    return f"{head}\n\n{dumped(kept)}\n{methods}"
+
+
+def _before(asked: Asked) -> dict[str, Any]:
+    """The tables as they stand in the file."""
+    return {key: value for key, value in tables_in(asked.path).items() if key != "method"}
+
+
+def _L(advice: Advice) -> str:
+    return f"{advice.facts.curvature.L:.3g}"
+
+
+def _lines(candidate: Candidate, number: int) -> str:
+    """A method's table with its reasons."""
+    said = candidate.reason[:1].upper() + candidate.reason[1:]
+    reasons = [said if number == 0 else f"To compare with: {candidate.reason}", *candidate.because]
+    lines = [_comment(f"{reason}.") for reason in reasons]
+    lines.append("[[method]]")
+    lines += [f"{key} = {inline(value)}" for key, value in _table(candidate).items()]
+    return "\n".join(lines) + "\n"
+
+
+def _comment(text: str) -> str:
+    return "\n".join(textwrap.wrap(text, 96, initial_indent="# ", subsequent_indent="# "))
