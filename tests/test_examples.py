@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from commands import called
+from commands import called, command
 from undrift.verify import load
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -141,7 +141,7 @@ def test_three_sites_on_flower_end_where_the_simulation_does():
     pytest.importorskip("flwr", reason="Flower is not installed")
     done = called("run", "examples/three_sites/experiment.toml", "--out", "here", cwd=".")
     assert done.returncode == 0, done.stderr
-    done = called("deploy", "local", "examples/three_sites", "--out", "there", "-q", cwd=".")
+    done = command("deploy", "local", "examples/three_sites", "--out", "there", "-q", cwd=".")
     assert done.returncode == 0, done.stderr
     file = "SCAFFOLD/seed-0/model.safetensors"
     here, there = load_file(f"here/{file}"), load_file(f"there/{file}")
