@@ -53,6 +53,19 @@ def test_the_clock_decides(monkeypatch):
     assert records[-1].strategy.startswith("one by one")
 
 
+def test_a_trial_of_slow_work_has_as_many_clients_as_may_work_together(monkeypatch):
+    """With fewer of them, many clients at once would leave threads idle and seem slow."""
+    losses, sizes = losses_of(), []
+
+    def seconds(self, engine, method, errands, states):
+        sizes.append((len(errands), sum(errand.work.steps for errand in errands)))
+        return 10.0
+
+    monkeypatch.setattr(auto.AutoEngine, "_seconds", seconds)
+    trained(losses)
+    assert max(sizes) == (7, 7)  # everyone's first step
+
+
 def test_what_is_much_slower_is_not_timed_again(rigged):
     losses = losses_of()
     timed = rigged("stacked layers, 4")

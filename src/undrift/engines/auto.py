@@ -19,6 +19,8 @@ from undrift.modules import ModuleLosses
 TRIAL = 0.3
 """Seconds of work on which a strategy is timed."""
 REPEATS = 3
+ENOUGH = 5.0
+"""Seconds after which nothing is timed again: long trials tell at the first time."""
 HOPELESS = 2.0
 """A strategy that takes so many times as long as the best is not timed again."""
 
@@ -136,14 +138,18 @@ class AutoEngine(Engine):
         engines = {each: each.engine(self.losses, self.job) for each in strategies}
         best = dict.fromkeys(strategies, float("inf"))
         trial: list[Errand] | None = None
+        began = time.perf_counter()
         for turn in range(REPEATS):
+            if turn and time.perf_counter() - began > ENOUGH:
+                break
             for strategy in list(best):
                 if turn and best[strategy] > HOPELESS * min(best.values()):
                     continue
                 engine = engines[strategy]
                 try:
                     if trial is None:
-                        trial = self._trial(engine, method, errands, states)
+                        together = max(each.chunk * each.threads for each in strategies)
+                        trial = self._trial(engine, method, errands, states, together)
                     if not turn:  # what is only done once is not counted
                         first = [replace(e, work=replace(e.work, steps=1)) for e in trial[:2]]
                         self._seconds(engine, method, first, states)
@@ -157,9 +163,18 @@ class AutoEngine(Engine):
         return min(best, key=lambda strategy: best[strategy])
 
     def _trial(
-        self, engine: Engine, method: Method, errands: list[Errand], states: ClientStates
+        self,
+        engine: Engine,
+        method: Method,
+        errands: list[Errand],
+        states: ClientStates,
+        together: int,
     ) -> list[Errand]:
-        """The errands, or fewer steps of them, or fewer of them, for a trial that is not long."""
+        """The errands, or fewer steps of them, or fewer of them, for a trial that is not long.
+
+        There are as many as may work together: with fewer, threads would stand idle for want of
+        clients, and many at once would seem slow.
+        """
         threads, _, _ = self._limits
         some = [replace(e, work=replace(e.work, steps=1)) for e in errands[: 2 * threads]]
         self._seconds(engine, method, some, states)
@@ -167,7 +182,7 @@ class AutoEngine(Engine):
         share = TRIAL / (step * sum(errand.work.steps for errand in errands))
         if share >= 1:
             return errands
-        number = max(2 * threads, min(len(errands), int(TRIAL / step)))
+        number = max(2 * threads, together, int(TRIAL / step))
         return [
             replace(e, work=replace(e.work, steps=max(1, int(share * e.work.steps))))
             for e in errands[:number]
