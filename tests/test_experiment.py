@@ -134,7 +134,7 @@ class TestWhatIsRefused:
     def test_a_file_that_is_not_there_or_not_toml(self, tmp_path):
         with pytest.raises(UndriftError, match="There is no file"):
             Experiment.load(tmp_path / "no.toml")
-        with pytest.raises(UndriftError, match="cannot be read"):
+        with pytest.raises(UndriftError, match="is a folder, but must be an experiment file"):
             Experiment.load(tmp_path)
         for content in (b"rounds = ", b"\xff\xfe", b"a = " + b"[" * 5000, b"a=0x" + b"f" * 9000):
             (tmp_path / "bad.toml").write_bytes(content)
