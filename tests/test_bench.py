@@ -17,7 +17,7 @@ from undrift import bench, solvers
 from undrift.bench import WORKLOADS, Row, scale, take_profile, timing
 from undrift.bench.bare import BareLoop, Visit, bare_round
 from undrift.bench.ours import METHODS, Ours
-from undrift.bench.page import page
+from undrift.bench.page import page, write
 from undrift.bench.seams import PARTS, REST, WAIT, watched
 from undrift.bench.timing import interleaved
 from undrift.engines.vectorised.batches import Stream
@@ -374,4 +374,32 @@ def test_the_page_of_the_guide_shows_what_was_measured():
     assert "two cores" in text
     (line,) = [line for line in text.splitlines() if line.startswith("| W2")]
     assert "10 of 100 clients × " in line
-    assert "| FedDyn | auto | 300 | 120 | 2.50 | stacked layers |" in line
+    assert "| FedDyn | 300 | 120 | 2.50 | 2.2 | stacked layers |" in line
+
+
+def test_the_readme_shows_what_was_measured(tmp_path):
+    measured, guide, readme = (tmp_path / name for name in ("bench.json", "bench.md", "README.md"))
+    row = Row("W2", "FedAvg", "auto", "stacked layers", 0.3, 0.12, None, 2, 500.0, 1.5)
+    measured.write_text(json.dumps([row.as_dict()]))
+    readme.write_text("before\n\n<!-- made: speed -->\nold\n<!-- end -->\n\nafter\n")
+    write(measured, guide, readme)
+    text = readme.read_text()
+    assert "| MLP on MNIST's shape | 10 of 100 | 300 ms | 120 ms | 2.5 |" in text
+    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
+    assert "| FedAvg | 300 | 120 |" in guide.read_text()
+
+
+def rows_of(path):
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if "|" in line]
+
+
+def test_the_readme_and_the_guide_show_the_same_measurement():
+    root = Path(__file__).parent.parent
+    guide = {row[0].partition(",")[0]: row for row in rows_of(root / "docs" / "bench.md")}
+    readme = {row[0]: row for row in rows_of(root / "README.md")}
+    for name, workload in WORKLOADS.items():
+        bare, ours, ratio = guide[name][3:6]
+        shown = readme[workload.is_about]
+        assert shown[2:4] == [f"{bare} ms", f"{ours} ms"]
+        assert float(shown[4]) == pytest.approx(float(ratio), abs=0.06)

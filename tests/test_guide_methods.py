@@ -12,7 +12,8 @@ from undrift.errors import UndriftError
 from undrift.guide import parts
 from undrift.guide.__main__ import main
 from undrift.guide.federation import two_clients
-from undrift.guide.pages import MADE, ORDER, PAGES, page, refreshed
+from undrift.guide.made import MADE, refreshed
+from undrift.guide.pages import ORDER, PAGES, page
 from undrift.guide.picture import draw
 from undrift.guide.verified import silent, stored
 from undrift.guide.walks import WALKS, Walk, walked

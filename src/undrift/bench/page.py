@@ -1,9 +1,9 @@
-"""The guide's page of measured speed.
+"""The guide's page of measured speed, and the table of it in the README.
 
     undrift bench --json > bench.json
-    python -m undrift.bench.page bench.json docs/bench.md
+    python -m undrift.bench.page bench.json docs/bench.md README.md
 
-writes it from what was measured, on the machine where that was.
+writes them from what was measured, on the machine where that was.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from typing import Any
 import torch
 
 from undrift import __version__
+from undrift.bench.report import milliseconds
 from undrift.bench.workloads import WORKLOADS
 from undrift.files import written_whole
+from undrift.guide.made import refreshed
 
 HEAD = """# Measured speed
 
@@ -30,11 +32,12 @@ PyTorch loop that does the same work; [Engines and speed](speed.md) explains wha
 depend on the machine: measure on yours.
 """
 
-FOOT = """Milliseconds are those of a round without evaluation, the best of several. Made by
+FOOT = """Milliseconds are those of a round without evaluation, the best of several; the target is
+the ratio that the project wants to reach. Made by
 
 ```sh
 undrift bench --json > bench.json
-python -m undrift.bench.page bench.json docs/bench.md
+python -m undrift.bench.page bench.json docs/bench.md README.md
 ```
 """
 
@@ -45,16 +48,31 @@ def page(found: Sequence[Mapping[str, Any]], machine: str) -> str:
 
 
 def _table(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    yield "| workload | a round | method | engine | bare loop, ms | undrift, ms | ratio | how |"
-    yield "|---|---|---|---|---:|---:|---:|---|"
+    yield "| workload | a round | method | bare loop, ms | undrift, ms | ratio | target | how |"
+    yield "|---|---|---|---:|---:|---:|---:|---|"
     for row in found:
         work = WORKLOADS[row["workload"]]
         yield (
             f"| {work.name}, {work.stands_for} | {work.cohort} of {work.clients} clients × "
-            f"{work.steps} steps | {row['method']} | {row['engine']} | "
-            f"{1e3 * row['bare_seconds']:.3g} | {1e3 * row['our_seconds']:.3g} | "
-            f"{row['ratio']:.2f} | {row['strategy']} |"
+            f"{work.steps} steps | {row['method']} | "
+            f"{milliseconds(row['bare_seconds'])} | {milliseconds(row['our_seconds'])} | "
+            f"{row['ratio']:.2f} | {work.target:g} | {row['strategy']} |"
         )
+
+
+def summary(found: Sequence[Mapping[str, Any]], machine: str) -> Iterator[str]:
+    """The README's table: a line for each workload, with FedAvg."""
+    yield "| workload | clients in a round | bare loop | undrift | times as fast |"
+    yield "|---|---|---:|---:|---:|"
+    for row in found:
+        work = WORKLOADS[row["workload"]]
+        yield (
+            f"| {work.is_about} | {work.cohort} of {work.clients} | "
+            f"{milliseconds(row['bare_seconds'])} ms | {milliseconds(row['our_seconds'])} ms | "
+            f"{row['ratio']:.1f} |"
+        )
+    yield ""
+    yield machine
 
 
 def this_machine() -> str:
@@ -65,7 +83,18 @@ def this_machine() -> str:
     )
 
 
+def write(measured: Path, guide: Path, readme: Path) -> None:
+    """Write the guide's page, and refresh the README."""
+    found, machine = json.loads(measured.read_text(encoding="utf-8")), this_machine()
+    made = {"speed": lambda: summary(found, machine)}
+    texts = {
+        guide: page(found, machine),
+        readme: refreshed(readme.read_text(encoding="utf-8"), made, str(readme)),
+    }
+    for path, text in texts.items():
+        with written_whole(path) as partial:
+            partial.write_text(text, encoding="utf-8")
+
+
 if __name__ == "__main__":
-    measured = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    with written_whole(Path(sys.argv[2])) as partial:
-        partial.write_text(page(measured, this_machine()), encoding="utf-8")
+    write(*map(Path, sys.argv[1:]))

@@ -76,13 +76,13 @@ def notes(found: Sequence[Measured]) -> Iterator[str]:
 
 def _of_row(row: Row) -> dict[str, str | Text]:
     """Ours against the bare loop."""
-    kept = {} if row.committed_seconds is None else {"kept ms": _ms(row.committed_seconds)}
+    kept = {} if row.committed_seconds is None else {"kept ms": milliseconds(row.committed_seconds)}
     return {
         "": row.workload,
         "method": row.method,
         "engine": row.engine,
-        "bare ms": _ms(row.bare_seconds),
-        "ours ms": _ms(row.our_seconds),
+        "bare ms": milliseconds(row.bare_seconds),
+        "ours ms": milliseconds(row.our_seconds),
         **kept,
         "ratio": f"{row.ratio:.2f}",
         "target": "·" if row.target is None else f"{row.target:.3g}",
@@ -96,8 +96,8 @@ def _of_pair(pair: Pair) -> dict[str, str | Text]:
         "": pair.workload,
         "method": pair.method,
         "engine": pair.engine,
-        "equal ms": _ms(pair.equal_seconds),
-        "unequal ms": _ms(pair.unequal_seconds),
+        "equal ms": milliseconds(pair.equal_seconds),
+        "unequal ms": milliseconds(pair.unequal_seconds),
         "ratio": f"{pair.ratio:.2f}",
         "allowed": f"{pair.target:g}",
         "met": _verdict(pair.met),
@@ -159,7 +159,7 @@ def scaling_table(sizes: Sequence[Size]) -> Table:
             f"{size.cohort}",
             f"{size.population}",
             f"{size.start_seconds:.2f}",
-            _ms(size.seconds),
+            milliseconds(size.seconds),
             f"{1e6 * size.step_seconds:.1f}",
             f"{size.relative:.2f}",
             _verdict(size.met),
@@ -173,19 +173,26 @@ def profile_table(profile: Profile) -> Table:
     table.add_column("what it is")
     for part, seconds in profile.seconds.items():
         share = seconds / profile.busy_seconds
-        table.add_row(part, _ms(seconds), f"{share:.1%}", PARTS[part])
+        table.add_row(part, milliseconds(seconds), f"{share:.1%}", PARTS[part])
     table.add_row()
     several = profile.threads > 1
     fastest = "the fastest round, with clocks"
     together = f"{profile.threads} threads together" if several else fastest
-    table.add_row("busy", _ms(profile.busy_seconds), "100.0%", together)
+    table.add_row("busy", milliseconds(profile.busy_seconds), "100.0%", together)
     if several:
-        table.add_row("threads idle", _ms(profile.idle_seconds), "", "the time in which they wait")
-        table.add_row("wall", _ms(profile.clocked_seconds), "", fastest)
-    table.add_row("no clocks", _ms(profile.round_seconds), "", "the fastest round, without")
+        table.add_row(
+            "threads idle", milliseconds(profile.idle_seconds), "", "the time in which they wait"
+        )
+        table.add_row("wall", milliseconds(profile.clocked_seconds), "", fastest)
+    table.add_row(
+        "no clocks", milliseconds(profile.round_seconds), "", "the fastest round, without"
+    )
     table.add_row()
     table.add_row(
-        "evaluation", _ms(profile.evaluation_seconds), "", "of the server's model, by itself"
+        "evaluation",
+        milliseconds(profile.evaluation_seconds),
+        "",
+        "of the server's model, by itself",
     )
     return table
 
@@ -208,7 +215,7 @@ def _verdict(met: bool | None) -> Text:
     return Text("yes", style="green") if met else Text("no", style="bold red")
 
 
-def _ms(seconds: float) -> str:
-    """Milliseconds in three or more digits."""
+def milliseconds(seconds: float) -> str:
+    """A time in milliseconds, in three or more digits."""
     ms = 1e3 * seconds
     return f"{ms:.0f}" if ms >= 100 else f"{ms:.1f}" if ms >= 10 else f"{ms:.2f}"

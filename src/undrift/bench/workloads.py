@@ -24,6 +24,7 @@ class Workload:
     """
 
     name: str
+    is_about: str
     stands_for: str
     model: Callable[[], nn.Module]
     clients: int
@@ -76,6 +77,7 @@ WORKLOADS: dict[str, Workload] = {
     for workload in (
         Workload(
             "W1",
+            "logistic regression",
             "overhead-bound research loops",
             partial(models.logistic, 60, 10),
             clients=100,
@@ -91,6 +93,7 @@ WORKLOADS: dict[str, Workload] = {
         ),
         Workload(
             "W2",
+            "MLP on MNIST's shape",
             "the papers' MNIST",
             partial(models.mlp, 784, 200, 100, classes=10),
             clients=100,
@@ -106,6 +109,7 @@ WORKLOADS: dict[str, Workload] = {
         ),
         Workload(
             "W3",
+            "CNN on CIFAR's shape",
             "the papers' CIFAR",
             models.cifar_cnn,
             clients=100,
@@ -120,6 +124,7 @@ WORKLOADS: dict[str, Workload] = {
         ),
         Workload(
             "W4",
+            "small MLP, 20 samples each",
             "many tiny clients",
             partial(models.mlp, 784, 64, classes=10),
             clients=10_000,
@@ -134,6 +139,7 @@ WORKLOADS: dict[str, Workload] = {
         ),
         Workload(
             "W5",
+            "CNN of pfl-research's benchmark",
             "the benchmark of pfl-research",
             models.pfl_cnn,
             clients=1000,
@@ -148,6 +154,7 @@ WORKLOADS: dict[str, Workload] = {
         ),
         Workload(
             "W6",
+            "LSTM over 80 characters",
             "Shakespeare",
             models.char_lstm,
             clients=100,

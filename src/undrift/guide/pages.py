@@ -1,33 +1,25 @@
-"""Pages whose words are written by hand and whose facts are made: parts between marks.
-
-<!-- made: options -->
-…
-<!-- end -->
-"""
+"""The pages about methods, with their made parts and pictures."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from undrift.errors import UndriftError, require
+from undrift.errors import UndriftError
 from undrift.files import written_whole
 from undrift.guide import overview, parts
+from undrift.guide.made import Maker, refreshed
 from undrift.guide.picture import draw
 from undrift.guide.verified import stored
 from undrift.guide.walks import WALKS
 from undrift.methods import METHODS
 
-MADE = re.compile(r"(<!-- made: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 INDEX, SERVERS = "index", "servers"
 PAGES = {INDEX: INDEX, **{name: name.lower() for name in METHODS}, SERVERS: SERVERS}
 """The file of every page, by its subject."""
 ORDER = ("problem", "traffic", "options", "paper", "verified", "ends", "file")
 """What every page of a method holds, in this order."""
-
-Maker = Callable[[], parts.Lines]
 
 
 def makers(name: str, folder: Path) -> Mapping[str, Maker]:
@@ -49,17 +41,6 @@ def makers(name: str, folder: Path) -> Mapping[str, Maker]:
     if name == "FedAvg":
         found["schemes"] = overview.schemes
     return {**found, "verified": lambda: parts.verified(name, stored(folder))}
-
-
-def refreshed(text: str, made: Mapping[str, Maker], where: str = "The page") -> str:
-    """A page with its made parts made anew."""
-
-    def anew(found: re.Match[str]) -> str:
-        begin, part, end = found.groups()
-        require(part in made, f"{where} asks for {part!r}, but there is {', '.join(made)}.")
-        return "\n".join([begin.rstrip("\n"), "", *made[part](), "", end])
-
-    return MADE.sub(anew, text)
 
 
 def page(name: str, folder: Path) -> str:
