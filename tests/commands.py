@@ -10,6 +10,9 @@ from unittest import mock
 
 from undrift.cli import main
 
+LONGEST = 300
+"""Seconds after which a command is taken to hang."""
+
 
 def command(*arguments, cwd=None):
     """A process of its own, on a terminal of 80 columns without colours."""
@@ -21,6 +24,7 @@ def command(*arguments, cwd=None):
         check=False,
         cwd=cwd,
         env=environment,
+        timeout=LONGEST,
     )
 
 

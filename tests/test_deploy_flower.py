@@ -11,7 +11,7 @@ import urllib.request
 
 import pytest
 
-from commands import called, command
+from commands import LONGEST, called, command
 from deploying import METHODS, app
 from test_deploy import assert_same, model, records
 
@@ -52,6 +52,7 @@ def offline(*arguments, cwd):
         check=False,
         cwd=cwd,
         env={**os.environ, "COLUMNS": "80", "NO_COLOR": "1"},
+        timeout=LONGEST,
     )
 
 

@@ -1,10 +1,11 @@
-"""A SuperNode gets over a server that is killed in the middle of a request."""
+"""A SuperNode gets over a server that is killed in the middle of a request, and a taken port."""
 
+import socket
 from types import SimpleNamespace
 
 import pytest
 
-from undrift.deploy.flower.surroundings import quieten
+from undrift.deploy.flower.surroundings import free_port, quieten
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 quieten()
@@ -17,6 +18,8 @@ from flwr.supercore.run import RunNotRunningException  # noqa: E402
 from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
 from flwr.supernode.nodestate import NodeStateFactory  # noqa: E402
 
+from undrift.deploy.flower import node as site_node  # noqa: E402
+from undrift.deploy.flower.session import write_secret  # noqa: E402
 from undrift.deploy.flower.supernode import mend  # noqa: E402
 
 RUN = 7
@@ -79,3 +82,36 @@ def test_an_answer_is_sent_also_when_no_request_came(node):
     assert received(node, None, None) is not None  # so that it goes on to send
     node.state.get_messages_legacy(is_reply=True)  # it was sent
     assert received(node, None, None) is None
+
+
+def test_a_supernode_that_ended_is_started_again_at_another_port(tmp_path, monkeypatch):
+    """Somebody may have taken the one that was free: it would end again and again."""
+    started = []
+
+    def start(module, arguments, log, around):
+        started.append(int(arguments[arguments.index("--port") + 1]))
+        return SimpleNamespace(poll=lambda: 1)  # it has ended
+
+    ports = [50001, 50002]
+    monkeypatch.setattr(site_node, "start", start)
+    monkeypatch.setattr(site_node, "free_port", lambda besides: ports.pop(0))
+    monkeypatch.setattr(site_node, "AGAIN", 0.0)
+    said = []
+    node = site_node.Node(None, "127.0.0.1:8000", tmp_path, say=said.append)
+    write_secret(node._secret)
+    for _ in range(2):
+        node._see_to_node()
+        assert node._client._base_url.endswith(f":{node._port}")
+    assert started == [50001, 50002]
+    assert "it is started again" in said[0]
+
+
+def test_a_sites_port_is_never_its_servers(monkeypatch):
+    ports = [47987, 47987, 50000]
+
+    class Fake(socket.socket):
+        def getsockname(self):
+            return "127.0.0.1", ports.pop(0)
+
+    monkeypatch.setattr(socket, "socket", Fake)
+    assert free_port(besides=47987) == 50000

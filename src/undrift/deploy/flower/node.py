@@ -64,7 +64,9 @@ class Node:
         self._folder = folder
         self._certs = certs
         self._say = say
-        self._port = free_port()
+        self._port = 0
+        self._client: Any = None
+        """of the SuperNode, once it was started"""
         self._log = folder / "supernode.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._started = float("-inf")
@@ -75,14 +77,13 @@ class Node:
         self._folder.mkdir(parents=True, exist_ok=True)
         if self._certs is None:
             write_secret(self._secret)
-        client = runtime_client(f"127.0.0.1:{self._port}", None, self._secret)
         try:
             while not stopped():
                 self._see_to_node()
-                if not self._one(client):
+                if not self._one():
                     time.sleep(POLL)
         finally:
-            client.close()
+            self._hang_up()
             if self._process is not None:
                 stop([self._process])
 
@@ -90,8 +91,16 @@ class Node:
     def _secret(self) -> Path:
         return (self._folder if self._certs is None else self._certs) / "secret"
 
+    def _hang_up(self) -> None:
+        if self._client is not None:
+            self._client.close()
+
     def _see_to_node(self) -> None:
-        """Start the SuperNode, or start it again."""
+        """Start the SuperNode, or start it again, each time at another port.
+
+        Somebody else may have taken one since it was found free: the server itself, on one machine,
+        which is about to listen at its own.
+        """
         if self._process is not None and self._process.poll() is None:
             return
         if time.monotonic() - self._started < AGAIN:
@@ -101,6 +110,9 @@ class Node:
                 f"The SuperNode ended ({last_lines(self._log) or 'without a word'}): it is started "
                 f"again."
             )
+        self._port = free_port(besides=int(self._superlink.rpartition(":")[2]))
+        self._hang_up()
+        self._client = runtime_client(f"127.0.0.1:{self._port}", None, self._secret)
         arguments = [str(IDLE), "--superlink", self._superlink]
         arguments += ["--host", "127.0.0.1", "--port", str(self._port), "--isolation", "process"]
         arguments += ["--superexec-auth-secret-file", str(self._secret)]
@@ -113,13 +125,14 @@ class Node:
         self._process = start("undrift.deploy.flower.supernode", arguments, self._log, around)
         self._started = time.monotonic()
 
-    def _one(self, client: Any) -> bool:
+    def _one(self) -> bool:
         """Answer a request, if there is one."""
         import httpx
         from flwr.proto.runtime_pb2 import AcquireTaskRequest
 
         try:
-            found = client.AcquireTask(AcquireTaskRequest(supported_task_types=["flwr-clientapp"]))
+            wanted = AcquireTaskRequest(supported_task_types=["flwr-clientapp"])
+            found = self._client.AcquireTask(wanted)
         except httpx.HTTPError:
             time.sleep(POLL)  # the SuperNode is not there yet, or no longer
             return False

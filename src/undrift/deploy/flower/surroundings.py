@@ -123,11 +123,14 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
-def free_port() -> int:
-    """A port of this machine that nobody uses now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+def free_port(besides: int | None = None) -> int:
+    """A port of this machine that nobody uses now, and that is not about to be used."""
+    while True:
+        with socket.socket() as one:
+            one.bind(("127.0.0.1", 0))
+            found = int(one.getsockname()[1])
+        if found != besides:
+            return found
 
 
 def last_lines(log: Path, number: int = 3) -> str:
