@@ -3,11 +3,13 @@
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +18,8 @@ from deploying import METHODS, app
 from test_deploy import assert_same, model, records
 
 pytest.importorskip("flwr", reason="Flower is not installed")
-from undrift.deploy.flower.surroundings import free_port, last_lines, stop
+from undrift.deploy.flower.session import APP
+from undrift.deploy.flower.surroundings import environment, free_port, last_lines, stop
 from undrift.deploy.running import sites_here, start_site
 
 pytestmark = pytest.mark.deploy
@@ -178,6 +181,42 @@ def test_a_server_that_is_killed_ends_as_if_it_had_not_been(tmp_path):
         assert done.returncode == 0, done.stderr
     assert called("run", str(file), "--out", "sim", "--quiet", cwd=tmp_path).returncode == 0
     assert_same(tmp_path / "sim", out, "SCAFFOLD", tolerance=1e-5)
+
+
+def test_the_apps_run_by_flowers_own_means(tmp_path):
+    """A plain SuperLink, plain SuperNodes, and `flwr run`, as the guide says."""
+    file = app(tmp_path / "app")
+    text = file.read_text().replace("rounds = 5", "rounds = 2").replace('"b", "c"]', '"b"]')
+    file.write_text(text + ONCE.replace("5", "2"))
+    out, port, around = tmp_path / "out", free_port(), environment(tmp_path / "home")
+    (tmp_path / "home" / "config.toml").write_text(
+        f'[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+    )
+    where = ["--insecure", "--host", "127.0.0.1", "--port"]
+    processes = [_flower(around, "flower-superlink", *where, port)]
+    for site in "ab":
+        own = f'experiment="{file}" site="{site}" state="{tmp_path / site}"'
+        own = ["--superlink", f"127.0.0.1:{port}", "--node-config", own]
+        processes.append(_flower(around, "flower-supernode", *where, free_port(port), *own))
+    try:
+        wait(lambda: _answers(port), what="the SuperLink does not start")
+        run = ["run", APP, "here", "--run-config", f'experiment="{file}" out="{out}"', "--stream"]
+        assert _flower(around, "flwr", *run).wait(LONGEST) == 0
+    finally:
+        stop(processes)
+    assert called("run", str(file), "--out", "sim", "--quiet", cwd=tmp_path).returncode == 0
+    assert_same(tmp_path / "sim", out, "FedAvg", tolerance=1e-5)
+
+
+def _flower(around, program, *arguments):
+    """One of Flower's own programs."""
+    command = [str(Path(sys.executable).with_name(program)), *map(str, arguments)]
+    return subprocess.Popen(command, env=around, start_new_session=True)
+
+
+def _answers(port):
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_with_certificates_only_those_who_have_a_key_get_in(tmp_path):
