@@ -90,7 +90,7 @@ class Here(Post):
     def sites(self):
         return [name for name in self._names if name not in self.away]
 
-    def send(self, site, request, seconds):
+    def send(self, site, request, seconds, most):
         ticket = f"{len(self.asked)}"
         self.asked.append(site)
         if site in self.away:

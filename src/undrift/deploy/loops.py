@@ -115,7 +115,7 @@ class Arrivals(Asynchronous):
         super()._launch(k)
         task = self._tasks[self.flights.launched - 1]
         errand = Errand(task.client, task.work, *self._read[task.version])
-        ticket = self.engine.send(errand, self.states, diagnose=True)
+        ticket = self.engine.send(self.method, errand, self.states, diagnose=True)
         self.flights.tickets[ticket] = task.flight
 
     def landed(self, flight: Flight, reply: Reply | None) -> None:

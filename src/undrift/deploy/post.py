@@ -26,8 +26,11 @@ class Post(ABC):
         """The names of the sites that are there now."""
 
     @abstractmethod
-    def send(self, site: str, request: bytes, seconds: float) -> str:
-        """Send a request that is worth answering for so many seconds; gives its ticket."""
+    def send(self, site: str, request: bytes, seconds: float, most: int) -> str:
+        """Send a request that is worth answering for so many seconds; gives its ticket.
+
+        An answer of more than `most` bytes is not taken in.
+        """
 
     @abstractmethod
     def next(self, seconds: float) -> Arrival | None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from undrift.clients import ClientStates
 from undrift.deploy.payloads import Refused, decode, encode
 from undrift.deploy.post import Arrival, Post
-from undrift.deploy.protocol import LOOK, SLACK, VERSION, Order, expected_of
+from undrift.deploy.protocol import LOOK, SLACK, VERSION, Expected, Order, expected_of
 from undrift.engines.base import Engine, Errand, Job, OwnModel, Reply, RoundResult
 from undrift.errors import UndriftError
 from undrift.keys import generator
@@ -133,7 +133,7 @@ class RemoteEngine(Engine):
 
     # One by one
 
-    def send(self, errand: Errand, states: ClientStates, diagnose: bool) -> str:
+    def send(self, method: Method, errand: Errand, states: ClientStates, diagnose: bool) -> str:
         """Ask a site for its client's work; gives the ticket."""
         seen = errand.client.id in set(states.seen())
         base = int(getattr(states.get(errand.client.id), VERSION)) if seen else 0
@@ -150,7 +150,8 @@ class RemoteEngine(Engine):
             download=errand.download,
             buffers=errand.buffers,
         )
-        ticket = self.post.send(str(errand.client.id), order.encoded(), self._timeout)
+        most = self._expected(method, order).most
+        ticket = self.post.send(str(errand.client.id), order.encoded(), self._timeout, most)
         self._orders[ticket] = order
         return ticket
 
@@ -171,13 +172,14 @@ class RemoteEngine(Engine):
         self._orders.pop(ticket, None)
         self.post.forget(ticket)
 
-    def _reply(self, method: Method, data: bytes, order: Order) -> Reply:
+    def _expected(self, method: Method, order: Order) -> Expected:
         def draw(purpose: str) -> float:
             return generator(self.job.seed, purpose, order.work.round).random()
 
-        expected = expected_of(
-            method, order, self.losses.flat.x, order.buffers, self.job.watch, draw
-        )
+        return expected_of(method, order, self.losses.flat.x, order.buffers, self.job.watch, draw)
+
+    def _reply(self, method: Method, data: bytes, order: Order) -> Reply:
+        expected = self._expected(method, order)
         said = _error_in(data, expected.most)
         if said is not None:
             raise Refused(f"the site says: {said}")
@@ -195,7 +197,7 @@ class RemoteEngine(Engine):
     ) -> RoundResult:
         errands = list(errands)
         result = RoundResult(method, self.job, round, diagnose)
-        waiting = {self.send(errand, states, diagnose): errand.client for errand in errands}
+        waiting = {self.send(method, errand, states, diagnose): errand.client for errand in errands}
         found: dict[Hashable, Reply] = {}
         ends = time.monotonic() + self._seconds()
         while waiting and not self._enough(found):
@@ -246,7 +248,7 @@ class RemoteEngine(Engine):
             {"kind": LOOK, "seed": self.job.seed, "parts": list(parts)},
             {"x": x, **{f"buffers {name}": value for name, value in buffers.items()}},
         )
-        waiting = {self.post.send(str(site), request, self._timeout): site for site in there}
+        waiting = {self.post.send(str(site), request, self._timeout, SLACK): site for site in there}
         found: dict[Hashable, dict[str, float]] = {}
         ends = time.monotonic() + self._timeout
         while waiting and time.monotonic() < ends:

@@ -161,7 +161,7 @@ def meet(experiment: Experiment, folder: Path, post: Post, waiting: Waiting) -> 
         while missing := [site for site in sites if site not in said]:
             waiting(missing)
             there = [site for site in missing if site in post.sites()]
-            tickets = {post.send(site, hello, ANSWER): site for site in there}
+            tickets = {post.send(site, hello, ANSWER, SLACK): site for site in there}
             while tickets:
                 arrival = post.next(ANSWER)
                 if arrival is None:

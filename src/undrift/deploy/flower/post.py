@@ -75,7 +75,7 @@ class FlowerPost(Post):
             self._looked = time.monotonic()
         return self._there.keys()
 
-    def send(self, site: str, request: bytes, seconds: float) -> str:
+    def send(self, site: str, request: bytes, seconds: float, most: int) -> str:
         self.sites()
         node = self._there.get(site)
         if node is None:
