@@ -122,9 +122,9 @@ def test_a_site_that_is_started_again_goes_on_with_its_own_state(tmp_path):
     post = Here(file, tmp_path / "restarted")
     answers = post.send
 
-    def send(site, request, seconds):
+    def send(site, request, seconds, most):
         post.restart(site)
-        return answers(site, request, seconds)
+        return answers(site, request, seconds, most)
 
     post.send = send
     deployed(file, tmp_path / "out", post)
@@ -136,11 +136,11 @@ def test_a_site_that_lost_its_state_is_named(tmp_path):
     post = Here(file, tmp_path / "state")
     answers = post.send
 
-    def send(site, request, seconds):
+    def send(site, request, seconds, most):
         if decode(request, 10**9)[0].get("version") == 3 and site == "b":
             for old in (tmp_path / "state" / "b").rglob("*.safetensors"):
                 old.unlink()
-        return answers(site, request, seconds)
+        return answers(site, request, seconds, most)
 
     post.send = send
     deployed(file, tmp_path / "out", post)
@@ -195,10 +195,10 @@ def without_b(tmp_path_factory):
     post = Here(file, folder / "state")
     send = post.send
 
-    def silent(site, request, seconds):
+    def silent(site, request, seconds, most):
         kind = decode(request, 10**9)[0]["kind"]
         post.silent = {"b"} if kind == "work" else set()
-        return send(site, request, seconds)
+        return send(site, request, seconds, most)
 
     post.send = silent
     deployed(file, folder / "out", post, rounds=2)
@@ -229,10 +229,10 @@ def test_sites_leave_and_come_back(tmp_path):
     post = Here(file, tmp_path / "state")
     send = post.send
 
-    def leaving(site, request, seconds):
+    def leaving(site, request, seconds, most):
         round = decode(request, 10**9)[0].get("version", 0)
         post.away = {"c"} if round == 2 else set()
-        return send(site, request, seconds)
+        return send(site, request, seconds, most)
 
     post.send = leaving
     deployed(file, tmp_path / "out", post)
@@ -246,10 +246,10 @@ def test_with_too_few_answers_a_round_is_skipped(tmp_path):
     post = Here(file, tmp_path / "state")
     send = post.send
 
-    def leaving(site, request, seconds):
+    def leaving(site, request, seconds, most):
         round = decode(request, 10**9)[0].get("version", 0)
         post.away = {"b", "c"} if round == 2 else set()
-        return send(site, request, seconds)
+        return send(site, request, seconds, most)
 
     post.send = leaving
     deployed(file, tmp_path / "out", post)
