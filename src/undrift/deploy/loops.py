@@ -14,7 +14,8 @@ from undrift.devices import ARRIVES
 from undrift.engines.base import Errand, Reply, RoundResult
 from undrift.errors import UndriftError
 from undrift.keys import generator
-from undrift.loops import Asynchronous, Synchronous
+from undrift.loops import Asynchronous, Loop, Synchronous
+from undrift.loops.asynchronous import Task
 from undrift.loops.flights import ANYBODY, WAKES, Flight
 from undrift.loops.outings import Outing, without_clock
 from undrift.methods.base import Method, Setting
@@ -24,6 +25,8 @@ from undrift.sampling import All, Cohort
 
 LOOK = 1.0
 """Every so many seconds it is looked whether a site is there again."""
+IN_VAIN = 10
+"""After so many rounds without one answer that could be used, a run stops."""
 PATIENCE = 3600.0
 """So long a server waits for the first site to come back."""
 
@@ -41,10 +44,35 @@ class Clock:
         return self._before + time.monotonic() - self._began
 
 
-class Rounds(Synchronous):
-    """Rounds across sites. A site that is away is not asked; one that does not answer is lost."""
+class AcrossSites(Loop):
+    """What rounds and arrivals across sites have in common."""
 
     engine: RemoteEngine
+    _in_vain = 0
+    """rounds in a row in which no answer could be used"""
+
+    def _step(self) -> Record:
+        self.engine.begin(self.states)
+        record = super()._step()  # type: ignore[safe-super]  # of the rounds or arrivals
+        self._in_vain = self._in_vain + 1 if record.rejected and not record.updates else 0
+        if self._in_vain >= IN_VAIN:
+            site, why = record.rejected[-1]
+            raise UndriftError(
+                f"In the last {IN_VAIN} rounds no answer could be used (site {site!r}, {why}); "
+                f"undrift resume goes on from round {self.round - 1}."
+            )
+        return record
+
+    def _measure(self, record: Record) -> None:
+        super()._measure(record)
+        record.rejected += self.engine.unmeasured()
+
+
+class Rounds(AcrossSites, Synchronous):
+    """Rounds across sites.
+
+    A site that is away or still at work is not asked; one that does not answer is lost.
+    """
 
     def __init__(self, method: Method, *args: Any, pace: RoundPace = WaitForAll(), **options: Any):
         self._by_the_clock = pace
@@ -77,10 +105,12 @@ class Rounds(Synchronous):
         first = self.round == 0 and self.method.starts_with_all
         everyone = self.method.needs_all or first
         while True:
-            sites = self.engine.post.sites()
+            sites = self.engine.free()
             there = np.array([id in sites for id in self.roster.ids])
             if there.all() or (there.any() and not everyone):
+                self.engine.waiting([])
                 return there
+            self.engine.waiting([str(id) for id in self.roster.ids if id not in sites])
             if time.monotonic() > until:
                 who = "some site" if everyone else "every site"
                 raise UndriftError(
@@ -102,10 +132,8 @@ class Rounds(Synchronous):
         self.now = record.virtual_seconds = now
 
 
-class Arrivals(Asynchronous):
+class Arrivals(AcrossSites, Asynchronous):
     """Asynchronous training across sites: a site that has answered gets the newest model."""
-
-    engine: RemoteEngine
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
@@ -117,6 +145,9 @@ class Arrivals(Asynchronous):
         errand = Errand(task.client, task.work, *self._read[task.version])
         ticket = self.engine.send(self.method, errand, self.states, diagnose=True)
         self.flights.tickets[ticket] = task.flight
+
+    def _speaks_of_training(self, task: Task, reply: Reply) -> bool:
+        return not str(reply.wrong).startswith(REFUSED)
 
     def landed(self, flight: Flight, reply: Reply | None) -> None:
         """A site's answer is there, or none will come."""
@@ -146,6 +177,7 @@ class Underway:
         """nothing is known in advance, so that whoever is to start starts at once"""
         self._run = run
         self._clock = Clock()
+        self._heard = time.monotonic()
         self._busy: set[int] = set()
         self._asleep: list[int] = []
         """those who are to start when they are there"""
@@ -186,10 +218,11 @@ class Underway:
     def land(self) -> Flight:
         """Wait for the next answer, or for a moment at which a site may be there again."""
         engine, method = self._run.engine, self._run.method
-        began = time.monotonic()
         while True:
-            arrival = engine.post.next(LOOK)
+            arrival = engine.next(LOOK)
             if arrival is not None:
+                self._heard = time.monotonic()
+                engine.waiting([])
                 flight = self.tickets.pop(arrival.ticket, None)
                 client, reply, why = engine.take(method, arrival)
                 if flight is not None and client is not None:
@@ -198,14 +231,17 @@ class Underway:
                     ended = flight._replace(end=now, sending=now, outcome=outcome)
                     self._run.landed(ended, reply)
                     return ended
-            elif self._asleep:
+            if not self.tickets:
+                there = engine.post.sites()
+                engine.waiting([str(id) for id in self._run.roster.ids if id not in there])
+                if time.monotonic() - self._heard > PATIENCE:
+                    raise UndriftError(
+                        f"No site has been there for {PATIENCE / 60:.0f} minutes; undrift resume "
+                        f"goes on when they are back."
+                    )
+            if arrival is None and self._asleep:
                 k = self._asleep.pop(0)
                 return Flight(self.now, -1, -1, k, 0.0, 0.0, 0.0, WAKES)
-            if time.monotonic() - began > PATIENCE:
-                raise UndriftError(
-                    f"No site has answered for {PATIENCE / 60:.0f} minutes; undrift resume goes "
-                    f"on when they are back."
-                )
 
     def saved(self) -> dict[str, Any]:
         """What a run that goes on later needs."""

@@ -48,6 +48,8 @@ class Order:
     work: Work
     base: int
     """the client's accepted state, by its version; 0 if it has not taken part yet"""
+    committed: int
+    """the version that a server which dies goes back to: it is kept, with all that follow"""
     version: int
     """what its new state is called"""
     diagnose: bool
@@ -67,6 +69,7 @@ class Order:
             "client": {f.name: getattr(self.client, f.name) for f in fields(Client)},
             "work": asdict(self.work),
             "base": self.base,
+            "committed": self.committed,
             "version": self.version,
             "diagnose": self.diagnose,
             "budget": self.budget,
@@ -90,6 +93,7 @@ def order_from(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Orde
             client=Client(**values["client"]),
             work=Work(**values["work"]),
             base=int(values["base"]),
+            committed=int(values["committed"]),
             version=int(values["version"]),
             diagnose=bool(values["diagnose"]),
             budget=None if values["budget"] is None else float(values["budget"]),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -25,6 +27,11 @@ from undrift.targets import PARTS
 
 REFUSED = "refused"
 """How the reason begins for which an answer is not taken in."""
+METRICS = 100
+"""The most metrics of a site."""
+NAME = re.compile(r"\w[\w .²-]{0,60}")
+"""What a metric may be called."""
+SOON = 0.01
 NO_ANSWER = "no answer"
 """What is said of a site that did not answer in time."""
 
@@ -106,6 +113,8 @@ class RemoteEngine(Engine):
         the seconds that a site may take to answer
     pace
         when a round ends
+    waiting
+        told who is waited for
     """
 
     losses: RemoteLosses
@@ -120,6 +129,7 @@ class RemoteEngine(Engine):
         label: str,
         timeout: float,
         pace: Pace,
+        waiting: Callable[[Collection[str]], None] = lambda sites: None,
     ):
         self.losses = losses
         self.job = job
@@ -128,15 +138,47 @@ class RemoteEngine(Engine):
         self._label = label
         self._timeout = timeout
         self._pace = pace
+        self.waiting = waiting
         self._orders: dict[str, Order] = {}
         """those under way, by their tickets"""
+        self._late: dict[str, tuple[str, float]] = {}
+        """who is at work on an order that nobody waits for any more, and until when at most"""
+        self._aside: deque[Arrival] = deque()
+        """answers to orders that came while something else was waited for"""
+        self._committed: dict[Hashable, int] = {}
+        self._unmeasured: list[tuple[Hashable, str]] = []
+
+    def begin(self, states: ClientStates) -> None:
+        """A round begins: what was accepted until now is committed, and is gone back to."""
+        self._committed = {id: _version(states, id) for id in states.seen()}
+
+    def free(self) -> set[str]:
+        """The sites that are there and not at work on an order that is late."""
+        while self._late and (arrival := self._hear(SOON)) is not None:
+            if arrival.ticket in self._orders:
+                self._aside.append(arrival)
+        for ticket, (_, until) in list(self._late.items()):
+            if time.monotonic() > until:
+                self.post.forget(ticket)
+                del self._late[ticket]
+        return set(self.post.sites()) - {site for site, _ in self._late.values()}
+
+    def next(self, seconds: float) -> Arrival | None:
+        """The next answer, within so many seconds."""
+        return self._aside.popleft() if self._aside else self._hear(seconds)
+
+    def _hear(self, seconds: float) -> Arrival | None:
+        arrival = self.post.next(seconds)
+        if arrival is not None:
+            self._late.pop(arrival.ticket, None)
+        return arrival
 
     # One by one
 
     def send(self, method: Method, errand: Errand, states: ClientStates, diagnose: bool) -> str:
         """Ask a site for its client's work; gives the ticket."""
-        seen = errand.client.id in set(states.seen())
-        base = int(getattr(states.get(errand.client.id), VERSION)) if seen else 0
+        id = errand.client.id
+        base = _version(states, id) if id in set(states.seen()) else 0
         order = Order(
             run=self._run,
             label=self._label,
@@ -144,6 +186,7 @@ class RemoteEngine(Engine):
             client=errand.client,
             work=errand.work,
             base=base,
+            committed=self._committed.get(id, 0),
             version=errand.work.turn + 1,
             diagnose=diagnose,
             budget=self._pace.budget if isinstance(self._pace, Deadline) else None,
@@ -151,7 +194,7 @@ class RemoteEngine(Engine):
             buffers=errand.buffers,
         )
         most = self._expected(method, order).most
-        ticket = self.post.send(str(errand.client.id), order.encoded(), self._timeout, most)
+        ticket = self.post.send(str(id), order.encoded(), self._seconds(), most)
         self._orders[ticket] = order
         return ticket
 
@@ -167,10 +210,10 @@ class RemoteEngine(Engine):
         except Refused as error:
             return order.client, order.refused(f"{REFUSED}: {str(error).rstrip('.')}"), ""
 
-    def forget(self, ticket: str) -> None:
-        """Do not wait for an answer any more."""
-        self._orders.pop(ticket, None)
-        self.post.forget(ticket)
+    def _give_up(self, ticket: str, until: float) -> None:
+        """Do not wait for an answer any more; until it comes its site is not asked again."""
+        order = self._orders.pop(ticket)
+        self._late[ticket] = str(order.client.id), until
 
     def _expected(self, method: Method, order: Order) -> Expected:
         def draw(purpose: str) -> float:
@@ -199,10 +242,11 @@ class RemoteEngine(Engine):
         result = RoundResult(method, self.job, round, diagnose)
         waiting = {self.send(method, errand, states, diagnose): errand.client for errand in errands}
         found: dict[Hashable, Reply] = {}
-        ends = time.monotonic() + self._seconds()
+        began = time.monotonic()
+        ends = began + self._seconds()
         while waiting and not self._enough(found):
             left = ends - time.monotonic()
-            arrival = self.post.next(left) if left > 0 else None
+            arrival = self.next(left) if left > 0 else None
             if arrival is None:
                 break
             waiting.pop(arrival.ticket, None)
@@ -212,7 +256,7 @@ class RemoteEngine(Engine):
             elif client is not None:
                 result.lost[client.id] = why
         for ticket, client in waiting.items():
-            self.forget(ticket)
+            self._give_up(ticket, began + self._timeout)
             result.lost[client.id] = "late" if self._enough(found) else NO_ANSWER
         for errand in errands:  # in their order, so that the sums do not depend on who was first
             if errand.client.id in found:
@@ -243,7 +287,8 @@ class RemoteEngine(Engine):
         parts: Collection[str],
     ) -> dict[str, float]:
         """Metrics over the sites that answer: means by their samples, the training loss by q_k."""
-        there = [site for site in self.losses.ids if site in self.post.sites()]
+        free = self.free()
+        there = [site for site in self.losses.ids if site in free]
         request = encode(
             {"kind": LOOK, "seed": self.job.seed, "parts": list(parts)},
             {"x": x, **{f"buffers {name}": value for name, value in buffers.items()}},
@@ -252,16 +297,39 @@ class RemoteEngine(Engine):
         found: dict[Hashable, dict[str, float]] = {}
         ends = time.monotonic() + self._timeout
         while waiting and time.monotonic() < ends:
-            arrival = self.post.next(ends - time.monotonic())
+            arrival = self._hear(ends - time.monotonic())
             if arrival is None:
                 break
+            if arrival.ticket in self._orders:  # of training, which is seen to afterwards
+                self._aside.append(arrival)
+                continue
             site = waiting.pop(arrival.ticket, None)
-            metrics = _metrics_in(arrival)
-            if site is not None and metrics:
-                found[site] = metrics
-        for ticket in waiting:
+            if site is not None:
+                try:
+                    found[site] = _metrics_in(arrival, parts)
+                except Refused as error:
+                    self._refuse(site, str(error))
+        for ticket, site in waiting.items():
             self.post.forget(ticket)
-        return _together(self.losses, weights, found)
+            self._refuse(site, NO_ANSWER)
+        return _together(self.losses, weights, self._alike(found))
+
+    def _alike(self, found: dict[Hashable, dict[str, float]]) -> dict[Hashable, dict[str, float]]:
+        """The sites that measure what most of them do."""
+        kinds = Counter(frozenset(metrics) for metrics in found.values())
+        usual = kinds.most_common(1)[0][0] if kinds else frozenset()
+        for site in [site for site, metrics in found.items() if metrics.keys() != usual]:
+            self._refuse(site, "its metrics are not those of the others")
+            del found[site]
+        return found
+
+    def _refuse(self, site: Hashable, why: str) -> None:
+        self._unmeasured.append((site, f"{REFUSED}: evaluation, {why.rstrip('.')}"))
+
+    def unmeasured(self) -> list[tuple[Hashable, str]]:
+        """Whose metrics are missing since this was asked last, and why."""
+        found, self._unmeasured = self._unmeasured, []
+        return found
 
     def evaluate_own(
         self, models: Iterable[OwnModel], buffers: Mapping[str, Tensor]
@@ -281,22 +349,29 @@ def _error_in(data: bytes, most: int) -> str | None:
     return None if said is None else str(said)[:300].rstrip(".")
 
 
-def _metrics_in(arrival: Arrival) -> dict[str, float]:
-    """The metrics of an answer; nothing where it is none."""
+def _version(states: ClientStates, id: Hashable) -> int:
+    return int(getattr(states.get(id), VERSION))
+
+
+def _metrics_in(arrival: Arrival, parts: Collection[str]) -> dict[str, float]:
+    """The metrics of an answer, which are of the parts that were asked for."""
     if arrival.trouble is not None:
-        return {}
-    try:
-        values, tensors = decode(arrival.data, SLACK)
-    except Refused:
-        return {}
+        raise Refused(arrival.trouble)
+    values, tensors = decode(arrival.data, SLACK)
+    if "error" in values:
+        raise Refused(f"the site says: {str(values['error'])[:300]}")
     found = values.get("metrics")
-    if tensors or not isinstance(found, dict):
-        return {}
-    return {
-        str(name): float(value)
-        for name, value in found.items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    }
+    if tensors or not isinstance(found, dict) or not 0 < len(found) <= METRICS:
+        raise Refused("it has no metrics")
+    for name, value in found.items():
+        part, _, metric = name.partition("_")
+        if part not in parts or not NAME.fullmatch(metric):
+            raise Refused(f"nobody asked for {name[:40]!r}")
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise Refused(f"{name[:40]!r} is no number")
+        if metric == "accuracy" and not 0 <= value <= 1:
+            raise Refused(f"{name[:40]!r} is not between 0 and 1")
+    return {name: float(value) for name, value in found.items()}
 
 
 def _together(
@@ -315,7 +390,7 @@ def _together(
         }
         total = sum(own.values())
         if total:
-            together[name] = sum(w * found[site][name] for site, w in own.items()) / total
+            together[name] = sum(w / total * found[site][name] for site, w in own.items())
     together |= _spread(losses, found)
     if "train_loss" not in together:
         together["train_loss"] = float("nan")

@@ -59,6 +59,7 @@ class DeployedPlan(Plan):
     post: Post = field(kw_only=True)
     met: Met = field(kw_only=True)
     timeout: float = field(kw_only=True)
+    waiting: Waiting = field(kw_only=True)
 
     def losses(self, seed: int) -> Losses:
         return RemoteLosses(self.model(seed), self.met.samples, self.met.moving)
@@ -78,7 +79,8 @@ class DeployedPlan(Plan):
         def engine(losses: Losses, job: Any) -> RemoteEngine:
             assert isinstance(losses, RemoteLosses)
             run = f"{self.met.run} {label} {seed}"
-            return RemoteEngine(losses, job, self.post, run, label, self.timeout, pace)
+            about = (run, label, self.timeout, pace, self.waiting)
+            return RemoteEngine(losses, job, self.post, *about)
 
         options |= {
             "engine": engine,
@@ -106,6 +108,7 @@ def serve(
         model=lambda seed: build_model(experiment, None, seed),  # type: ignore[arg-type]
         post=post,
         met=met,
+        waiting=waiting,
         timeout=600.0 if experiment.deploy is None else experiment.deploy.timeout,
         **asked_of(experiment),
     )
@@ -172,7 +175,7 @@ def meet(experiment: Experiment, folder: Path, post: Post, waiting: Waiting) -> 
             if not there:
                 time.sleep(LOOK)
         waiting([])
-        met = _agreed(sites, said)
+        met = _agreed(sites, said, experiment)
         write_json(path, {"run": met.run, "samples": met.samples, "moving": list(met.moving)})
         return met
 
@@ -208,9 +211,24 @@ def _introduction(site: str, data: bytes) -> Mapping[str, Any]:
     return values
 
 
-def _agreed(sites: Sequence[str], said: Mapping[str, Mapping[str, Any]]) -> Met:
-    """What all sites said, if it fits together."""
+def _agreed(
+    sites: Sequence[str], said: Mapping[str, Mapping[str, Any]], experiment: Experiment
+) -> Met:
+    """What all sites said, if it fits together, and to the server's own model."""
     first = said[sites[0]]
+    model = build_model(experiment, None, experiment.seeds[0])  # type: ignore[arg-type]
+    own = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    require(
+        first.get("parameters") == own,
+        f"The model of site {sites[0]!r} has {first.get('parameters')} parameters, but the "
+        f"server's {own}: model() must be the same everywhere.",
+    )
+    unknown = {str(name) for name in first["moving"]} - {name for name, _ in model.named_buffers()}
+    require(
+        not unknown,
+        f"The model of site {sites[0]!r} has buffers that the server's has not: "
+        f"{', '.join(sorted(unknown))[:100]}.",
+    )
     for site in sites:
         for name in ("parameters", "moving"):
             require(

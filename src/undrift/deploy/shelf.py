@@ -63,19 +63,31 @@ class Shelf:
         return tensors
 
     def put(
-        self, run: str, client: str, version: int, base: int, values: Mapping[str, Tensor]
+        self,
+        run: str,
+        client: str,
+        version: int,
+        base: int,
+        values: Mapping[str, Tensor],
+        oldest: int | None = None,
     ) -> None:
-        """Keep a version beside the one that it was made from, and let go of all others."""
+        """Keep a version beside the one that it was made from, and those from the oldest on.
+
+        All others are let go of.
+        """
         require_whole("version", version, 1)
         file = self._file(run, client, version)
         kept = (file, self._file(run, client, base))
+        since = base if oldest is None else require_whole("oldest", oldest, 0)
         require(version != base, f"Version {version} cannot take the place of its own base.")
         data = encode(_about(run, client, version, values), values)
         _make(file.parent)
         with written_whole(file) as partial:
             partial.write_bytes(data)
         for other in _files(file.parent):
-            if other not in kept:
+            found = VERSION.fullmatch(other.name)
+            between = found is not None and since <= int(found[1]) <= version
+            if other not in kept and not between:
                 _remove(other)
 
     def forget(self, run: str) -> None:

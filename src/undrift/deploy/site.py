@@ -19,7 +19,7 @@ from undrift.deploy.protocol import HELLO, LOOK, ORDER, WHO, WORK, Order, answer
 from undrift.deploy.shelf import Shelf
 from undrift.engines.base import LAST, Engine, Errand, Job, Reply, Watch
 from undrift.engines.options import EngineOptions
-from undrift.errors import UndriftError, require, require_choice
+from undrift.errors import require_choice
 from undrift.methods.base import INITIAL, Method
 from undrift.modules import ModuleLosses
 from undrift.problem import Keep
@@ -74,17 +74,17 @@ class Site:
             if kind == LOOK:
                 return self._look(values, tensors)
             raise Refused(f"The site {self.name!r} cannot do {str(kind)[:40]!r}.")
-        except UndriftError as error:
+        except Refused as error:
             return encode({"error": str(error)[:1000]}, {})
-        except Exception as error:  # of the user's model or data
+        except Exception as error:  # of the user's model or data, or what an engine made of it
             traceback.print_exc()
-            kind = type(error).__name__  # what it says may quote data, which stay here
+            kind = type(error.__cause__ or error).__name__  # its words may quote data
             return encode({"error": f"The site {self.name!r} failed by {kind}; see its log."}, {})
 
     def _hello(self, values: Mapping[str, Any]) -> bytes:
         """Who this is and how many samples it has; refuses a server with another experiment."""
         other = first_difference(facts(self.experiment), values.get("experiment"))
-        require(other is None, f"The site {self.name!r} has another experiment: {other}.")
+        _require(other is None, f"The site {self.name!r} has another experiment: {other}.")
         losses = self._losses_of(self.experiment.seeds[0])
         return encode(
             {
@@ -99,7 +99,7 @@ class Site:
 
     def _work(self, order: Order) -> bytes:
         """Train as ordered; the new state is on the disk before the answer leaves."""
-        require(
+        _require(
             order.client.id == self.name,
             f"The site {self.name!r} was asked for the work of {order.client.id!r}.",
         )
@@ -107,7 +107,7 @@ class Site:
         losses = self._losses_of(order.seed)
         for name, value in order.download.items():
             wrong = isinstance(value, Tensor) and value.shape != losses.flat.x.shape
-            require(not wrong, f"The server sent {name!r} for another model.")
+            _require(not wrong, f"The server sent {name!r} for another model.")
         states = self._states(method, order, losses)
         began = time.perf_counter()
         with one_thread():
@@ -120,7 +120,8 @@ class Site:
         if reply.wrong is None and states.kinds:
             states.put(self.name, reply.keep)
             kept = dict(states.get(self.name).items())
-            self.shelf.put(order.run, self.name, order.version, order.base, kept)
+            about = order.run, self.name, order.version, order.base
+            self.shelf.put(*about, kept, oldest=order.committed)
         return answer_to(order, reply, seconds)
 
     def _within(
@@ -153,6 +154,10 @@ class Site:
         kinds = method.kept() | ({LAST: INITIAL} if self._watch().last else {})
         states = ClientStates(kinds, losses.initial())
         if kinds and order.base:
+            _require(
+                self.shelf.has(order.run, self.name, order.base),
+                f"The site {self.name!r} does not have version {order.base} of its state any more.",
+            )
             states.put(self.name, Keep(**self.shelf.load(order.run, self.name, order.base)))
         return states
 
@@ -160,7 +165,7 @@ class Site:
         """Metrics of a model on the site's own data, and of how many samples they are."""
         losses = self._losses_of(int(values.get("seed", 0)))
         x = tensors.get("x")
-        require(
+        _require(
             x is not None and x.shape == losses.flat.x.shape,
             f"The site {self.name!r} was asked to evaluate another model.",
         )
@@ -172,7 +177,7 @@ class Site:
 
     def _engine(self, label: str, seed: int) -> tuple[Method, Engine]:
         if (label, seed) not in self._engines:
-            require_choice("The method", label, self.experiment.labels)
+            _require(label in self.experiment.labels, f"There is no method {label[:60]!r} here.")
             method = self.experiment.of(label).build()
             losses = self._losses_of(seed)
             roster = Roster(losses.ids, losses.sizes)
@@ -196,3 +201,9 @@ class Site:
         parts = {"train": self.data.train, "test": self.data.test}
         parts["validation"] = self.data.validation
         return {name: part for name, part in parts.items() if part is not None and len(part)}
+
+
+def _require(condition: bool, sentence: str) -> None:
+    """Refuse a request with a sentence that the server may read: it has nothing of the data."""
+    if not condition:
+        raise Refused(sentence)

@@ -225,13 +225,17 @@ class Asynchronous(Loop):
             record.wasted_steps += reply.steps
             record.wasted_gradients += reply.evaluations
             record.rejected.append((id, reply.wrong))
-            self._rejected_in_a_row += not task.work.damaged
+            self._rejected_in_a_row += self._speaks_of_training(task, reply)
             if self._rejected_in_a_row >= max(self.concurrency, self.buffer):
                 raise Diverged(
                     f"In round {self.round + 1} the last {self._rejected_in_a_row} replies were "
                     f"unusable (client {id!r}: {reply.wrong}); a smaller learning rate may help."
                 )
         self._end(task, "replied" if reply.wrong is None else "rejected", record)
+
+    def _speaks_of_training(self, task: Task, reply: Reply) -> bool:
+        """Whether a reply that cannot be used says that training goes wrong, and not a device."""
+        return not task.work.damaged
 
     def _reply(self, task: Task) -> Reply:
         """What a client sends back; the engine may compute others that will be needed soon, too."""

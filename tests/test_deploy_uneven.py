@@ -1,0 +1,213 @@
+"""Deployments with sites that are faster, slower or more talkative than they should be."""
+
+import time
+
+import pytest
+import torch
+
+from deploying import SITE, Here, app
+from test_deploy import ASYNCHRONOUS, Killed, deployed, records
+from undrift.deploy import loops
+from undrift.deploy.payloads import decode, encode
+from undrift.errors import UndriftError
+
+
+def asynchronous(folder, label):
+    file = app(folder)
+    table = f'\n[[method]]\nname = "{label}"\n{ASYNCHRONOUS[label]}\n'
+    file.write_text(file.read_text().partition("\n[[method]]")[0] + table)
+    return file
+
+
+def kind(request):
+    return decode(request, 10**9)[0]["kind"]
+
+
+class Uneven(Here):
+    """Site a answers four times before the others do once; its server may die."""
+
+    def __init__(self, *args, answers=10**9):
+        super().__init__(*args)
+        self.left = answers
+        self._waiting = []
+        self._in_a_row = 0
+
+    def next(self, seconds):
+        if self.left == 0:
+            raise Killed
+        self.left -= 1
+        while (arrival := super().next(0.001)) is not None:
+            self._waiting.append(arrival)
+        if not self._waiting:
+            return None
+        fast = [each for each in self._waiting if self.asked[int(each.ticket)] == "a"]
+        slow = [each for each in self._waiting if each not in fast]
+        chosen = fast[0] if fast and (self._in_a_row < 4 or not slow) else slow[0]
+        self._in_a_row = self._in_a_row + 1 if chosen in fast else 0
+        self._waiting.remove(chosen)
+        return chosen
+
+
+def test_an_asynchronous_server_that_dies_at_any_moment_finds_the_states_it_goes_back_to(tmp_path):
+    file = asynchronous(tmp_path / "app", "AsyncFedDR")
+    setting = {"rounds": 4, "evaluation.every": 4}
+    for moment in range(4, 21):
+        out, state = tmp_path / f"out-{moment}", tmp_path / f"state-{moment}"
+        with pytest.raises(Killed):
+            deployed(file, out, Uneven(file, state, answers=moment), **setting)
+        (outcome,) = deployed(file, out, Uneven(file, state), **setting)
+        assert outcome.status == "finished"
+        found = records(out, "AsyncFedDR")
+        assert not any(record["rejected"] or record["lost"] for record in found), moment
+
+
+def test_a_site_that_sends_nonsense_often_does_not_end_an_asynchronous_run(tmp_path):
+    file = asynchronous(tmp_path / "app", "FedAsync")
+    post = Uneven(file, tmp_path / "state")
+
+    def spoil(site, request, answer):
+        return b"noise" if site == "a" and kind(request) == "work" else answer
+
+    post.spoil = spoil
+    (outcome,) = deployed(file, tmp_path / "out", post)
+    assert outcome.status == "finished"
+    found = records(tmp_path / "out", "FedAsync")
+    assert {site for record in found for site, _ in record["rejected"]} == {"a"}
+    assert sum(record["updates"] for record in found) > 0
+
+
+def test_a_run_in_which_nothing_can_be_used_ends_with_a_reason(tmp_path):
+    for number, file in enumerate(
+        (app(tmp_path / "rounds"), asynchronous(tmp_path / "arrivals", "FedAsync"))
+    ):
+        post = Here(file, tmp_path / f"state-{number}")
+        post.spoil = lambda site, request, answer: b"" if kind(request) == "work" else answer
+        with pytest.raises(UndriftError, match="In the last 10 rounds no answer could be used"):
+            deployed(file, tmp_path / f"out-{number}", post, rounds=20)
+
+
+def test_a_late_site_is_left_alone_until_it_is_done_and_then_asked_again(tmp_path):
+    file = app(tmp_path / "app", text='pace = {kind = "first", replies = 2}\n')
+    worked, held = [], []
+
+    class Slow(Here):
+        """The first work of c is done when it is the turn of round 3."""
+
+        def send(self, site, request, seconds, most):
+            ticket = super().send(site, request, seconds, most)
+            if kind(request) == "work":
+                worked.append(site)
+                if worked == ["a", "b", "c"]:
+                    others = [self._arrived.get() for _ in "ab"]
+                    held.append(self._arrived.get())
+                    for each in others:
+                        self._arrived.put(each)
+                if len(worked) == 7:
+                    self._arrived.put(held.pop())
+            return ticket
+
+    began = time.monotonic()
+    deployed(file, tmp_path / "out", Slow(file, tmp_path / "state"), rounds=4)
+    assert time.monotonic() - began < 20  # nobody waits for c, also not to evaluate
+    found = records(tmp_path / "out")[1:]
+    assert ["".join(sorted(record["cohort"])) for record in found] == ["abc", "ab", "ab", "abc"]
+    assert [record["lost"] for record in found] == [[["c", "late"]], [], [], [["c", "late"]]]
+    assert not any(record["rejected"] for record in found)
+
+
+def test_asynchronous_sites_that_all_leave_are_not_waited_for_without_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(loops, "PATIENCE", 1.0)
+    monkeypatch.setattr(loops, "LOOK", 0.05)
+    file = asynchronous(tmp_path / "app", "FedAsync")
+    post = Here(file, tmp_path / "state")
+    send = post.send
+
+    def leaving(site, request, seconds, most):
+        if len(post.asked) > 12:
+            post.away = {"a", "b", "c"}
+        return send(site, request, seconds, most)
+
+    post.send = leaving
+    with pytest.raises(UndriftError, match="No site has been there"):
+        deployed(file, tmp_path / "out", post, rounds=9)
+
+
+# What is said
+
+
+def test_what_a_model_says_of_data_stays_at_the_site(tmp_path, capfd):
+    file = app(tmp_path / "app")
+    (tmp_path / "app" / "site.py").write_text(
+        SITE.replace("nn.Sequential(", "nn.Sequential(Quoting(), ")
+        + """
+
+class Quoting(nn.Module):
+    def forward(self, x):
+        if self.training and len(x) == 5:  # a batch of training
+            raise ValueError(f"bad row {x[0].tolist()} of patient John Smith")
+        return x
+"""
+    )
+    deployed(file, tmp_path / "out", rounds=1)
+    text = (tmp_path / "out" / "FedAvg" / "seed-3" / "records.jsonl").read_text()
+    assert "failed by ValueError" in text
+    assert "Smith" not in text and "bad row" not in text
+    assert "John Smith" in capfd.readouterr().err  # in its own log
+
+
+def measured(change):
+    def spoil(site, request, answer):
+        if site != "b" or kind(request) != "look":
+            return answer
+        values, _ = decode(answer, 10**9)
+        change(values["metrics"])
+        return encode(values, {})
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda m: m.update(test_accuracy=5.0), "'test_accuracy' is not between 0 and 1"),
+        (lambda m: m.update(train_more=1.0), "its metrics are not those of the others"),
+        (lambda m: m.update(other_loss=1.0), "nobody asked for 'other_loss'"),
+        (lambda m: m.update(test_loss="much"), "'test_loss' is no number"),
+        (lambda m: m.clear(), "it has no metrics"),
+    ],
+)
+def test_bad_metrics_are_refused_and_named(tmp_path, change, why):
+    file = app(tmp_path / "app")
+    post = Here(file, tmp_path / "state")
+    post.spoil = measured(change)
+    deployed(file, tmp_path / "out", post, rounds=1)
+    for record in records(tmp_path / "out"):
+        assert record["rejected"] == [["b", f"refused: evaluation, {why}"]]
+        assert 0 <= record["metrics"]["test_accuracy"] <= 1
+        assert not any("more" in name or "other" in name for name in record["metrics"])
+
+
+def test_a_huge_loss_of_one_site_is_no_infinite_one_of_all(tmp_path):
+    file = app(tmp_path / "app")
+    post = Here(file, tmp_path / "state")
+    post.spoil = measured(lambda m: m.update(test_loss=1e308))
+    deployed(file, tmp_path / "out", post, rounds=1)
+    assert 1e307 < records(tmp_path / "out")[-1]["metrics"]["test_loss"] < 1e308
+
+
+def test_a_server_whose_model_is_another_says_so_at_once(tmp_path):
+    file, other = app(tmp_path / "app"), app(tmp_path / "other")
+    site = tmp_path / "other" / "site.py"
+    site.write_text(site.read_text().replace("6, 5", "6, 7").replace("5, 3", "7, 3"))
+    with pytest.raises(UndriftError, match="model\\(\\) must be the same everywhere"):
+        deployed(file, tmp_path / "out", Here(other, tmp_path / "state"))
+
+
+def test_states_are_kept_from_the_committed_one_on(tmp_path):
+    from undrift.deploy.shelf import Shelf
+
+    shelf = Shelf(tmp_path)
+    for version, base, oldest in ((3, 0, 0), (5, 3, 3), (8, 5, 3), (9, 8, 3), (12, 9, 9)):
+        shelf.put("run", "a", version, base, {"h": torch.ones(2) * version}, oldest)
+        kept = [v for v in range(20) if shelf.has("run", "a", v)]
+        assert kept == {3: [3], 5: [3, 5], 8: [3, 5, 8], 9: [3, 5, 8, 9], 12: [9, 12]}[version]
