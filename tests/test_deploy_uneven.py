@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from deploying import SITE, Here, app
-from test_deploy import ASYNCHRONOUS, Killed, deployed, records
+from test_deploy import ASYNCHRONOUS, Killed, assert_same, deployed, records, simulated
 from undrift.deploy import loops
 from undrift.deploy.payloads import decode, encode
 from undrift.errors import UndriftError
@@ -211,3 +211,20 @@ def test_states_are_kept_from_the_committed_one_on(tmp_path):
         shelf.put("run", "a", version, base, {"h": torch.ones(2) * version}, oldest)
         kept = [v for v in range(20) if shelf.has("run", "a", v)]
         assert kept == {3: [3], 5: [3, 5], 8: [3, 5, 8], 9: [3, 5, 8, 9], 12: [9, 12]}[version]
+
+
+def test_a_model_of_one_parameter_is_a_vector_too(tmp_path):
+    file = app(tmp_path / "app", ["SCAFFOLD", "FedNova"])
+    site = tmp_path / "app" / "site.py"
+    net = "nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))"
+    own = site.read_text()
+    assert net in own
+    scaled = "\n\nclass Scaled(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+    scaled += "        self.scale = nn.Parameter(torch.ones(1))\n\n    def forward(self, x):\n"
+    scaled += "        return self.scale * x[:, :3]\n"
+    site.write_text(own.replace(net, "Scaled()") + scaled)
+    deployed(file, tmp_path / "out", rounds=2)
+    simulated(file, tmp_path / "sim", rounds=2)
+    for label in ("SCAFFOLD", "FedNova"):
+        assert not any(record["rejected"] for record in records(tmp_path / "out", label))
+        assert_same(tmp_path / "sim", tmp_path / "out", label)

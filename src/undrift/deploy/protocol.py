@@ -225,7 +225,7 @@ def _sorted(named: Named) -> tuple[dict[str, float], dict[str, Tensor]]:
     """The numbers, and the vectors."""
     numbers, vectors = {}, {}
     for name, value in named.items():
-        if isinstance(value, Tensor) and value.numel() > 1:
+        if isinstance(value, Tensor) and value.dim():
             vectors[name] = value
         elif value is None:
             raise UndriftError(f"{type(named).__name__} has nothing under {name!r} to send.")
