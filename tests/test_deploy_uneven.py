@@ -9,7 +9,10 @@ from deploying import SITE, Here, app
 from test_deploy import ASYNCHRONOUS, Killed, assert_same, deployed, records, simulated
 from undrift.deploy import loops
 from undrift.deploy.payloads import decode, encode
+from undrift.deploy.post import Arrival
+from undrift.deploy.server import serve
 from undrift.errors import UndriftError
+from undrift.runs.experiment import Experiment
 
 
 def asynchronous(folder, label):
@@ -228,3 +231,21 @@ def test_a_model_of_one_parameter_is_a_vector_too(tmp_path):
     for label in ("SCAFFOLD", "FedNova"):
         assert not any(record["rejected"] for record in records(tmp_path / "out", label))
         assert_same(tmp_path / "sim", tmp_path / "out", label)
+
+
+def test_the_trouble_of_a_site_that_is_waited_for_is_told(tmp_path):
+    file, told = app(tmp_path / "app"), []
+    post = Here(file, tmp_path / "state")
+    send = post.send
+
+    def troubled(site, request, seconds, most):
+        if site == "b" and not told[-1:] == [["b (its process died)"]]:
+            post.asked.append(site)
+            ticket = str(len(post.asked) - 1)
+            post._arrived.put(Arrival(ticket, trouble="its process died"))
+            return ticket
+        return send(site, request, seconds, most)
+
+    post.send = troubled
+    serve(Experiment.load(file, {"rounds": 1}), tmp_path / "out", post, waiting=told.append)
+    assert ["b (its process died)"] in told

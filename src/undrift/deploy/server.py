@@ -160,9 +160,10 @@ def meet(experiment: Experiment, folder: Path, post: Post, waiting: Waiting) -> 
             return met
         sites = sites_of(experiment)
         said: dict[str, Mapping[str, Any]] = {}
+        trouble: dict[str, str] = {}
         hello = encode({"kind": HELLO, "experiment": facts(experiment)}, {})
         while missing := [site for site in sites if site not in said]:
-            waiting(missing)
+            waiting([f"{s} ({trouble[s]})" if s in trouble else s for s in missing])
             there = [site for site in missing if site in post.sites()]
             tickets = {post.send(site, hello, ANSWER, SLACK): site for site in there}
             while tickets:
@@ -172,6 +173,8 @@ def meet(experiment: Experiment, folder: Path, post: Post, waiting: Waiting) -> 
                 site = tickets.pop(arrival.ticket, "")
                 if site and arrival.trouble is None:
                     said[site] = _introduction(site, arrival.data)
+                elif site:
+                    trouble[site] = str(arrival.trouble)
             if not there:
                 time.sleep(LOOK)
         waiting([])
