@@ -239,7 +239,7 @@ def test_the_trouble_of_a_site_that_is_waited_for_is_told(tmp_path):
     send = post.send
 
     def troubled(site, request, seconds, most):
-        if site == "b" and not told[-1:] == [["b (its process died)"]]:
+        if site == "b" and told[-1:] != [["b (its process died)"]]:
             post.asked.append(site)
             ticket = str(len(post.asked) - 1)
             post._arrived.put(Arrival(ticket, trouble="its process died"))
