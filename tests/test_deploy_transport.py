@@ -300,6 +300,9 @@ def test_a_local_deployment_goes_on_with_its_sites(tmp_path, silent, monkeypatch
     assert [name for name, _ in started] == [name for name, _ in began] == ["a", "b"]
     served_at = silent[-1][3]
     assert {where for _, where in started} == {f"127.0.0.1:{served_at}"}
+    (out / "flower" / "superlink.json").write_text('{"port": 50123}')  # it was killed
+    running.resume_server(running.Experiment.load(out / "experiment.toml"), out)
+    assert silent[-1][3] == 50123
 
 
 def test_a_site_that_ends_is_said_with_its_reason(tmp_path, monkeypatch):

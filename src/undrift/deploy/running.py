@@ -124,12 +124,7 @@ def resume_server(
     """Go on with a deployment where its server was stopped; sites that it had started come too."""
     found = read_json(folder / CONNECTION)
     if found.get("sites"):
-        from undrift.deploy.flower.session import LEFT
-
-        left = (folder / "flower" / LEFT).is_file()  # a SuperLink, which is at this port
-        return _all_here(
-            experiment, folder, found["port"] if left else free_port(), watcher, waiting
-        )
+        return _all_here(experiment, folder, watcher, waiting)
     certs = None if found["certs"] is None else Path(found["certs"])
     return run_server(experiment, folder, found["host"], found["port"], certs, watcher, waiting)
 
@@ -222,13 +217,17 @@ def run_here(
         )
         names = names[:sites]
         experiment = experiment.with_settings({"data.sites": names})
-    return _all_here(experiment, folder, free_port(), watcher, waiting)
+    return _all_here(experiment, folder, watcher, waiting)
 
 
 def _all_here(
-    experiment: Experiment, folder: Path, port: int, watcher: Watcher | None, waiting: Waiting
+    experiment: Experiment, folder: Path, watcher: Watcher | None, waiting: Waiting
 ) -> list[Outcome]:
+    from undrift.deploy.flower.session import LEFT
+
     _require_ready(experiment)
+    left = folder / "flower" / LEFT  # the SuperLink of a server that was killed stays where it is
+    port = int(read_json(left)["port"]) if left.is_file() else free_port()
     names = sites_of(experiment)
     file, own = folder / "app.toml", folder / "sites"
     with _held(experiment, folder, "127.0.0.1", port, sites=names):

@@ -133,8 +133,9 @@ def die_with_parent() -> None:
     """Have this process end when the one that started it does, however that ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-    if os.environ.get(PARENT, str(os.getppid())) != str(os.getppid()):
-        sys.exit(1)  # it ended before this one could ask
+        parent = str(os.getppid())
+        if os.environ.get(PARENT, parent) != parent:
+            sys.exit(1)  # it ended before this one could ask
 
 
 def free_port(besides: int | None = None) -> int:
