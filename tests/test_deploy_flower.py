@@ -1,5 +1,6 @@
 """Deployments for real: SuperLink, SuperNodes and sites as processes, over loopback."""
 
+import json
 import os
 import shutil
 import signal
@@ -183,6 +184,30 @@ def test_a_server_that_is_killed_ends_as_if_it_had_not_been(tmp_path):
     assert_same(tmp_path / "sim", out, "SCAFFOLD", tolerance=1e-5)
 
 
+def test_a_local_deployment_loses_its_superlink_and_goes_on(tmp_path):
+    """The server says so, refuses a second one while it is there, and starts its sites again."""
+    file = app(tmp_path / "app")
+    file.write_text(file.read_text().replace("rounds = 5", "rounds = 12") + ONCE)
+    out = tmp_path / "out"
+    local = [sys.executable, "-m", "undrift", "deploy", "local", str(file), "--out", str(out)]
+    running = subprocess.Popen(local, start_new_session=True, stderr=subprocess.PIPE, text=True)
+    try:
+        wait(lambda: committed(out, "FedAvg") >= 2)
+        second = called("resume", str(out), "--quiet", cwd=tmp_path)
+        assert "Another process is running in" in second.stderr
+        assert running.poll() is None
+        os.kill(json.loads((out / "flower" / "superlink.json").read_text())["process"], 9)
+        _, words = running.communicate(timeout=60)
+    finally:
+        stop([running])
+    assert "The connection to the SuperLink is lost" in " ".join(words.split())
+    assert "Traceback" not in words
+    assert committed(out, "FedAvg") < 13
+    done = command("resume", str(out), "--quiet", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert committed(out, "FedAvg") == 13
+
+
 def test_the_apps_run_by_flowers_own_means(tmp_path):
     """A plain SuperLink, plain SuperNodes, and `flwr run`, as the guide says."""
     file = app(tmp_path / "app")
@@ -241,9 +266,12 @@ def test_with_certificates_only_those_who_have_a_key_get_in(tmp_path):
                     file, "c", address, tmp_path / "elsewhere", tmp_path / "alien" / "sites"
                 ),
             ]
-            wait(lambda: "2004" in _said(tmp_path / "unregistered"), what="let in without a key")
             wait(
-                lambda: "CERTIFICATE_VERIFY_FAILED" in _said(tmp_path / "elsewhere"),
+                lambda: "does not know this site's key" in _said(tmp_path / "unregistered"),
+                what="let in without a key",
+            )
+            wait(
+                lambda: "is not of this site's CA" in _said(tmp_path / "elsewhere"),
                 what="trusted another CA",
             )
             # Whoever is not the server may not start runs or register keys.

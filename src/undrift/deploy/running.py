@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from undrift.deploy.flower.surroundings import free_port, require_flower, stop
-from undrift.deploy.server import require_deployable, serve, sites_of
+from undrift.deploy.certificates import require_site
+from undrift.deploy.flower.surroundings import (
+    PARENT,
+    free_port,
+    last_words,
+    require_flower,
+    stop,
+)
+from undrift.deploy.server import DEPLOYMENT, require_deployable, serve, sites_of
 from undrift.deploy.site import Site
 from undrift.errors import UndriftError, require
 from undrift.runs.execution import Outcome, Watcher
 from undrift.runs.experiment import Experiment
-from undrift.runs.folder import read_json, write_json
+from undrift.runs.folder import alone_in, read_json, write_json
+from undrift.runs.planning import claim
 
 CONNECTION = "connection.json"
-"""Where the server of a run folder listens."""
+"""Where the server of a run folder listens, and which sites it starts itself."""
 HERE = ("127.0.0.1", "localhost", "::1")
 
 Waiting = Callable[[Collection[str]], None]
@@ -40,8 +49,8 @@ def run_server(
     waiting: Waiting = lambda sites: None,
 ) -> list[Outcome]:
     """Start a SuperLink, and run an experiment with the sites that come."""
-    require_flower()
-    require_deployable(experiment)
+    _require_ready(experiment)
+    host = host.strip("[]")
     require(
         certs is not None or host in HERE,
         f"Without certificates a server may listen on this machine only, and {host!r} is open to "
@@ -49,12 +58,50 @@ def run_server(
     )
     if certs is not None:
         certs = _checked(certs, ("ca.crt", "server.pem", "server.key", "secret"), "server")
+    with _held(experiment, folder, host, port, certs):
+        return _serve(experiment, folder, host, port, certs, watcher, waiting)
+
+
+def _require_ready(experiment: Experiment) -> None:
+    require_flower()
+    require_deployable(experiment)
+    for name in sites_of(experiment):
+        require_site(name)
+
+
+@contextmanager
+def _held(
+    experiment: Experiment,
+    folder: Path,
+    host: str,
+    port: int,
+    certs: Path | None = None,
+    sites: Sequence[str] | None = None,
+) -> Iterator[None]:
+    """Have a run folder for as long as its server lives, and write down how to go on there."""
+    claim(experiment, folder)
+    require(
+        is_deployed(folder) or (folder / DEPLOYMENT).is_file() or not any(folder.glob("*/seed-*")),
+        f"{folder} has the runs of a simulation: choose another folder with --out.",
+    )
+    with alone_in(folder / "flower"):
+        found = {"host": host, "port": port, "certs": None if certs is None else str(certs)}
+        write_json(folder / CONNECTION, {**found, "sites": None if sites is None else list(sites)})
+        yield
+
+
+def _serve(
+    experiment: Experiment,
+    folder: Path,
+    host: str,
+    port: int,
+    certs: Path | None,
+    watcher: Watcher | None,
+    waiting: Waiting,
+) -> list[Outcome]:
     from undrift.deploy.flower.post import FlowerPost
     from undrift.deploy.flower.session import SuperLink
 
-    folder.mkdir(parents=True, exist_ok=True)
-    found = {"host": host, "port": port, "certs": None if certs is None else str(certs)}
-    write_json(folder / CONNECTION, found)
     with (
         SuperLink(folder / "flower", host, port, certs) as link,
         link.grid() as grid,
@@ -74,8 +121,10 @@ def resume_server(
     watcher: Watcher | None = None,
     waiting: Waiting = lambda sites: None,
 ) -> list[Outcome]:
-    """Go on with a deployment where its server was stopped."""
+    """Go on with a deployment where its server was stopped; sites that it had started come too."""
     found = read_json(folder / CONNECTION)
+    if found.get("sites"):
+        return _all_here(experiment, folder, watcher, waiting)
     certs = None if found["certs"] is None else Path(found["certs"])
     return run_server(experiment, folder, found["host"], found["port"], certs, watcher, waiting)
 
@@ -90,15 +139,18 @@ def run_site(
     say: Callable[[str], None],
 ) -> None:
     """Be a site, until told to stop."""
-    require_flower()
-    require_deployable(experiment)
+    _require_ready(experiment)
+    require_site(name)
     host, _, port = superlink.rpartition(":")
+    host = host.strip("[]")
     require(
-        bool(host) and port.isdigit(),
-        f"The SuperLink's address is {superlink!r}, but must be like host:8000.",
+        bool(host) and port.isdecimal() and 1 <= int(port) <= 65535,
+        f"The SuperLink's address is {superlink!r}, but must be like host:8000, with a port from 1 "
+        f"to 65535.",
     )
+    superlink = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     require(
-        certs is not None or host.strip("[]") in HERE,
+        certs is not None or host in HERE,
         f"Without certificates a site may only be on its server's machine, and {host!r} is "
         f"elsewhere: give --certs.",
     )
@@ -137,7 +189,12 @@ def start_site(
         command += ["--certs", str(certs / name)]
     with (own / "site.log").open("ab") as log:
         return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, PARENT: str(os.getpid())},
+            start_new_session=True,
         )
 
 
@@ -149,9 +206,8 @@ def run_here(
     waiting: Waiting = lambda sites: None,
 ) -> list[Outcome]:
     """A server and its sites on this machine, over loopback; they are gone afterwards."""
-    require_flower()
     experiment = Experiment.load(experiment_of(app))
-    require_deployable(experiment)
+    _require_ready(experiment)
     names = sites_of(experiment)
     if sites is not None:
         require(
@@ -161,22 +217,33 @@ def run_here(
         )
         names = names[:sites]
         experiment = experiment.with_settings({"data.sites": names})
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "app.toml"
-    experiment.write(file)
-    port = free_port()
-    with sites_here(file, names, f"127.0.0.1:{port}", folder / "sites") as processes:
+    return _all_here(experiment, folder, watcher, waiting)
 
-        def look(missing: Collection[str]) -> None:
-            waiting(missing)
-            for name, process in zip(names, processes, strict=True):
-                if process.poll() is not None:
-                    said = (folder / "sites" / name / "site.log").read_text("utf-8", "replace")
-                    raise UndriftError(
-                        f"The site {name!r} ended: {said.strip().splitlines()[-1] if said else ''}"
-                    )
 
-        return run_server(experiment, folder, "127.0.0.1", port, None, watcher, look)
+def _all_here(
+    experiment: Experiment, folder: Path, watcher: Watcher | None, waiting: Waiting
+) -> list[Outcome]:
+    from undrift.deploy.flower.session import LEFT
+
+    _require_ready(experiment)
+    left = folder / "flower" / LEFT  # the SuperLink of a server that was killed stays where it is
+    port = int(read_json(left)["port"]) if left.is_file() else free_port()
+    names = sites_of(experiment)
+    file, own = folder / "app.toml", folder / "sites"
+    with _held(experiment, folder, "127.0.0.1", port, sites=names):
+        experiment.write(file)
+        with sites_here(file, names, f"127.0.0.1:{port}", own) as processes:
+
+            def look(missing: Collection[str]) -> None:
+                waiting(missing)
+                for name, process in zip(names, processes, strict=True):
+                    if process.poll() is not None:
+                        words = last_words(own / name / "site.log")
+                        raise UndriftError(
+                            f"The site {name!r} ended: {words or 'it did not say why.'}"
+                        )
+
+            return _serve(experiment, folder, "127.0.0.1", port, None, watcher, look)
 
 
 def _checked(certs: Path, files: Sequence[str], what: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from undrift.deploy.flower.surroundings import (
     free_port,
     last_lines,
     look_often,
+    said,
     start,
     stop,
 )
@@ -26,6 +28,18 @@ IDLE = 0.5
 """The most seconds that a SuperNode sleeps."""
 AGAIN = 5.0
 """Seconds after which a SuperNode that ended is started again."""
+PATIENCE = 5.0
+"""Seconds after which it is said that the server cannot be reached."""
+CAUSES = {
+    "ismatch, certificate is not valid": "the server's certificate is not for the name or address "
+    "by which it is called here",
+    "CERTIFICATE_VERIFY_FAILED": "the server's certificate is not of this site's CA",
+    "[SSL": "the server does not answer with TLS as it should",
+    "code: 2004": "the server does not know this site's key, or has not noticed yet that the "
+    "connection before this one has ended",
+    "401 Unauthorized": "the server does not know this site's key",
+}
+"""What a SuperNode says before it ends, and what it means."""
 
 Say = Callable[[str], None]
 
@@ -70,6 +84,12 @@ class Node:
         self._log = folder / "supernode.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._started = float("-inf")
+        self._since = 0
+        """where what the SuperNode says begins in its log"""
+        self._looked = 0
+        """how long the log was at the last look"""
+        self._unreached = False
+        """whether it was said that the server cannot be reached"""
 
     def serve(self, stopped: Callable[[], bool]) -> None:
         """Do what the server asks for, until told to stop."""
@@ -102,14 +122,12 @@ class Node:
         which is about to listen at its own.
         """
         if self._process is not None and self._process.poll() is None:
+            self._see_to_server()
             return
         if time.monotonic() - self._started < AGAIN:
             return
         if self._process is not None:
-            self._say(
-                f"The SuperNode ended ({last_lines(self._log) or 'without a word'}): it is started "
-                f"again."
-            )
+            self._say(f"The SuperNode ended ({self._why()}): it is started again.")
         self._port = free_port(besides=int(self._superlink.rpartition(":")[2]))
         self._hang_up()
         self._client = runtime_client(f"127.0.0.1:{self._port}", None, self._secret)
@@ -122,8 +140,40 @@ class Node:
             arguments += ["--root-certificates", str(self._certs / "ca.crt")]
             arguments += ["--auth-supernode-private-key", str(self._certs / "key")]
         around = environment(self._folder / "home")
+        self._since = self._looked = self._length()
         self._process = start("undrift.deploy.flower.supernode", arguments, self._log, around)
         self._started = time.monotonic()
+
+    def _why(self) -> str:
+        """Why the SuperNode ended."""
+        words = " ".join(said(self._log, self._since))
+        for sign, cause in CAUSES.items():
+            if sign in words:
+                return cause
+        return last_lines(self._log, since=self._since) or "without a word"
+
+    def _see_to_server(self) -> None:
+        """Say once that the server cannot be reached, which a SuperNode tries for ever."""
+        length = self._length()
+        if length == self._looked or time.monotonic() - self._started < PATIENCE:
+            return
+        self._looked = length
+        if "Connection attempt failed" not in last_lines(self._log, 1, self._since):
+            return
+        host, _, port = self._superlink.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), 2).close()
+            self._unreached = False
+        except OSError as error:
+            if not self._unreached:
+                self._say(
+                    f"The server cannot be reached at {self._superlink} "
+                    f"({error.strerror or error}): it is tried again and again."
+                )
+            self._unreached = True
+
+    def _length(self) -> int:
+        return self._log.stat().st_size if self._log.is_file() else 0
 
     def _one(self) -> bool:
         """Answer a request, if there is one."""
@@ -152,7 +202,6 @@ class Node:
         Flower's own code that comes with a request is left alone: nothing of it is run.
         """
         from flwr.common.constant import SubStatus
-        from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
         from flwr.supercore.interceptors import (
             RuntimeTokenHttpInterceptor,
             RuntimeVersionHttpInterceptor,
@@ -164,6 +213,7 @@ class Node:
             push_task_output,
         )
 
+        from undrift.deploy.flower.beating import beating
         from undrift.deploy.flower.letters import opened, reply
 
         client = RuntimeHttpClient.from_server_address(
@@ -175,13 +225,10 @@ class Node:
                 RuntimeTokenHttpInterceptor(token),
             ],
         )
-        beat = HeartbeatSender(make_task_heartbeat_fn_http(client))
-        beat.start()
         try:
-            message, context, _, _ = pull_task_input(client)
-            push_message(client, reply(self.site.answer(opened(message)), message), context)
+            with beating(client):
+                message, context, _, _ = pull_task_input(client)
+                push_message(client, reply(self.site.answer(opened(message)), message), context)
             push_task_output(client, context, SubStatus.COMPLETED, "")
         finally:
-            if beat.is_running:
-                beat.stop()
             client.close()

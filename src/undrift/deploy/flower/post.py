@@ -5,12 +5,14 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from undrift.deploy.flower.letters import letter, opened
+from undrift.deploy.flower.answers import fetch
+from undrift.deploy.flower.letters import letter
 from undrift.deploy.payloads import Refused, decode, encode
 from undrift.deploy.post import Arrival, Post
 from undrift.deploy.protocol import SLACK, WHO
@@ -22,8 +24,8 @@ FRESH = 0.5
 """For so many seconds it is taken for granted who is there."""
 ASKED = 30.0
 """Seconds in which a node says which site it is."""
-TROUBLE = {3: "no answer", 4: "no answer", 5: "gone", 8: "its process died"}
-"""What Flower's errors mean."""
+GONE = 600.0
+"""Seconds after which a node that went away is a stranger."""
 
 
 @dataclass
@@ -34,6 +36,8 @@ class _Node:
     """the ticket of the question who it is"""
     again: float = 0.0
     """when to ask again"""
+    seen: float = 0.0
+    """when it was there the last time"""
 
 
 class FlowerPost(Post):
@@ -51,11 +55,11 @@ class FlowerPost(Post):
         self._grid = grid
         self._arrived: queue.Queue[Arrival] = queue.Queue()
         self._stop = threading.Event()
-        self._forgotten: set[str] = set()
+        self._open: set[str] = set()
+        """tickets whose answer somebody waits for"""
         self._nodes: dict[int, _Node] = {}
         self._there: dict[str, int] = {}
         self._looked = float("-inf")
-        self._lock = threading.Lock()
         self._broken: BaseException | None = None
 
     def __enter__(self) -> Self:
@@ -79,29 +83,25 @@ class FlowerPost(Post):
         self.sites()
         node = self._there.get(site)
         if node is None:
-            ticket = f"away {site} {time.monotonic_ns()}"
-            self._arrived.put(Arrival(ticket, trouble="away"))
-            return ticket
-        return self._send(node, request, seconds)
+            return self._in_vain("away", site)
+        return self._send(node, request, seconds, most)
 
     def next(self, seconds: float) -> Arrival | None:
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             if self._broken is not None:
-                raise UndriftError(
-                    f"The connection to the SuperLink is lost ({first_line(self._broken)}); "
-                    f"undrift resume goes on from the last round."
-                ) from self._broken
+                raise _lost(self._broken) from self._broken
             try:
                 arrival = self._arrived.get(timeout=min(left, 0.5))
             except queue.Empty:
                 continue
-            if not self._introduced(arrival) and arrival.ticket not in self._forgotten:
+            if arrival.ticket in self._open and not self._introduced(arrival):
+                self._open.discard(arrival.ticket)
                 return arrival
         return None
 
     def forget(self, ticket: str) -> None:
-        self._forgotten.add(ticket)
+        self._open.discard(ticket)
 
     # Who is there
 
@@ -109,16 +109,25 @@ class FlowerPost(Post):
         """See which nodes are there, and ask those who they are that are not known yet."""
         self._take_introductions()
         present = {}
-        for info in self._grid.get_nodes():
+        with _connected():
+            there = self._grid.get_nodes()
+        for info in there:
             node = self._nodes.setdefault(info.node_id, _Node())
+            node.seen = time.monotonic()
             if info.public_key and info.name:
                 node.site = info.name
             elif node.site is None and not node.asked and time.monotonic() > node.again:
-                node.asked = self._send(info.node_id, encode({"kind": WHO}, {}), ASKED)
+                node.asked = self._send(info.node_id, encode({"kind": WHO}, {}), ASKED, SLACK)
             if node.site is not None:
                 present[info.node_id] = (node.site, str(info.last_activated_at))
         newest = sorted(present.items(), key=lambda each: each[1][1])
         self._there = {site: node for node, (site, _) in newest}  # of two, the one that came last
+        self._drop_the_gone()
+
+    def _drop_the_gone(self) -> None:
+        before = time.monotonic() - GONE
+        for number in [number for number, node in self._nodes.items() if node.seen < before]:
+            self.forget(self._nodes.pop(number).asked)
 
     def _take_introductions(self) -> None:
         """What nodes said of themselves, among the answers that are there."""
@@ -137,6 +146,7 @@ class FlowerPost(Post):
         """Whether an answer is that of a node that was asked who it is."""
         for node in self._nodes.values():
             if node.asked == arrival.ticket:
+                self.forget(arrival.ticket)
                 node.asked, node.again = "", time.monotonic() + 2
                 try:
                     values, _ = decode(arrival.data, SLACK)
@@ -149,41 +159,57 @@ class FlowerPost(Post):
 
     # Messages
 
-    def _send(self, node: int, request: bytes, seconds: float) -> str:
-        (ticket,) = self._grid.push_messages([letter(request, node, max(seconds, 1.0))])
+    def _send(self, node: int, request: bytes, seconds: float, most: int) -> str:
+        with _connected():
+            (ticket,) = self._grid.push_messages([letter(request, node, max(seconds, 1.0))])
         if not ticket:
-            ticket = f"gone {node} {time.monotonic_ns()}"
-            self._arrived.put(Arrival(ticket, trouble="gone"))
-            return ticket
+            return self._in_vain("gone", node)
+        self._open.add(ticket)
         ends = time.monotonic() + seconds + 5
-        threading.Thread(target=self._await, args=(ticket, ends), daemon=True).start()
+        threading.Thread(target=self._await, args=(ticket, ends, most), daemon=True).start()
         return ticket
 
-    def _await(self, ticket: str, ends: float) -> None:
+    def _in_vain(self, trouble: str, whom: object) -> str:
+        """The ticket of a request that is not sent."""
+        ticket = f"{trouble} {whom} {time.monotonic_ns()}"
+        self._open.add(ticket)
+        self._arrived.put(Arrival(ticket, trouble=trouble))
+        return ticket
+
+    def _await(self, ticket: str, ends: float, most: int) -> None:
         """Wait for one answer: an upload that takes long must not hold up another."""
-        while not self._stop.wait(POLL):
-            if ticket in self._forgotten:
-                return
+        import httpx
+
+        while not self._stop.wait(POLL) and ticket in self._open:
             if time.monotonic() > ends:
                 self._arrived.put(Arrival(ticket, trouble="no answer"))
                 return
             try:
-                found = list(self._grid.pull_messages([ticket]))
-            except ConnectionError as error:
+                found = fetch(self._grid, ticket, most)
+            except (ConnectionError, httpx.TransportError) as error:
                 self._broken = error
                 return
             except Exception as error:  # a malformed answer is one node's fault, not ours
                 self._arrived.put(Arrival(ticket, trouble=f"unreadable ({first_line(error)})"))
                 return
-            if found:
-                self._arrived.put(_arrival(ticket, found[0]))
+            if found is not None:
+                self._arrived.put(found)
                 return
 
 
-def _arrival(ticket: str, message: Any) -> Arrival:
-    if message.has_error():
-        code = message.error.code
-        return Arrival(
-            ticket, trouble=TROUBLE.get(code, f"failed: {str(message.error.reason)[:200]}")
-        )
-    return Arrival(ticket, opened(message))
+@contextmanager
+def _connected() -> Iterator[None]:
+    """Say in a sentence that the SuperLink is gone."""
+    import httpx
+
+    try:
+        yield
+    except (ConnectionError, httpx.HTTPError) as error:
+        raise _lost(error) from error
+
+
+def _lost(error: BaseException) -> UndriftError:
+    return UndriftError(
+        f"The connection to the SuperLink is lost ({first_line(error)}); "
+        f"undrift resume goes on from the last round."
+    )

@@ -6,22 +6,25 @@ import hashlib
 import json
 import os
 import secrets
+import socket
 import ssl
 import subprocess
 import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from undrift.deploy.flower.beating import beating
 from undrift.deploy.flower.superlink import ALIVE, HEADER, TOKEN
 from undrift.deploy.flower.surroundings import (
     end_process,
     environment,
     last_lines,
     look_often,
+    spoken_to_directly,
     start,
     stop,
 )
@@ -34,6 +37,10 @@ BEAT = 5.0
 PATIENCE = 120.0
 """Seconds for which a lost connection is tried again."""
 APP = Path(__file__).parent / "app"
+LEFT = "superlink.json"
+"""Where a server says which SuperLink it started; gone when it ended it."""
+OWN = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Where those who listen at every address are found."""
 
 
 class Lost(ConnectionError):
@@ -60,18 +67,20 @@ class SuperLink:
     def __init__(self, folder: Path, host: str, port: int, certs: Path | None = None):
         self.folder = folder
         self.port = port
-        self.host = "127.0.0.1" if host in ("0.0.0.0", "") else host
-        self._bind = host
+        self._bind = host.strip("[]")
+        self.host = OWN.get(self._bind, self._bind)
         self._certs = certs
         self._token = secrets.token_hex(16)
         self._process: subprocess.Popen[bytes] | None = None
+        self._taken_over: int | None = None
+        """the process of a SuperLink that was left behind"""
         self._beating = threading.Event()
         self.log = folder / "superlink.log"
 
     @property
     def address(self) -> str:
         """Where this process finds it."""
-        return f"{self.host}:{self.port}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
     def ca(self) -> bytes | None:
@@ -87,9 +96,14 @@ class SuperLink:
         self.folder.mkdir(parents=True, exist_ok=True)
         if self._certs is None:
             write_secret(self.secret)
+        os.environ.update(spoken_to_directly(os.environ, self.host))
         self._beat()
-        if not self._adopted():
-            self._start()
+        try:
+            if not self._adopted():
+                self._start()
+        except BaseException:
+            self._beating.set()
+            raise
         try:
             if self._certs is not None:
                 self._register(self._certs / "sites")
@@ -99,6 +113,7 @@ class SuperLink:
         return self
 
     def _start(self) -> None:
+        self._require_free()
         arguments = ["--host", self._bind, "--port", str(self.port), "--isolation", "process"]
         arguments += ["--database", str(self.folder / "superlink.db")]
         arguments += ["--superexec-auth-secret-file", str(self.secret)]
@@ -127,13 +142,13 @@ class SuperLink:
         self._beating.set()
         if self._process is not None:
             stop([self._process])
-        else:
-            end_process(int(json.loads(self._left.read_text("utf-8"))["process"]))
+        elif self._taken_over is not None:
+            end_process(self._taken_over)
         self._left.unlink(missing_ok=True)
 
     @property
     def _left(self) -> Path:
-        return self.folder / "superlink.json"
+        return self.folder / LEFT
 
     @property
     def _alive(self) -> Path:
@@ -144,7 +159,8 @@ class SuperLink:
 
         def beat() -> None:
             while True:
-                self._alive.touch()
+                with suppress(OSError):  # somebody removed the folder
+                    self._alive.touch()
                 if self._beating.wait(BEAT):
                     return
 
@@ -162,24 +178,45 @@ class SuperLink:
         try:
             left = json.loads(self._left.read_text("utf-8"))
             require(left["port"] == self.port, "It listens elsewhere.")
-            mine, self._token = self._token, left["token"]
-        except (OSError, ValueError, KeyError, UndriftError):
+            process, token = int(left["process"]), str(left["token"])
+        except (OSError, ValueError, TypeError, KeyError, UndriftError):
             return False
+        mine, self._token = self._token, token
         try:
             with self._control() as control:
                 for number, run in control.ListRuns(ListRunsRequest()).run_dict.items():
                     if run.status.status != Status.FINISHED:
                         control.StopRun(StopRunRequest(run_id=number))
+            self._taken_over = process
             return True
         except Exception:  # it is gone, or another one
             self._token = mine
             return False
+
+    def _require_free(self) -> None:
+        """Refuse an address that another process has, or that is not this machine's."""
+        try:
+            where = (self._bind or None, self.port)
+            found = socket.getaddrinfo(*where, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            family, kind, protocol, _, address = found[0]
+            with socket.socket(family, kind, protocol) as one:
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                one.bind(address)
+        except OSError as error:
+            raise UndriftError(
+                f"The server cannot listen at {self._bind or 'any address'}, port {self.port} "
+                f"({error.strerror or error}): choose another --port or --host, or stop who is "
+                f"there."
+            ) from error
 
     def _await(self) -> None:
         assert self._process is not None
         kind, context = "http", None
         if self._certs is not None:
             kind, context = "https", ssl.create_default_context(cafile=self._certs / "ca.crt")
+        own = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+        )
         until = time.monotonic() + READY
         while time.monotonic() < until:
             require(
@@ -187,10 +224,16 @@ class SuperLink:
                 f"The SuperLink ended at once: {last_lines(self.log)}",
             )
             try:
-                url = f"{kind}://{self.address}/health"
-                with urllib.request.urlopen(url, timeout=2, context=context):
+                with own.open(f"{kind}://{self.address}/health", timeout=2):
                     return
-            except OSError:
+            except OSError as error:
+                why = getattr(error, "reason", error)
+                if isinstance(why, ssl.SSLCertVerificationError):
+                    raise UndriftError(
+                        f"The certificate in {self._certs} does not fit {self.host} "
+                        f"({why.verify_message.rstrip('.')}): make one by undrift deploy certs "
+                        f"with --host {self.host}."
+                    ) from error
                 time.sleep(0.1)
         raise UndriftError(f"The SuperLink did not start within {READY:.0f} seconds.")
 
@@ -229,25 +272,23 @@ class SuperLink:
         from flwr.common.constant import SubStatus
         from flwr.common.serde import run_from_proto
         from flwr.proto.runtime_pb2 import PullTaskInputRequest, PushTaskOutputRequest
-        from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
         from flwr.supercore.task_identity import TaskIdentity
         from flwr.superlink.grid import HttpGrid
 
         look_often()
         run = self._start_run()
         grid = HttpGrid(self.address, self.ca is None, self.ca, token=self._acquired(run))
-        grid._retry_invoker.should_giveup = _gives_up
+        grid._retry_invoker.should_giveup = self._gives_up
         grid._retry_invoker.max_time = PATIENCE
         found = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
         TaskIdentity.task_id = found.task_id
         TaskIdentity.run_id = found.run.run_id
         TaskIdentity.node_id = found.context.node_id
         grid.set_run(run_from_proto(found.run))
-        beat = HeartbeatSender(make_task_heartbeat_fn_http(grid._runtime_client))
-        beat.start()
         status = SubStatus.FAILED
         try:
-            yield grid
+            with beating(grid._runtime_client):
+                yield grid
             status = SubStatus.COMPLETED
         finally:
             grid._retry_invoker.max_tries = 1
@@ -256,9 +297,13 @@ class SuperLink:
                 grid._runtime_client.PushTaskOutput(over)
             except Exception:
                 pass  # it is over in any case, and the SuperLink notices within a minute
-            if beat.is_running:
-                beat.stop()
             grid.close()
+
+    def _gives_up(self, error: Exception) -> bool:
+        """Whether a request that failed is not tried again."""
+        if self._process is not None and self._process.poll() is not None:
+            raise Lost("it has ended") from error
+        return _gives_up(error)
 
     def _start_run(self) -> int:
         from flwr.cli.build import build_fab_from_disk

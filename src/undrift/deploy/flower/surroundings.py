@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -18,6 +19,10 @@ from undrift.errors import UndriftError
 
 GRACE = 8.0
 """Seconds in which a process may end by itself."""
+PARENT = "UNDRIFT_PARENT"
+"""What the environment says: which process started this one."""
+END = 64_000
+"""So many bytes at the end of what a process said are looked at."""
 
 
 def require_flower() -> None:
@@ -34,9 +39,9 @@ def require_flower() -> None:
 def quieten() -> None:
     """Have Flower tell nobody anything, and leave no files in the user's home.
 
-    It reads this when it is imported.
+    It reads this when it is imported. What is on this machine is spoken to without a proxy.
     """
-    os.environ.update(_SILENT)
+    os.environ.update(_SILENT | spoken_to_directly(os.environ))
     own = user_cache_path("undrift", appauthor=False) / "flower"
     os.environ.setdefault("FLWR_HOME", str(own))
 
@@ -48,6 +53,15 @@ _SILENT = {
     "FLWR_SUPERGRID_API_URL": "http://127.0.0.1:9",
     "FLWR_LOG_LEVEL": "WARNING",
 }
+
+
+def spoken_to_directly(around: Mapping[str, str], *hosts: str) -> dict[str, str]:
+    """The environment's word on proxies, with this machine and some hosts as exceptions."""
+    known = [around.get(name, "") for name in ("no_proxy", "NO_PROXY")]
+    every = [host.strip() for each in known for host in each.split(",") if host.strip()]
+    every += ["127.0.0.1", "localhost", "::1", *hosts]
+    together = ",".join(dict.fromkeys(every))
+    return {"NO_PROXY": together, "no_proxy": together}
 
 
 def look_often() -> None:
@@ -69,9 +83,7 @@ def environment(home: Path, **more: str) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         **more,
     }
-    local = "127.0.0.1,localhost"
-    own["NO_PROXY"] = ",".join(filter(None, (own.get("NO_PROXY"), local)))
-    return own
+    return own | spoken_to_directly(own)
 
 
 def start(
@@ -85,7 +97,7 @@ def start(
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=said,
-            env=dict(around),
+            env={**around, PARENT: str(os.getpid())},
             start_new_session=True,  # Ctrl-C is for us, who end it
         )
 
@@ -121,6 +133,9 @@ def die_with_parent() -> None:
     """Have this process end when the one that started it does, however that ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+        parent = str(os.getppid())
+        if os.environ.get(PARENT, parent) != parent:
+            sys.exit(1)  # it ended before this one could ask
 
 
 def free_port(besides: int | None = None) -> int:
@@ -133,10 +148,25 @@ def free_port(besides: int | None = None) -> int:
             return found
 
 
-def last_lines(log: Path, number: int = 3) -> str:
-    """The end of what a process said."""
+def said(log: Path, since: int = 0) -> list[str]:
+    """What matters of the end of what a process said: no colours, no blanks, no information."""
     try:
-        lines = log.read_text("utf-8", "replace").strip().splitlines()
+        with log.open("rb") as file:
+            file.seek(max(since, file.seek(0, os.SEEK_END) - END))
+            text = file.read().decode("utf-8", "replace")
     except OSError:
-        return ""
-    return " ".join(line.strip() for line in lines[-number:] if line.strip())[-400:]
+        return []
+    lines = (re.sub(r"\x1b\[[0-9;]*m", "", line).strip() for line in text.splitlines())
+    return [line for line in lines if line and not line.startswith("INFO")]
+
+
+def last_lines(log: Path, number: int = 3, since: int = 0) -> str:
+    """The end of what a process said."""
+    return " ".join(said(log, since)[-number:])[-400:]
+
+
+def last_words(log: Path) -> str:
+    """The error with which a process ended, or else the end of what it said."""
+    lines = said(log)
+    errors = [number for number, line in enumerate(lines) if line.lower().startswith("error")]
+    return " ".join(lines[errors[-1] :] if errors else lines[-3:])[:400]
