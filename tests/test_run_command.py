@@ -62,7 +62,12 @@ def test_an_experiment_runs_reports_and_is_done(place):
     assert done.returncode == 0, done.stderr
     assert "FedDyn, seed 1: finished" in done.stderr
     assert "undrift report out" in done.stderr
+    assert "nothing was run" not in done.stderr
     assert max(len(line) for line in done.stdout.splitlines()) <= 80
+    assert "test acc" in done.stdout  # two seeds and a validation part leave room for it
+    idle = called("run", "exp.toml", "--out", "out", cwd=place)
+    assert (idle.returncode, idle.stdout) == (0, done.stdout)
+    assert "is in out, so nothing was run now" in idle.stderr and "--out FOLDER" in idle.stderr
     out = place / "out"
     for label in ("FedAvg", "FedDyn"):
         for seed in (0, 1):
