@@ -106,6 +106,26 @@ def test_settings_only_one_method_and_json(place):
     assert not (place / "one" / "FedAvg").exists()
 
 
+def test_inspect_compares_gradients_at_the_model_of_the_file(place):
+    done = called("inspect", "exp.toml", cwd=place)
+    assert done.returncode == 0, done.stderr
+    assert "label distance" in done.stdout and "Gradients: B² = " in done.stdout
+    wide = called("inspect", "exp.toml", "--set", "objective=clients", cwd=place)
+    assert "(q by clients)" in wide.stdout.replace("\n", " ")
+    (place / "narrow.py").write_text(
+        "from torch import nn\n\ndef made():\n    return nn.Linear(5, 3)\n"
+    )
+    other = called("inspect", "exp.toml", "--set", "model={name='narrow.py:made'}", cwd=place)
+    assert other.returncode == 0, other.stderr
+    assert "label distance" in other.stdout and "Gradients" not in other.stdout
+    assert "Without B² and σ_g²: The model cannot take inputs" in other.stderr
+    slow = called(
+        "inspect", "exp.toml", "--set", "model={name='mlp',hidden=[9000,9000]}", cwd=place
+    )
+    assert slow.returncode == 0, slow.stderr
+    assert "try undrift advise exp.toml" in slow.stderr and "Gradients" not in slow.stdout
+
+
 def test_a_dry_run_runs_nothing(place):
     done = called("run", "exp.toml", "--dry-run", cwd=place)
     assert done.returncode == 0, done.stderr
