@@ -138,7 +138,7 @@ class Outcome:
     status: str
     reason: str | None
     folder: Path
-    before: bool = False
+    before: bool = field(default=False, compare=False)
     """it had ended before, so that nothing was done"""
 
 
