@@ -3,7 +3,8 @@
     python examples/fine_tuning.py
 
 A small network has learned the digits 0 to 4. Clients hold the digits 5 to 9, and train nothing but
-a new head. Needs scikit-learn, which brings the digits: pip install 'undrift[data]'.
+a new head. Needs scikit-learn, which brings the digits; in a clone:
+pip install -c constraints.txt '.[data]'.
 """
 
 import torch

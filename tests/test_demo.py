@@ -63,3 +63,9 @@ def test_the_command_says_where_its_time_went(tmp_path):
     shares = [float(share) for share in rows.values()]
     assert sum(shares[:-1]) == pytest.approx(100, abs=1)
     assert max(len(line) for line in done.stdout.splitlines()) <= 80
+
+
+def test_a_page_of_another_name_is_refused_before_the_work(tmp_path):
+    done = called("demo", "--report", "page", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "The page page must end in .html." in done.stderr

@@ -131,7 +131,14 @@ REFUSED = [
     ([npz("a.npz", x=X, y=Y), npz("b.npz", x=X[:, :2], y=Y)], "client 'b' have shape [2]"),
     ([npz("a.npz", x=X[:0], y=Y[:0])], "a.npz has no samples"),
     ([npz("a.npz", x=X * np.nan, y=Y)], "inputs of client 'a' contain NaN or Inf"),
-    ([file("a.csv", b"a,label\n1,2\nnan,3\n")], "Line 3 of"),
+    (
+        [file("a.csv", b"a,label\n1,2\nnan,3\n")],
+        "has 'nan' in column 'a', which must be a finite number: fill it, or leave the row out",
+    ),
+    (
+        [file("a.csv", b"a,label\n1,2\n"), file("b.csv", b"a,label\n1,yes\n")],
+        "has 'yes' in column 'label', which must be a number; the targets of",
+    ),
     ([file("a.csv", b"a,a,label\n1,2,3\n")], "two columns named 'a'"),
     ([file("a.csv", b"a;label\n1;2\n")], "is it separated by ';'?"),
     ([file("a.csv", b"a,label\n1,yes\n")], "has words such as 'yes': give classes"),

@@ -37,7 +37,10 @@ MISTAKES = {
     "inputs": (lambda t: train(model=nn.Linear(5, 2)), "cannot take inputs of shape [2, 4]"),
     "bytes": (lambda t: train(data=clients(X.byte())), "x.float() / 255"),
     "classes": (lambda t: train(data=clients(y=Y + 3)), "labels go from 3 to 4"),
-    "float labels": (lambda t: train(data=clients(y=Y.float())), "whole numbers, targets.long()"),
+    "float labels": (
+        lambda t: train(data=clients(y=Y.float())),
+        "whole numbers: 1 and not 1.0 in a file",
+    ),
     "whole values": (lambda t: train(model=nn.Linear(4, 1)), "floating-point, targets.float()"),
     "squeezed": (
         lambda t: train(model=nn.Linear(4, 1), data=clients(y=Y.float())),
@@ -49,6 +52,8 @@ MISTAKES = {
     "no target": (lambda t: folder(t, "age,z\n3,0\n"), "name one of its columns 'age', 'z'"),
     "no folder": (lambda t: Data.from_folder(t / "nowhere"), "There is no folder"),
     "cohort": (lambda t: train(cohort=10), "there are only 3"),
+    "cohort of a file": (lambda t: train(cohort=10), 'sampling.kind = "weighted" in a file'),
+    "page": (lambda t: train().report(t / "page"), "page must end in .html"),
     "share": (lambda t: train(cohort=0.1), "whole number of at least 1"),
     "class": (lambda t: train(ud.FedAvg), "the class FedAvg, but must be a method such as"),
     "classes of methods": (lambda t: ud.compare([ud.FedAvg]), "make one, FedAvg(…)"),

@@ -8,6 +8,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import undrift as ud
 from made_up_runs import (
@@ -38,6 +39,7 @@ from undrift.report import (
 )
 from undrift.report.naming import main_metrics
 from undrift.report.tables import Over, final_table, saving, shown, target_table
+from undrift.report.terminal import final
 
 
 @pytest.fixture
@@ -204,6 +206,19 @@ def test_final_metrics_leave_out_what_diverged(tmp_path):
     ends = [records(np.random.default_rng(s), 10, 5)[-1].metrics["test_loss"] for s in (0, 2)]
     assert row.metrics["test_loss"].values == tuple(ends)
     assert row.metrics["test_loss"].missed == 1
+
+
+@pytest.mark.parametrize(
+    ("width", "metrics"),
+    [(60, "test acc"), (80, "objective test acc"), (120, "objective test loss test acc")],
+)
+def test_the_final_table_drops_accuracy_last(folder, width, metrics):
+    console = Console(width=width, color_system=None)
+    with console.capture() as capture:  # three seeds, and a virtual clock
+        console.print(final(read_runs(folder), width))
+    head, *rows = capture.get().splitlines()
+    assert " ".join(head.split()) == f"method seeds rounds {metrics} sent virtual"
+    assert len(rows) == 3 and not any("…" in row for row in rows)
 
 
 def test_csv_files_have_every_record_and_table(folder, tmp_path):

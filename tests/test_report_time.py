@@ -431,7 +431,7 @@ def test_summaries_have_the_virtual_time_where_there_is_one(folder):
     with console.capture() as capture:
         console.print(final(read_runs(folder)))
     lines = capture.get().splitlines()
-    assert lines[0].endswith("time") and lines[1].endswith("63 s") and lines[3].endswith("15 s")
+    assert lines[0].endswith("virtual") and lines[1].endswith("63 s") and lines[3].endswith("15 s")
     assert "test acc" in lines[0] and max(map(len, lines)) <= 80
 
 

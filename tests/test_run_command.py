@@ -62,7 +62,12 @@ def test_an_experiment_runs_reports_and_is_done(place):
     assert done.returncode == 0, done.stderr
     assert "FedDyn, seed 1: finished" in done.stderr
     assert "undrift report out" in done.stderr
+    assert "nothing was run" not in done.stderr
     assert max(len(line) for line in done.stdout.splitlines()) <= 80
+    assert "test acc" in done.stdout  # two seeds and a validation part leave room for it
+    idle = called("run", "exp.toml", "--out", "out", cwd=place)
+    assert (idle.returncode, idle.stdout) == (0, done.stdout)
+    assert "is in out, so nothing was run now" in idle.stderr and "--out FOLDER" in idle.stderr
     out = place / "out"
     for label in ("FedAvg", "FedDyn"):
         for seed in (0, 1):
@@ -99,6 +104,26 @@ def test_settings_only_one_method_and_json(place):
     assert lines[-1] == {"label": "FedDyn", "seed": 3, "status": "finished", "reason": None}
     assert "FedDyn(alpha=0.25)" in (place / "one" / "FedDyn" / "seed-3" / "run.json").read_text()
     assert not (place / "one" / "FedAvg").exists()
+
+
+def test_inspect_compares_gradients_at_the_model_of_the_file(place):
+    done = called("inspect", "exp.toml", cwd=place)
+    assert done.returncode == 0, done.stderr
+    assert "label distance" in done.stdout and "Gradients: B² = " in done.stdout
+    wide = called("inspect", "exp.toml", "--set", "objective=clients", cwd=place)
+    assert "(q by clients)" in wide.stdout.replace("\n", " ")
+    (place / "narrow.py").write_text(
+        "from torch import nn\n\ndef made():\n    return nn.Linear(5, 3)\n"
+    )
+    other = called("inspect", "exp.toml", "--set", "model={name='narrow.py:made'}", cwd=place)
+    assert other.returncode == 0, other.stderr
+    assert "label distance" in other.stdout and "Gradients" not in other.stdout
+    assert "Without B² and σ_g²: The model cannot take inputs" in other.stderr
+    slow = called(
+        "inspect", "exp.toml", "--set", "model={name='mlp',hidden=[9000,9000]}", cwd=place
+    )
+    assert slow.returncode == 0, slow.stderr
+    assert "try undrift advise exp.toml" in slow.stderr and "Gradients" not in slow.stdout
 
 
 def test_a_dry_run_runs_nothing(place):

@@ -282,6 +282,7 @@ def test_a_run_that_reached_its_target_is_over(tmp_path):
     assert (outcome.status, outcome.reason) == ("stopped", "train_loss reached 100")
     (again,) = run(tmp_path, methods=methods, target={"train_loss": 100.0})
     assert again == outcome
+    assert (outcome.before, again.before) == (False, True)
 
 
 def test_a_run_that_diverges_says_so_and_the_others_go_on(tmp_path):

@@ -52,6 +52,11 @@ class TestTeaching:
             )
             assert result.records[-1].metrics["test_accuracy"] > 0.5
 
+    def test_the_starter_file_names_no_other_file_and_says_what_a_sweep_needs(self):
+        assert "#:schema" not in starter()
+        *_, sweep, _ = starter().splitlines()
+        assert sweep.startswith("[sweep]") and "data.validation: uncomment it" in sweep
+
     def test_every_line_of_the_starter_file_is_explained(self):
         for line in starter().splitlines():
             if line and not line.startswith(

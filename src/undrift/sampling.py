@@ -73,7 +73,8 @@ class Uniform(Sampler):
         require(
             len(roster) >= self.K,
             f"The cohort has {self.K} clients, but there are only {len(roster)}: choose at most "
-            f"{len(roster)}, or ud.Weighted({self.K}) to draw with replacement.",
+            f'{len(roster)}, or draw with replacement: sampling.kind = "weighted" in a file, '
+            f"ud.Weighted({self.K}) in Python.",
         )
 
     def most(self, roster: Roster) -> int:

@@ -115,7 +115,12 @@ def task_for(
             loss is not None or shape == wanted,
             f"The model returns shape {shape}, but the targets have shape {wanted}: for "
             f"regression the two must be the same, so use targets[:, None] or .squeeze(-1)"
-            + ("; if they are classes, make them whole numbers, targets.long()." if many else "."),
+            + (
+                "; if they are classes, make them whole numbers: 1 and not 1.0 in a file, "
+                "targets.long() in Python."
+                if many
+                else "."
+            ),
         )
         means: dict[str, Loss] = {"absolute_error": absolute_errors} if loss is None else {}
         task = Task(F.mse_loss, {}, squared_errors, means)

@@ -41,11 +41,13 @@ def demo(
     before they have done their steps.
     """
     from undrift.demo import PARTS, run_demo
+    from undrift.report.page import require_page
     from undrift.stopwatch import Stopwatch, seconds_since_start
 
     console = Console()
     if not report.parent.is_dir():
         raise UndriftError(f"There is no folder {report.parent} for the report.")
+    require_page(report)
     if picture is not None:
         require_picture(picture)
     watch = Stopwatch()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from json import dumps
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -12,6 +13,12 @@ from rich.console import Console
 from undrift.cli import completing
 from undrift.cli.app import app, hanging, parsed, require_picture
 from undrift.errors import UndriftError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from undrift.data.federated import FederatedData
+    from undrift.runs.experiment import Experiment
 
 
 @app.command()
@@ -59,7 +66,7 @@ def inspect(
         str | None,
         typer.Option(
             help="Compare the clients' gradients at this model's initial weights: logistic, "
-            "mlp:200-100, cifar_cnn, …",
+            "mlp:200-100, cifar_cnn, …; otherwise the model of the experiment file.",
             show_default=False,
             autocompletion=completing.words(completing.WORDS["models"]),
         ),
@@ -108,10 +115,16 @@ def inspect(
         experiment = Experiment.load(source, parsed(settings or []))
         data = build_data(experiment)
         devices = summary(experiment, data)
+        objective, module = experiment.objective, None
+        if model is None:
+            module = _own_model(experiment, data, source, asked=gamma)
     else:
-        devices = None
+        devices = module = None
+        objective = "samples"
         data = chosen_data(source, seed, parsed(settings or []), partition, sizes, clients)
-    described = data.describe(None if model is None else chosen_model(model, data), gamma)
+    if model is not None:
+        module = chosen_model(model, data)
+    described = data.describe(module, gamma, objective)
     if json and devices is not None:
         found = described.as_dict() | {"devices": devices.as_dict()}
         typer.echo(dumps(found, indent=2, allow_nan=False, ensure_ascii=False))
@@ -124,3 +137,28 @@ def inspect(
     if picture is not None:
         described.plot(picture)
         Console(stderr=True, highlight=False).print(f"The picture is in {picture}")
+
+
+def _own_model(
+    experiment: Experiment, data: FederatedData, source: str, asked: bool
+) -> nn.Module | None:
+    """The model of a file; if it was not asked for, none where it does not fit or is slow."""
+    from undrift.advice.gradients import OPERATIONS, operations
+    from undrift.modules import ModuleLosses
+    from undrift.runs.building import build_model
+
+    said = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    try:
+        module = build_model(experiment, data, experiment.seeds[0])
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The model has buffers")  # nothing is trained
+            work = operations(ModuleLosses(module, data)) * len(data.train)
+    except UndriftError as error:
+        if asked:
+            raise
+        said.print(f"Without B² and σ_g²: {error}")
+        return None
+    if work > OPERATIONS and not asked:
+        said.print(f"B² and σ_g² are left out, as they take long: try undrift advise {source}")
+        return None
+    return module

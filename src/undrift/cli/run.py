@@ -164,7 +164,7 @@ def conclude(
     from undrift.report.terminal import final
 
     console = Console(highlight=False, markup=False, quiet=said.quiet)
-    console.print(final(read_runs(folder)))
+    console.print(final(read_runs(folder), console.width))
     for outcome in outcomes:
         if outcome.reason:
             console.print(f"{outcome.label}, seed {outcome.seed}: {outcome.reason}", soft_wrap=True)
@@ -172,6 +172,12 @@ def conclude(
     if len(outcomes) < wanted or any(o.status == "interrupted" for o in outcomes):
         said.print(f"Interrupted; go on with: undrift resume {folder}", soft_wrap=True)
         raise typer.Exit(130)
+    if all(outcome.before for outcome in outcomes):
+        said.print(
+            f"All of this was run before and is in {folder}, so nothing was run now; to run it "
+            "again, name another folder: undrift run … --out FOLDER",
+            soft_wrap=True,
+        )
     said.print(
         f"The runs are in {folder}; look at them with: undrift report {folder}", soft_wrap=True
     )

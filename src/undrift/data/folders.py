@@ -78,8 +78,8 @@ class Table:
                 f"{column!r}: fill it, or leave the row out.",
             )
 
-    def numbers(self, column: str) -> np.ndarray:
-        """A column's values as numbers."""
+    def numbers(self, column: str, otherwise: str) -> np.ndarray:
+        """A column's values as numbers; `otherwise` says what to do where they are not."""
         self.require_filled(column)
         found = np.empty(len(self.columns[column]))
         for place, value in enumerate(self.columns[column]):
@@ -88,10 +88,14 @@ class Table:
                 found[place] = float(value)
             except (TypeError, ValueError):
                 raise UndriftError(
-                    f"{where} has {value!r} in column {column!r}, which must be a number; name the "
-                    f"columns to learn from in inputs to leave others out."
+                    f"{where} has {value!r} in column {column!r}, which must be a number; "
+                    f"{otherwise}."
                 ) from None
-            require(math.isfinite(found[place]), f"{where} has {value!r} in column {column!r}.")
+            require(
+                math.isfinite(found[place]),
+                f"{where} has {value!r} in column {column!r}, which must be a finite number: fill "
+                f"it, or leave the row out.",
+            )
         return found
 
 
@@ -140,12 +144,14 @@ class Columns:
                 name in table.columns,
                 f"{table.path} has no column {name!r}, which {self.first.name} has.",
             )
-        x = np.stack([table.numbers(name) for name in self.inputs], axis=1).astype(np.float32)
+        others = "name the columns to learn from in inputs to leave others out"
+        columns = [table.numbers(name, others) for name in self.inputs]
+        x = np.stack(columns, axis=1).astype(np.float32)
         values = table.columns[self.target]
         table.require_filled(self.target)
         if self.words:
             return x, np.array([self._place(value, table) for value in values], dtype=np.int64)
-        y = table.numbers(self.target)
+        y = table.numbers(self.target, f"the targets of {self.first} are numbers")
         whole = np.equal(np.mod(y, 1), 0).all() and not any(map(_is_fraction, values))
         whole = whole and np.abs(y).max() < 2**53
         return x, y.astype(np.int64 if whole else np.float32)

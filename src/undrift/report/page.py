@@ -15,6 +15,7 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 
+from undrift.errors import require
 from undrift.files import written_whole
 from undrift.report.csv_files import csv_text, tables_as_rows
 from undrift.report.device_sections import participation_section, time_section
@@ -54,11 +55,17 @@ def write_report(
     return write_page(read_runs(folders), out, targets, baseline)
 
 
+def require_page(path: Path) -> None:
+    """Refuse what a browser would not take for a page."""
+    require(path.suffix in (".html", ".htm"), f"The page {path} must end in .html.")
+
+
 def write_page(
     runs: Runs, out: str | Path, targets: Targets | None = None, baseline: str | None = None
 ) -> Path:
     """Write the page of runs that were read, or of `of_results`."""
     out = Path(out)
+    require_page(out)
     html = page(runs, targets, baseline)
     with written_whole(out) as partial:
         partial.write_text(html, encoding="utf-8")

@@ -138,6 +138,8 @@ class Outcome:
     status: str
     reason: str | None
     folder: Path
+    before: bool = field(default=False, compare=False)
+    """it had ended before, so that nothing was done"""
 
 
 def execute(
@@ -167,7 +169,7 @@ def execute(
                     if watcher:
                         watcher.begin(label, seed, plan.rounds)
                         watcher.end(label, seed, status, reason)
-                outcomes.append(Outcome(label, seed, status, reason, own))
+                outcomes.append(Outcome(label, seed, status, reason, own, done is not None))
                 if stop():
                     return outcomes
     return outcomes
