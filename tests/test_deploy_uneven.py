@@ -249,3 +249,21 @@ def test_the_trouble_of_a_site_that_is_waited_for_is_told(tmp_path):
     post.send = troubled
     serve(Experiment.load(file, {"rounds": 1}), tmp_path / "out", post, waiting=told.append)
     assert ["b (its process died)"] in told
+
+
+def test_an_answer_that_is_refused_on_the_way_is_counted_as_such(tmp_path):
+    file = app(tmp_path / "app")
+    post = Here(file, tmp_path / "state")
+    next_one = post.next
+
+    def refusing(seconds):
+        arrival = next_one(seconds)
+        if arrival is not None and decode(arrival.data, 10**9)[0].get("client") == "b":
+            return Arrival(arrival.ticket, trouble="refused: the answer is larger than 9 bytes")
+        return arrival
+
+    post.next = refusing
+    deployed(file, tmp_path / "out", post, rounds=1)
+    last = records(tmp_path / "out")[-1]
+    assert last["rejected"] == [["b", "refused: the answer is larger than 9 bytes"]]
+    assert last["lost"] == []

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from undrift.deploy.remote import REFUSED, RemoteEngine
+from undrift.deploy.post import REFUSED
+from undrift.deploy.remote import RemoteEngine
 from undrift.devices import ARRIVES
 from undrift.engines.base import Errand, Reply, RoundResult
 from undrift.errors import UndriftError

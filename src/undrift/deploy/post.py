@@ -6,6 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass
 
+REFUSED = "refused"
+"""How the reason begins for which an answer is not taken in."""
+
 
 @dataclass(frozen=True)
 class Arrival:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from undrift.clients import ClientStates
 from undrift.deploy.payloads import Refused, decode, encode
-from undrift.deploy.post import Arrival, Post
+from undrift.deploy.post import REFUSED, Arrival, Post
 from undrift.deploy.protocol import LOOK, SLACK, VERSION, Expected, Order, expected_of
 from undrift.engines.base import Engine, Errand, Job, OwnModel, Reply, RoundResult
 from undrift.errors import UndriftError
@@ -25,8 +25,6 @@ from undrift.paces import Deadline, FirstToRespond, Pace
 from undrift.problem import Client
 from undrift.targets import PARTS
 
-REFUSED = "refused"
-"""How the reason begins for which an answer is not taken in."""
 METRICS = 100
 """The most metrics of a site."""
 NAME = re.compile(r"\w[\w .²-]{0,60}")
@@ -203,6 +201,8 @@ class RemoteEngine(Engine):
         order = self._orders.pop(arrival.ticket, None)
         if order is None:
             return None, None, "nobody asked for it"
+        if arrival.trouble is not None and arrival.trouble.startswith(REFUSED):
+            return order.client, order.refused(arrival.trouble), ""
         if arrival.trouble is not None:
             return order.client, None, arrival.trouble
         try:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from undrift.deploy.flower.letters import opened
-from undrift.deploy.post import Arrival
+from undrift.deploy.post import REFUSED, Arrival
 
 FRAME = 100_000
 """Bytes of Flower's own around an answer."""
@@ -50,7 +50,7 @@ def fetch(grid: Any, ticket: str, most: int) -> Arrival | None:
             ConfirmMessageReceivedRequest(node=grid.node, run_id=run, message_object_id=name)
         )
         if contents is None:
-            return Arrival(ticket, trouble=f"refused: the answer is larger than {most} bytes")
+            return Arrival(ticket, trouble=f"{REFUSED}: the answer is larger than {most} bytes")
         return _arrival(ticket, name, contents)
     return None
 

@@ -14,7 +14,7 @@ from typing import Any, Self
 from undrift.deploy.flower.answers import fetch
 from undrift.deploy.flower.letters import letter
 from undrift.deploy.payloads import Refused, decode, encode
-from undrift.deploy.post import Arrival, Post
+from undrift.deploy.post import REFUSED, Arrival, Post
 from undrift.deploy.protocol import SLACK, WHO
 from undrift.errors import UndriftError, first_line
 
@@ -190,7 +190,9 @@ class FlowerPost(Post):
                 self._broken = error
                 return
             except Exception as error:  # a malformed answer is one node's fault, not ours
-                self._arrived.put(Arrival(ticket, trouble=f"unreadable ({first_line(error)})"))
+                self._arrived.put(
+                    Arrival(ticket, trouble=f"{REFUSED}: unreadable ({first_line(error)})")
+                )
                 return
             if found is not None:
                 self._arrived.put(found)
