@@ -85,8 +85,20 @@ def test_a_run_in_which_nothing_can_be_used_ends_with_a_reason(tmp_path):
     ):
         post = Here(file, tmp_path / f"state-{number}")
         post.spoil = lambda site, request, answer: b"" if kind(request) == "work" else answer
-        with pytest.raises(UndriftError, match="In the last 10 rounds no answer could be used"):
+        with pytest.raises(UndriftError, match="The last 10 rounds changed nothing"):
             deployed(file, tmp_path / f"out-{number}", post, rounds=20)
+
+
+def test_answers_that_wait_for_others_are_not_in_vain(tmp_path):
+    file = asynchronous(tmp_path / "app", "FedBuff")
+    file.write_text(file.read_text().replace("buffer = 2", "buffer = 25"))
+    post = Here(file, tmp_path / "state")
+    post.spoil = lambda site, request, answer: (
+        b"" if site == "a" and kind(request) == "work" else answer
+    )
+    (outcome,) = deployed(file, tmp_path / "out", post, rounds=13)
+    assert outcome.status == "finished"
+    assert sum(record["updates"] for record in records(tmp_path / "out", "FedBuff")) == 1
 
 
 def test_a_late_site_is_left_alone_until_it_is_done_and_then_asked_again(tmp_path):

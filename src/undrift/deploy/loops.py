@@ -27,7 +27,7 @@ from undrift.sampling import All, Cohort
 LOOK = 1.0
 """Every so many seconds it is looked whether a site is there again."""
 IN_VAIN = 10
-"""After so many rounds without one answer that could be used, a run stops."""
+"""After so many rounds that changed nothing, since answers were refused, a run stops."""
 PATIENCE = 3600.0
 """So long a server waits for the first site to come back."""
 
@@ -50,17 +50,18 @@ class AcrossSites(Loop):
 
     engine: RemoteEngine
     _in_vain = 0
-    """rounds in a row in which no answer could be used"""
+    """rounds in a row that changed nothing, since answers were refused"""
 
     def _step(self) -> Record:
         self.engine.begin(self.states)
         record = super()._step()  # type: ignore[safe-super]  # of the rounds or arrivals
-        self._in_vain = self._in_vain + 1 if record.rejected and not record.updates else 0
+        used = record.updates or record.steps  # answers may wait in a buffer for others
+        self._in_vain = self._in_vain + 1 if record.rejected and not used else 0
         if self._in_vain >= IN_VAIN:
             site, why = record.rejected[-1]
             raise UndriftError(
-                f"In the last {IN_VAIN} rounds no answer could be used (site {site!r}, {why}); "
-                f"undrift resume goes on from round {self.round - 1}."
+                f"The last {IN_VAIN} rounds changed nothing, since answers were refused (site "
+                f"{site!r}, {why}); undrift resume goes on from round {self.round - 1}."
             )
         return record
 
