@@ -33,8 +33,8 @@ demo: $(CORE)  ## every method on synthetic(1,1): a live table, then a report
 	$(BIN)/undrift demo
 
 docs: $(GUIDE)  ## the guide, into site/: open site/index.html in a browser
-	$(BIN)/python -m undrift.runs.reference docs/experiment-keys.md
-	$(BIN)/python -m undrift.cli.reference docs/commands.md
+	$(BIN)/python -m tools.pages.experiment_keys docs/experiment-keys.md
+	$(BIN)/python -m tools.pages.commands docs/commands.md
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "The guide is in site/index.html: open it in a browser"
 

@@ -17,10 +17,10 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from undrift.clients import Roster
+from undrift.core.clients import Roster
 from undrift.devices import Devices, Duty, Fleet, LogNormal
-from undrift.loops.flights import Flights
-from undrift.paces import FirstToRespond
+from undrift.loops.event_queue import Flights
+from undrift.loops.paces import FirstToRespond
 
 BYTES = 1e6
 STEPS = 50.0

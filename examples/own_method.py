@@ -24,7 +24,7 @@ class Dane(ud.Method):
 
     def init(self, x):
         """The server's first state."""
-        return ud.Server(x=x, g=0 * x)
+        return ud.ServerState(x=x, g=0 * x)
 
     def problem(self, down, mine, client):
         """What a client minimises; its gradient at the start is asked for."""
@@ -40,7 +40,7 @@ class Dane(ud.Method):
     def fold(self, server, replies):
         """The server's next state, from sums over the clients that replied."""
         x = server.x + replies.mean("moved", by=ud.q)
-        return ud.Server(x=x, g=server.g + replies.sum("change", by=ud.q))
+        return ud.ServerState(x=x, g=server.g + replies.sum("change", by=ud.q))
 
 
 def main(rounds: int = 40) -> ud.Comparison:

@@ -40,7 +40,7 @@ def rigged(monkeypatch):
     def rig(*winners):
         timed = []
 
-        def seconds(self, engine, method, errands, states):
+        def seconds(self, engine, method, assignments, states):
             timed.append(engine.strategy)
             return 0.1 if engine.strategy.startswith(winners) else 1.0
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from undrift.deploy.post import Arrival, Post
 from undrift.deploy.site import Site
-from undrift.runs.experiment import Experiment
+from undrift.experiments.experiment import Experiment
 
 SITE = """
 import torch

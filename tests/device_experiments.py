@@ -2,8 +2,8 @@
 
 from copy import deepcopy
 
-from undrift.runs.building import build_devices, build_limit, build_local, build_paces
-from undrift.runs.experiment import Experiment
+from undrift.experiments.building import build_devices, build_limit, build_local, build_paces
+from undrift.experiments.experiment import Experiment
 
 LADDER = {"law": "ladder", "slowest": 1, "fastest": 2}
 

@@ -4,8 +4,8 @@ from copy import deepcopy
 
 import pytest
 
-from undrift.errors import UndriftError
-from undrift.runs.experiment import Experiment
+from undrift.experiments.experiment import Experiment
+from undrift.utils.errors import UndriftError
 
 
 def tables(**changes):

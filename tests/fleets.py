@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from undrift import UndriftError
-from undrift.clients import Roster
+from undrift.core.clients import Roster
 
 
 def roster(ids, sizes=None):

@@ -1,4 +1,4 @@
-"""A reader of the formulas of `undrift.methods.rows`, written from how one reads them on paper.
+"""A reader of the formulas of `undrift.experiments.method_rows`, as one reads them on paper.
 
 Letters side by side are multiplied, ⟨a, b⟩ is a scalar product, and Σ_S takes the term behind it,
 for every client of S.

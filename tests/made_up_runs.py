@@ -8,7 +8,7 @@ import re
 
 import numpy as np
 
-from undrift.records import Record
+from undrift.core.records import Record
 
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 40 20"><circle r="9" cx="20"/></svg>'
 P = 1000  # parameters of the model

@@ -13,7 +13,7 @@ from commands import called
 from undrift.advice.facts import DISSIMILAR, FEW, SEEN_AGAIN, SKEWED, UNEQUAL
 from undrift.advice.rules import RULES
 from undrift.advice.toml import Edited
-from undrift.runs.experiment import Experiment
+from undrift.experiments.experiment import Experiment
 
 PAGE = Path(__file__).parents[1] / "docs" / "choosing.md"
 EXPERIMENT = """\

@@ -10,7 +10,7 @@ import torch
 import async_transcription as clock
 import transcription as paper
 import undrift as ud
-from undrift.clients import Roster
+from undrift.core.clients import Roster
 
 CLIENTS, DIMENSION, ROUNDS = 5, 4, 12
 BYTES = 8 * DIMENSION

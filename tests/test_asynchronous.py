@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import undrift as ud
-from undrift.clients import Roster
+from undrift.core.clients import Roster
 from undrift.engines.serial import SerialEngine
 from undrift.loops import Asynchronous, Synchronous
-from undrift.modules import ModuleLosses
+from undrift.nets.modules import ModuleLosses
 
 NEVER = ud.Evaluation(every=10**6)
 LADDER = ud.Devices(speed=ud.devices.Ladder(1, 2))
@@ -155,10 +155,10 @@ def test_what_the_engine_computes_together_changes_nothing(method):
         together = 4
         most = 0
 
-        def replies(self, method, errands, states, diagnose=True):
-            errands = list(errands)
-            Eager.most = max(Eager.most, len(errands))
-            found = list(super().replies(method, errands[::-1], states, diagnose))
+        def replies(self, method, assignments, states, diagnose=True):
+            assignments = list(assignments)
+            Eager.most = max(Eager.most, len(assignments))
+            found = list(super().replies(method, assignments[::-1], states, diagnose))
             yield from found[::-1]
 
     def end(engine):
@@ -272,7 +272,7 @@ def test_feddr_runs_asynchronously_when_it_is_asked_to():
 def test_a_method_of_the_users_own_that_says_nothing_is_refused():
     class Mine(ud.Averaging):
         def fold(self, server, replies):
-            return ud.Server(x=server.x + replies.sum("moved", by=ud.q))
+            return ud.ServerState(x=server.x + replies.sum("moved", by=ud.q))
 
     with pytest.raises(ud.UndriftError, match="one by one as they arrive"):
         run(Mine(), problem(), 1, ud.GD(lr=0.1, steps=2), pace=ud.AsTheyArrive())

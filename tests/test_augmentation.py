@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import undrift as ud
-from undrift.keys import generator
-from undrift.modules import ModuleLosses
+from undrift.nets.modules import ModuleLosses
+from undrift.utils.keys import generator
 
 
 def images(n=6, side=8, seed=0):

@@ -13,7 +13,7 @@ from choosing import DATA, LOCAL, MODELS, TWO, described, losses_of, mlp, odd, t
 from undrift.engines import SerialEngine, VectorisedEngine, auto, choices
 from undrift.engines.strategies import Strategy, candidates
 from undrift.loops import Synchronous
-from undrift.modules import ModuleLosses
+from undrift.nets.modules import ModuleLosses
 from undrift.runs.execution import Keeping, execute
 from undrift.runs.watching import Lines
 
@@ -57,8 +57,8 @@ def test_a_trial_of_slow_work_has_as_many_clients_as_may_work_together(monkeypat
     """With fewer of them, many clients at once would leave threads idle and seem slow."""
     losses, sizes = losses_of(), []
 
-    def seconds(self, engine, method, errands, states):
-        sizes.append((len(errands), sum(errand.work.steps for errand in errands)))
+    def seconds(self, engine, method, assignments, states):
+        sizes.append((len(assignments), sum(assignment.work.steps for assignment in assignments)))
         return 10.0
 
     monkeypatch.setattr(auto.AutoEngine, "_seconds", seconds)

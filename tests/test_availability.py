@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fleets import MANY, agree_for_one_and_all, roster
 from undrift.devices import Always, Duty
 from undrift.devices.windows import DutyWindows, ListedWindows
-from undrift.keys import uniforms
+from undrift.utils.keys import uniforms
 
 
 def hold_together(windows, t, clients):

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import undrift as ud
-from undrift.averaging import SCHEMES
-from undrift.clients import Roster
-from undrift.replies import Replies
+from undrift.core.clients import Roster
+from undrift.core.replies import Replies
+from undrift.methods.schemes import SCHEMES
 
 SIZES = [1, 2, 3, 10]
 MOVED = torch.tensor([[1.0, 0.0], [0.0, 2.0], [-3.0, 1.0], [4.0, 4.0]], dtype=torch.float64)

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import undrift as ud
+from undrift.core.problem import Work
 from undrift.engines.vectorised import batches as side_by_side
 from undrift.engines.vectorised.batches import Stream, indices
-from undrift.keys import generator, keys, orders
-from undrift.solvers import Work, batches
+from undrift.local.solvers import batches
+from undrift.utils.keys import generator, keys, orders
 
 
 def part_of(sizes, shape=(2,)):

@@ -11,23 +11,24 @@ from threading import Event, Thread
 
 import pytest
 import torch
+from tools.pages.speed import page, write
 
 from commands import called
-from undrift import bench, solvers
+from undrift import bench
 from undrift.bench import WORKLOADS, Row, scale, take_profile, timing
 from undrift.bench.bare import BareLoop, Visit, bare_round
 from undrift.bench.ours import METHODS, Ours
-from undrift.bench.page import page, write
 from undrift.bench.seams import PARTS, REST, WAIT, watched
+from undrift.bench.stopwatch import Stopwatch
 from undrift.bench.timing import interleaved
 from undrift.engines.vectorised.batches import Stream
 from undrift.engines.vectorised.networks import Network
 from undrift.engines.vectorised.steps import Fused
-from undrift.keys import hashes, keys
-from undrift.models import parameter_count
-from undrift.modules import ModuleLoss, ModuleLosses
-from undrift.solvers import batches
-from undrift.stopwatch import Stopwatch
+from undrift.local import solvers
+from undrift.local.solvers import batches
+from undrift.nets.models import parameter_count
+from undrift.nets.modules import ModuleLoss, ModuleLosses
+from undrift.utils.keys import hashes, keys
 
 KEYS = {"workload", "method", "engine", "strategy", "ratio"}
 KEYS |= {"bare_seconds", "our_seconds", "peak_mb", "target"}

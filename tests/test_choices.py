@@ -24,7 +24,7 @@ from choosing import (
 from test_runs import contents, same
 from undrift.engines import AutoEngine, choices
 from undrift.engines.strategies import Strategy
-from undrift.modules import ModuleLosses
+from undrift.nets.modules import ModuleLosses
 
 pytestmark = pytest.mark.usefixtures("forgotten")
 

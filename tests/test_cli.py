@@ -115,7 +115,7 @@ def test_inspect_measures_gradients_and_gamma(tmp_path):
     assert found["gamma"]["converged"]
     assert found["gamma"]["value"] > 0
     data = undrift.data.synthetic(0, 0, clients=4, most=60)
-    described = data.describe(undrift.models.logistic(60, 10), gamma=True).as_dict()
+    described = data.describe(undrift.nets.models.logistic(60, 10), gamma=True).as_dict()
     assert found["gradients"] == pytest.approx(described["gradients"])
     assert found["gamma"]["value"] == pytest.approx(described["gamma"]["value"], abs=1e-6)
 
@@ -167,7 +167,7 @@ def test_the_wheel_builds_and_installs(tmp_path):
     (wheel,) = tmp_path.glob("undrift-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert "undrift/py.typed" in names
-    for resource in ("report/page.html", "report/page.js", "runs/starter.toml"):
+    for resource in ("report/page.html", "report/page.js", "experiments/starter.toml"):
         assert f"undrift/{resource}" in names
     assert any(name.endswith("LICENSE") for name in names)
     assert not any("test" in name for name in names)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import undrift as ud
-from undrift.clients import Roster
+from undrift.core.clients import Roster
 from undrift.theory import fixed_points
 
 NEVER = ud.Evaluation(every=10**6)

@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import undrift as ud
-from undrift.clients import ClientStates
+from undrift.core.clients import ClientStates
+from undrift.core.records import LOST
 from undrift.devices import Always, Between, Duty, Ladder, LogNormal
 from undrift.engines.serial import SerialEngine
 from undrift.loops import loop
-from undrift.records import LOST
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*alpha:UserWarning")
 
@@ -442,12 +442,12 @@ class Backwards(SerialEngine):
     together = 4
     most = 0
 
-    def replies(self, method, errands, states, diagnose=True):
-        errands = list(errands)
-        Backwards.most = max(Backwards.most, len(errands))
+    def replies(self, method, assignments, states, diagnose=True):
+        assignments = list(assignments)
+        Backwards.most = max(Backwards.most, len(assignments))
         found = []
-        for errand in reversed(errands):
-            found += super().replies(method, [errand], states, diagnose)
+        for assignment in reversed(assignments):
+            found += super().replies(method, [assignment], states, diagnose)
         yield from reversed(found)
 
 

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import undrift as ud
-from undrift.clients import ClientStates, Roster
-from undrift.problem import Client
-from undrift.replies import Replies, q_draws
+from undrift.core.clients import ClientStates, Roster
+from undrift.core.problem import Client
+from undrift.core.replies import Replies, q_draws
 from undrift.verify.invariances import stacked
 from undrift.verify.subjects import Subject
 
@@ -31,7 +31,7 @@ class Halfway(ud.Method):
         return ud.Upload(moved=result.x - down.x), ud.Keep(mean=mean)
 
     def fold(self, server, replies):
-        return ud.Server(x=server.x + replies.mean("moved", by=ud.q))
+        return ud.ServerState(x=server.x + replies.mean("moved", by=ud.q))
 
 
 def test_a_users_method_trains_and_shows_its_parameters():

@@ -5,11 +5,17 @@ from rich.console import Console
 
 import undrift as ud
 from experiments import one_method, tables
-from undrift.errors import UndriftError
-from undrift.modules import ModuleLosses
-from undrift.runs.building import build_data, build_local, build_methods, build_model, build_sampler
-from undrift.runs.cost import estimate
-from undrift.runs.experiment import Experiment
+from undrift.experiments.building import (
+    build_data,
+    build_local,
+    build_methods,
+    build_model,
+    build_sampler,
+)
+from undrift.experiments.cost import estimate
+from undrift.experiments.experiment import Experiment
+from undrift.nets.modules import ModuleLosses
+from undrift.utils.errors import UndriftError
 
 
 class TestCost:

@@ -5,8 +5,7 @@ from rich.console import Console
 
 import undrift as ud
 from device_experiments import LADDER, alone, tables
-from undrift.errors import UndriftError
-from undrift.runs.building import (
+from undrift.experiments.building import (
     build_data,
     build_devices,
     build_local,
@@ -15,9 +14,10 @@ from undrift.runs.building import (
     build_paces,
     build_sampler,
 )
-from undrift.runs.cost import estimate
-from undrift.runs.experiment import Experiment
-from undrift.units import duration
+from undrift.experiments.cost import estimate
+from undrift.experiments.experiment import Experiment
+from undrift.utils.errors import UndriftError
+from undrift.utils.formatting import duration
 
 CLOCKS = {
     "plain": {},

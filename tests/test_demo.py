@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from commands import called
-from undrift import demo
-from undrift.stopwatch import Stopwatch, seconds_since_start
+from undrift.bench.stopwatch import Stopwatch, seconds_since_start
+from undrift.cli import demonstration as demo
 
 
 @pytest.fixture

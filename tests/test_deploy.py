@@ -12,8 +12,8 @@ from deploying import METHODS, Here, app
 from undrift.deploy.payloads import decode, encode
 from undrift.deploy.server import serve
 from undrift.deploy.site import Site
-from undrift.errors import UndriftError
-from undrift.runs.experiment import Experiment
+from undrift.experiments.experiment import Experiment
+from undrift.utils.errors import UndriftError
 
 ASYNCHRONOUS = {"FedAsync": "", "FedBuff": "buffer = 2", "AsyncFedDR": "eta = 0.5\nalpha = 0.1"}
 

@@ -26,7 +26,7 @@ from undrift.deploy.payloads import (
     encode,
     size,
 )
-from undrift.errors import UndriftError
+from undrift.utils.errors import UndriftError
 
 QUICK = settings(max_examples=150, deadline=None)
 MOST = 1 << 30

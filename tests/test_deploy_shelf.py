@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from undrift import files
 from undrift.deploy.shelf import Shelf
-from undrift.errors import UndriftError
+from undrift.utils import files
+from undrift.utils.errors import UndriftError
 
 
 def state(number, length=5):

@@ -19,8 +19,8 @@ from commands import called
 from deploying import app
 from undrift.deploy.flower import surroundings
 from undrift.deploy.flower.surroundings import free_port, last_lines, last_words, quieten, said
-from undrift.errors import UndriftError
 from undrift.runs.folder import alone_in
+from undrift.utils.errors import UndriftError
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 quieten()

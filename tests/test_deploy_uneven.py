@@ -11,8 +11,8 @@ from undrift.deploy import loops
 from undrift.deploy.payloads import decode, encode
 from undrift.deploy.post import Arrival
 from undrift.deploy.server import serve
-from undrift.errors import UndriftError
-from undrift.runs.experiment import Experiment
+from undrift.experiments.experiment import Experiment
+from undrift.utils.errors import UndriftError
 
 
 def asynchronous(folder, label):

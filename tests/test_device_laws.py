@@ -22,7 +22,7 @@ from undrift.devices import (
     as_law,
     correlated,
 )
-from undrift.keys import uniforms
+from undrift.utils.keys import uniforms
 
 GRID = (np.arange(10_001) + 0.5) / 10_001
 

@@ -66,7 +66,7 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-class Server(ThreadingHTTPServer):
+class ServerState(ThreadingHTTPServer):
     """Serves `content`; each request is interrupted after the next number in `stops_after`."""
 
     def __init__(self, content=CONTENT, stops_after=(), how="drop", **habits):
@@ -89,7 +89,7 @@ def serve():
     servers = []
 
     def start(*args, **habits):
-        servers.append(Server(*args, **habits))
+        servers.append(ServerState(*args, **habits))
         return servers[-1]
 
     yield start

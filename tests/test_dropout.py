@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from undrift.dropout import Coins, KeyedDropout, with_keyed_dropout
+from undrift.nets.dropout import Coins, KeyedDropout, with_keyed_dropout
 
 CPU = torch.device("cpu")
 

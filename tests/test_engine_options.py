@@ -6,10 +6,10 @@ import torch
 import undrift as ud
 from choosing import DATA, LOCAL, losses_of, mlp, trained
 from experiments import refused
-from undrift.clients import ClientStates
+from undrift.core.clients import ClientStates
 from undrift.engines import SerialEngine, VectorisedEngine
 from undrift.engines.strategies import COPIES, Strategy, candidates
-from undrift.modules import ModuleLosses
+from undrift.nets.modules import ModuleLosses
 
 pytestmark = pytest.mark.usefixtures("forgotten")
 
@@ -94,7 +94,7 @@ def test_a_large_cohort_works_in_chunks_of_the_given_memory(monkeypatch):
     finished = VectorisedEngine._finished
 
     def watched(self, method, chunk, lasting=False):
-        sizes.append(len(chunk.errands))
+        sizes.append(len(chunk.assignments))
         return finished(self, method, chunk, lasting)
 
     monkeypatch.setattr(VectorisedEngine, "_finished", watched)

@@ -16,7 +16,7 @@ from agreement import assert_same
 from undrift.engines import SerialEngine, auto
 from undrift.engines.strategies import SERIAL, Choice, Strategy, candidates
 from undrift.loops import Asynchronous, Synchronous
-from undrift.modules import ModuleLosses
+from undrift.nets.modules import ModuleLosses
 
 ROUNDS = 3
 SIDE = 6

@@ -7,13 +7,13 @@ from torch import nn
 import undrift as ud
 from commands import called
 from experiments import refused, tables
-from undrift import measuring
-from undrift.clients import Roster
-from undrift.measuring import Pass
-from undrift.modules import ModuleLosses
-from undrift.runs.experiment import Experiment
-from undrift.runs.sweep import run_sweep
-from undrift.tasks import correct, cross_entropies
+from undrift.core.clients import Roster
+from undrift.experiments.experiment import Experiment
+from undrift.nets import passes as measuring
+from undrift.nets.criteria import correct, cross_entropies
+from undrift.nets.modules import ModuleLosses
+from undrift.nets.passes import Pass
+from undrift.runs.sweeps.sweep import run_sweep
 
 
 class Counting(nn.Module):

@@ -7,8 +7,7 @@ import undrift as ud
 from experiments import one_method, refused, tables
 from undrift.data.partitions import Dirichlet
 from undrift.data.sizes import LogNormal
-from undrift.errors import UndriftError
-from undrift.runs.building import (
+from undrift.experiments.building import (
     build_data,
     build_evaluation,
     build_local,
@@ -17,7 +16,8 @@ from undrift.runs.building import (
     build_sampler,
     build_target,
 )
-from undrift.runs.experiment import Experiment
+from undrift.experiments.experiment import Experiment
+from undrift.utils.errors import UndriftError
 
 
 class TestWhatIsRefused:

@@ -8,8 +8,7 @@ import undrift as ud
 from device_experiments import LADDER, alone, round_trip, tables
 from experiments import refused
 from undrift.devices import Always, Between, Duty, Ladder, LogNormal, Normal
-from undrift.errors import UndriftError
-from undrift.runs.building import (
+from undrift.experiments.building import (
     build_data,
     build_devices,
     build_limit,
@@ -17,8 +16,9 @@ from undrift.runs.building import (
     build_model,
     build_paces,
 )
-from undrift.runs.experiment import Experiment
+from undrift.experiments.experiment import Experiment
 from undrift.runs.planning import plan_of
+from undrift.utils.errors import UndriftError
 
 QUICK = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

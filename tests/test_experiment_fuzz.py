@@ -5,10 +5,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from experiments import replaced, tables
-from undrift.errors import UndriftError
-from undrift.runs.building import build_local, build_methods
-from undrift.runs.experiment import Experiment
-from undrift.runs.teaching import starter
+from undrift.experiments.building import build_local, build_methods
+from undrift.experiments.experiment import Experiment
+from undrift.experiments.teaching import starter
+from undrift.utils.errors import UndriftError
 
 QUICK = settings(
     max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

@@ -8,7 +8,7 @@ import undrift as ud
 from choosing import TWO
 from undrift.engines.strategies import SERIAL, Strategy
 from undrift.loops import Synchronous
-from undrift.modules import ModuleLosses
+from undrift.nets.modules import ModuleLosses
 
 pytestmark = pytest.mark.usefixtures("forgotten")
 

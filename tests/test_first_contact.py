@@ -16,16 +16,17 @@ from rich.console import Console
 
 import undrift as ud
 from commands import called
-from undrift import demo, display
 from undrift.bench.workloads import WORKLOADS
 from undrift.cli import completing
+from undrift.cli import demonstration as demo
 from undrift.cli.app import FIRST, PANEL, app, show_page
+from undrift.core.records import Record
 from undrift.engines.options import ENGINES
-from undrift.papers.catalogue import NAMES
-from undrift.progress import progress_bars
-from undrift.records import Record
-from undrift.runs.catalogue import GROUPS
-from undrift.runs.teaching import SINGULAR
+from undrift.experiments.catalogue import GROUPS
+from undrift.experiments.teaching import SINGULAR
+from undrift.reproduce.catalogue import NAMES
+from undrift.runs.progress import progress_bars
+from undrift.utils import display
 
 ROOT = Path(__file__).parent.parent
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import undrift as ud
-from undrift.runs.building import build_data
-from undrift.runs.experiment import Experiment
+from undrift.experiments.building import build_data
+from undrift.experiments.experiment import Experiment
 
 FROM = ud.data.FederatedData.from_folder
 

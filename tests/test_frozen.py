@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import undrift as ud
-from undrift.modules import ModuleLosses
+from undrift.nets.modules import ModuleLosses
 
 METHODS = (ud.FedAvg(), ud.SCAFFOLD(), ud.FedDyn(alpha=0.5), ud.FedDR(eta=0.5))
 

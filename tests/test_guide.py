@@ -22,15 +22,15 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 import typer
+from tools.pages.commands import page as commands_page
+from tools.pages.experiment_keys import page as keys_page
 
 from commands import called
 from guide import DOCS, PAGES, ROOT, anchors, blocks, links, mentions, named
 from undrift.cli import app
-from undrift.cli.reference import page as commands_page
 from undrift.data import SOURCES
 from undrift.deploy.starting import starter
-from undrift.runs.experiment import Experiment
-from undrift.runs.reference import page as keys_page
+from undrift.experiments.experiment import Experiment
 
 UNDRIFT = typer.main.get_command(app)
 DOWNLOADED = {*SOURCES} - {"synthetic", "feddyn-synthetic", "digits"}
@@ -132,8 +132,8 @@ def test_links_between_sources_lead_somewhere(page):
 
 def test_pages_from_declarations_are_current():
     for name, text, module in (
-        ("experiment-keys.md", keys_page(), "undrift.runs.reference"),
-        ("commands.md", commands_page(), "undrift.cli.reference"),
+        ("experiment-keys.md", keys_page(), "tools.pages.experiment_keys"),
+        ("commands.md", commands_page(), "tools.pages.commands"),
     ):
         written = (DOCS / name).read_text(encoding="utf-8")
         assert written == text, f"write it anew: python -m {module} docs/{name}"

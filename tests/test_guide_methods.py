@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from tools.pages.methods import parts
+from tools.pages.methods.__main__ import main
+from tools.pages.methods.federation import two_clients
+from tools.pages.methods.made import MADE, refreshed
+from tools.pages.methods.pages import ORDER, PAGES, page
+from tools.pages.methods.picture import draw
+from tools.pages.methods.verified import silent, stored
+from tools.pages.methods.walks import WALKS, Walk, walked
 
-from undrift.errors import UndriftError
-from undrift.guide import parts
-from undrift.guide.__main__ import main
-from undrift.guide.federation import two_clients
-from undrift.guide.made import MADE, refreshed
-from undrift.guide.pages import ORDER, PAGES, page
-from undrift.guide.picture import draw
-from undrift.guide.verified import silent, stored
-from undrift.guide.walks import WALKS, Walk, walked
+from undrift.experiments.experiment import Experiment
+from undrift.experiments.teaching import starter
 from undrift.methods import METHODS, FedLGA
-from undrift.runs.experiment import Experiment
-from undrift.runs.teaching import starter
+from undrift.utils.errors import UndriftError
 from undrift.verify import FACTS, named, ours, verify
 
 pytestmark = pytest.mark.xdist_group("guide")  # the runs are done once
@@ -46,7 +46,7 @@ def text_of(name):
 @pytest.mark.parametrize("name", list(PAGES))
 def test_the_made_parts_of_a_page_are_current(name):
     assert text_of(name) == page(name, FOLDER), (
-        "make them anew: python -m undrift.guide docs/methods"
+        "make them anew: python -m tools.pages.methods docs/methods"
     )
 
 

@@ -7,17 +7,17 @@ import os
 import pytest
 
 from commands import called
-from undrift.errors import UndriftError
-from undrift.papers import lab as labs
-from undrift.papers import reproducing, results
-from undrift.papers.curves import best, cost, final, line, smoothed
-from undrift.papers.figure import Line, Panel
-from undrift.papers.findings import Claim, Findings, Number, one
-from undrift.papers.lab import Lab
-from undrift.papers.reproduction import Reproduction
-from undrift.records import Record
+from undrift.core.records import Record
 from undrift.report.reading import Folder, RunFiles, Runs
+from undrift.reproduce import lab as labs
+from undrift.reproduce import reproducing, results
+from undrift.reproduce.curves import best, cost, final, line, smoothed
+from undrift.reproduce.figure import Line, Panel
+from undrift.reproduce.findings import Claim, Findings, Number, one
+from undrift.reproduce.lab import Lab
+from undrift.reproduce.reproduction import Reproduction
 from undrift.runs.folder import read_json
+from undrift.utils.errors import UndriftError
 
 EXPERIMENT = """
 rounds = 3

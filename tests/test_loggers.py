@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from undrift.errors import UndriftError
-from undrift.records import Record
+from undrift.core.records import Record
 from undrift.runs.loggers import LOGGERS, Begun, Guarded, Logger, flattened, make_logger, values_of
+from undrift.utils.errors import UndriftError
 
 SETTINGS = {"local": {"lr": 0.1}, "method": [{"name": "FedDyn", "alpha": 0.01}], "rounds": 3}
 
@@ -129,7 +129,7 @@ def test_wandb_keeps_what_a_killed_process_logged(tmp_path):
     script = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from undrift.records import Record\n"
+        "from undrift.core.records import Record\n"
         "from undrift.runs.loggers import Begun, make_logger\n"
         "logger = make_logger('wandb')\n"
         "logger.start(Begun('a', 0, {}, Path(sys.argv[1])))\n"

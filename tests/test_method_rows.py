@@ -7,11 +7,11 @@ import torch
 
 import undrift as ud
 from formulas import Reader
-from undrift.clients import Roster
+from undrift.core.clients import Roster
+from undrift.core.problem import Keep, LocalResult, ServerState
+from undrift.core.replies import Replies
+from undrift.experiments.method_rows import ROWS, row_of
 from undrift.methods import METHODS
-from undrift.methods.rows import ROWS, row_of
-from undrift.problem import Keep, LocalResult, Server
-from undrift.replies import Replies
 
 RATE = 0.3
 SUBJECTS = {
@@ -123,7 +123,7 @@ def test_a_row_is_what_the_method_computes(label):
     assert_folds(case, method.fold(case.server, replies))
 
 
-def assert_folds(case, new: Server):
+def assert_folds(case, new: ServerState):
     server = dict(case.own[0])
     held = {code.partition(".")[2]: n for n, code in case.row.letters.items() if "down." in code}
     held |= {c.partition(".")[2]: n for n, c in case.row.letters.items() if "server." in c}

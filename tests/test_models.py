@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import undrift as ud
-from undrift import models
-from undrift.keys import key
-from undrift.models import MODELS, ResidualBlock, parameter_count
+from undrift.nets import models
+from undrift.nets.models import MODELS, ResidualBlock, parameter_count
+from undrift.utils.keys import key
 
 
 def images(n=6, channels=3, side=32):

@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 
-from undrift.papers.fedavg import bounds, tridiagonal
-from undrift.papers.fedavg.local_steps import CURVES, falls, rises
-from undrift.papers.fedavg.participation import little_effect
-from undrift.papers.fedavg.problems import DATA
-from undrift.papers.fedavg.schemes import ONE, TRANSFORMED, TWO, claims_on
-from undrift.papers.findings import one
+from undrift.reproduce.fedavg import bounds, tridiagonal
+from undrift.reproduce.fedavg.local_steps import CURVES, falls, rises
+from undrift.reproduce.fedavg.participation import little_effect
+from undrift.reproduce.fedavg.problems import DATA
+from undrift.reproduce.fedavg.schemes import ONE, TRANSFORMED, TWO, claims_on
+from undrift.reproduce.findings import one
 
 EQUAL = {ONE: 0.5, TWO: 0.51, TRANSFORMED: 0.51, "original": 0.6}
 UNEQUAL = {ONE: 0.5, TWO: 0.9, TRANSFORMED: 0.7, "original": 0.6}

@@ -6,7 +6,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from undrift.papers.feddr.four_methods import (
+from undrift.core.records import Record
+from undrift.experiments.experiment import Experiment
+from undrift.report.reading import Folder, RunFiles, Runs
+from undrift.reproduce.feddr.four_methods import (
     ACCURACY,
     GLOBAL,
     LOCAL,
@@ -16,11 +19,8 @@ from undrift.papers.feddr.four_methods import (
     PUBLISHED,
     Comparison,
 )
-from undrift.papers.feddr.l1 import zeros
-from undrift.papers.feddr.synthetic import DATA
-from undrift.records import Record
-from undrift.report.reading import Folder, RunFiles, Runs
-from undrift.runs.experiment import Experiment
+from undrift.reproduce.feddr.l1 import zeros
+from undrift.reproduce.feddr.synthetic import DATA
 from undrift.runs.folder import MODEL
 
 
@@ -42,7 +42,7 @@ def comparison(against="rounds", **runs):
     ("name", "eta"), [("iid", 100), ("(0,0)", 100), ("(.5,.5)", 500), ("(1,1)", 1000)]
 )
 def test_the_synthetic_settings_are_the_paper_s(name, eta):
-    path = files("undrift.papers.feddr") / "synthetic.toml"
+    path = files("undrift.reproduce.feddr") / "synthetic.toml"
     experiment = Experiment.load(str(path), DATA[name])
     method = experiment.of("FedDR").parameters
     assert (method["eta"], method["alpha"]) == (eta, 1.95)

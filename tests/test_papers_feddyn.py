@@ -2,10 +2,18 @@
 
 import pytest
 
-from undrift.papers.feddyn import cifar10, cifar100, emnist, fedsplit, mnist, shakespeare, synthetic
-from undrift.papers.feddyn.models_sent import Row, fewest
-from undrift.papers.findings import one
-from undrift.runs.experiment import Experiment
+from undrift.experiments.experiment import Experiment
+from undrift.reproduce.feddyn import (
+    cifar10,
+    cifar100,
+    emnist,
+    fedsplit,
+    mnist,
+    shakespeare,
+    synthetic,
+)
+from undrift.reproduce.feddyn.models_sent import Row, fewest
+from undrift.reproduce.findings import one
 
 TABLES = (cifar10, cifar100, emnist, mnist, shakespeare)
 

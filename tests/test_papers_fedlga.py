@@ -2,9 +2,9 @@
 
 import pytest
 
-from undrift.papers.fedlga import cifar, fmnist
-from undrift.papers.fedlga.rounds import METHODS, before, first_claim, is_published_order
-from undrift.papers.findings import one
+from undrift.reproduce.fedlga import cifar, fmnist
+from undrift.reproduce.fedlga.rounds import METHODS, before, first_claim, is_published_order
+from undrift.reproduce.findings import one
 
 IN_ALL = {  # seconds of a round and until the target: Table IV, in the order of METHODS
     "fmnist": (

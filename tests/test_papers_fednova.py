@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from undrift.papers.fednova import cifar10, quadratics, synthetic
-from undrift.papers.fednova.cifar10 import DRAWN, PUBLISHED, TWO
 from undrift.report.tables import Over
+from undrift.reproduce.fednova import cifar10, quadratics, synthetic
+from undrift.reproduce.fednova.cifar10 import DRAWN, PUBLISHED, TWO
 
 
 def run(*gaps, diverged=False):

@@ -8,10 +8,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import undrift as ud
+from undrift.core.losses import objective_weights
 from undrift.data.part import Part
-from undrift.losses import objective_weights
-from undrift.modules import ModuleLosses
-from undrift.per_sample import SAMPLES, per_sample_of, telling_rows
+from undrift.nets.modules import ModuleLosses
+from undrift.nets.per_sample import SAMPLES, per_sample_of, telling_rows
 
 CPU = torch.device("cpu")
 WEIGHTS = torch.tensor([1.0, 1.0, 1.0, 3.0])

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import undrift as ud
+from undrift.core.problem import Keep
 from undrift.loops import Synchronous
-from undrift.modules import ModuleLosses
-from undrift.problem import Keep
+from undrift.nets.modules import ModuleLosses
 from undrift.runs.keeping import commit
 from undrift.runs.states import StoredStates
 from undrift.runs.store import Store

@@ -21,9 +21,9 @@ from agreement import assert_same
 from commands import called
 from test_vectorised import METHODS
 from undrift.engines import EngineOptions, SerialEngine
-from undrift.errors import UndriftError
 from undrift.loops import Asynchronous, Synchronous
-from undrift.modules import ModuleLosses
+from undrift.nets.modules import ModuleLosses
+from undrift.utils.errors import UndriftError
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
 from undrift.engines.ray import crew as crews  # noqa: E402
@@ -123,7 +123,7 @@ def test_a_network_with_statistics_dropout_a_loss_and_a_metric_of_the_users_own(
 
 @pytest.mark.parametrize("sample", [None, 4])
 def test_workers_see_of_a_model_what_one_process_sees(elsewhere, monkeypatch, sample):
-    monkeypatch.setattr("undrift.measuring.SAMPLES", 16)  # several pieces
+    monkeypatch.setattr("undrift.nets.passes.SAMPLES", 16)  # several pieces
     evaluation = ud.Evaluation(models=("server", "own"), gradient_mapping=0.5, train_clients=sample)
     method, losses = ud.FedDR(eta=0.5, g=ud.L1(1e-3)), losses_of()
     (_, ours), (_, theirs) = (
@@ -325,7 +325,7 @@ ROUNDS = """
     import undrift as ud
     from test_ray import LOCAL, TWO, own_memory
     from undrift.loops import Synchronous
-    from undrift.modules import ModuleLosses
+    from undrift.nets.modules import ModuleLosses
 
     data = ud.data.synthetic(1, 1, clients=2, seed=0, most=20)
     losses = ModuleLosses(ud.models.mlp(60, 100, classes=10, seed=0), data)

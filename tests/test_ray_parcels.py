@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import undrift as ud
-from undrift.problem import Keep
+from undrift.core.problem import Keep
 
 pytest.importorskip("ray", reason="Ray is not installed")
 from undrift.engines.ray import blocks
@@ -74,7 +74,7 @@ def twice(x):
 # Blocks
 
 
-def errands(costs):
+def assignments(costs):
     return [
         SimpleNamespace(client=SimpleNamespace(id=k, samples=1), work=SimpleNamespace(steps=cost))
         for k, cost in enumerate(costs)
@@ -86,8 +86,8 @@ JOB = SimpleNamespace(local=SimpleNamespace(of=lambda id: ud.GD(lr=0.1, steps=1)
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=80), st.integers(1, 20))
 def test_every_client_is_in_one_block_and_the_longest_work_comes_first(costs, size):
-    found = blocks.cut(JOB, errands(costs), size)
-    clients = [errand.client.id for block in found for errand in block.errands]
+    found = blocks.cut(JOB, assignments(costs), size)
+    clients = [assignment.client.id for block in found for assignment in block.assignments]
     assert sorted(clients) == list(range(len(costs)))
     wanted = math.ceil(len(costs) / size)
     assert len(found) == len(costs) or len(found) % blocks.EVEN == 0
@@ -95,7 +95,7 @@ def test_every_client_is_in_one_block_and_the_longest_work_comes_first(costs, si
     in_order = [costs[client] for client in clients]
     assert in_order == sorted(costs, reverse=True)
     assert [block.cost for block in found] == [
-        sum(costs[e.client.id] for e in block.errands) for block in found
+        sum(costs[e.client.id] for e in block.assignments) for block in found
     ]
     for k in set(costs):  # equal ones as they came
         same = [client for client in clients if costs[client] == k]
@@ -104,11 +104,11 @@ def test_every_client_is_in_one_block_and_the_longest_work_comes_first(costs, si
 
 @given(st.integers(1, 600), st.integers(1, 500), st.integers(1, 999))
 def test_blocks_are_worth_their_way_but_there_are_several(clients, together, cost):
-    size = blocks.size(JOB, errands([cost] * clients), together)
-    found = blocks.cut(JOB, errands([cost] * clients), size)
+    size = blocks.size(JOB, assignments([cost] * clients), together)
+    found = blocks.cut(JOB, assignments([cost] * clients), size)
     assert len(found) >= min(clients, blocks.FEWEST) // 2
     few = size == math.ceil(clients / blocks.FEWEST)
     assert few or size * cost >= min(blocks.WORTH, cost * together)
     assert few or size <= max(together, math.ceil(blocks.WORTH / cost))
-    sizes = {len(block.errands) for block in found}
+    sizes = {len(block.assignments) for block in found}
     assert max(sizes) <= size and max(sizes) - min(sizes) <= 1

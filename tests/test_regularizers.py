@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
 import undrift as ud
-from undrift.server import Adagrad, Adam, Momentum, Plain, Yogi
+from undrift.methods.server_optimizers import Adagrad, Adam, Momentum, Plain, Yogi
 
 NUMBERS = st.floats(-5, 5)
 
@@ -36,10 +36,10 @@ def test_values_of_the_regularizers():
 
 def stepped(optimizer, updates, rates=None):
     x = torch.zeros(2, dtype=torch.float64)
-    server = ud.Server(x=x, **optimizer.start(x))
+    server = ud.ServerState(x=x, **optimizer.start(x))
     for t, update in enumerate(updates):
         rate = 1.0 if rates is None else rates[t]
-        server = ud.Server(**optimizer.step(server, torch.as_tensor(update).double(), rate))
+        server = ud.ServerState(**optimizer.step(server, torch.as_tensor(update).double(), rate))
     return server.x
 
 

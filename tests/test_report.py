@@ -25,8 +25,7 @@ from made_up_runs import (
     write_folder,
     write_run,
 )
-from undrift.errors import UndriftError
-from undrift.records import Record
+from undrift.core.records import Record
 from undrift.report import (
     as_target,
     frame,
@@ -40,6 +39,7 @@ from undrift.report import (
 from undrift.report.naming import main_metrics
 from undrift.report.tables import Over, final_table, saving, shown, target_table
 from undrift.report.terminal import final
+from undrift.utils.errors import UndriftError
 
 
 @pytest.fixture

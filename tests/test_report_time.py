@@ -17,19 +17,19 @@ from rich.console import Console
 import undrift as ud
 from browser import chromium, wait_for, watched
 from test_report import P, write_folder, write_run
-from undrift.clients import Roster
-from undrift.errors import UndriftError
-from undrift.records import LOST, Record, Span
+from undrift.core.clients import Roster
+from undrift.core.records import LOST, Record, Span
 from undrift.report import of_results, read_runs, write_csv, write_figures, write_page, write_report
 from undrift.report.embedding import embedded
 from undrift.report.page import page
 from undrift.report.participation import participation
+from undrift.report.result import Comparison, Result
 from undrift.report.tables import Over, shown, target_table
 from undrift.report.terminal import final
+from undrift.report.timeline import PHASES, UNUSED, draw_timeline, shown_clients
 from undrift.report.timing import percent, time_table
-from undrift.result import Comparison, Result
-from undrift.timeline import PHASES, UNUSED, draw_timeline, shown_clients
-from undrift.units import duration, time_unit
+from undrift.utils.errors import UndriftError
+from undrift.utils.formatting import duration, time_unit
 
 MODEL = 4 * P  # bytes
 

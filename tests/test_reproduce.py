@@ -8,10 +8,10 @@ import pytest
 from rich.cells import cell_len
 
 from commands import called
-from undrift.papers import NAMES, find, reproduce, results
-from undrift.papers.catalogue import papers
-from undrift.papers.reproduction import PAPERS
-from undrift.runs.experiment import Experiment
+from undrift.experiments.experiment import Experiment
+from undrift.reproduce import NAMES, find, reproduce, results
+from undrift.reproduce.catalogue import papers
+from undrift.reproduce.reproduction import PAPERS
 
 QUICK_NEEDS = {"feddyn-mnist": "mnist", "feddyn-shakespeare": "shakespeare"}
 """Those whose quick version has no other data."""
@@ -56,7 +56,7 @@ def test_every_reproduction_says_what_it_is():
 def test_every_experiment_file_runs_by_itself():
     seen = 0
     for paper in PAPERS:
-        for path in files(f"undrift.papers.{paper.lower()}").iterdir():
+        for path in files(f"undrift.reproduce.{paper.lower()}").iterdir():
             if path.name.endswith(".toml"):
                 Experiment.load(Path(str(path)))
                 seen += 1

@@ -10,7 +10,7 @@ import pytest
 
 import undrift
 from commands import called, command
-from undrift.records import Record
+from undrift.core.records import Record
 
 EXPERIMENT = """
 rounds = 6

@@ -9,10 +9,10 @@ import tomllib
 import pytest
 
 from commands import called
-from undrift.records import Record
-from undrift.runs.building import build_data
-from undrift.runs.experiment import Experiment
-from undrift.runs.fleets import summary
+from undrift.core.records import Record
+from undrift.experiments.building import build_data
+from undrift.experiments.experiment import Experiment
+from undrift.experiments.fleets import summary
 
 EXPERIMENT = """
 rounds = 6

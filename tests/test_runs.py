@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import undrift as ud
 from kept_runs import plan, run
-from undrift.records import Record
+from undrift.core.records import Record
 from undrift.runs.execution import Keeping, execute
 from undrift.runs.folder import alone_in
 from undrift.runs.store import Store
@@ -357,7 +357,7 @@ def test_states_in_memory_are_bounded(tmp_path):
 
 
 def test_damaged_states_are_refused():
-    from undrift.runs.packing import pack, unpack
+    from undrift.utils.serialization import pack, unpack
 
     whole = pack({"x": torch.arange(5.0), "n": 2, "none": None})
     cpu = torch.device("cpu")

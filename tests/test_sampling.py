@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import undrift as ud
-from undrift.clients import Roster
-from undrift.keys import generator, hashes, key, uniforms
+from undrift.core.clients import Roster
+from undrift.utils.keys import generator, hashes, key, uniforms
 
 
 def roster(sizes, ids=None):

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 import undrift as ud
-from undrift.keys import hashes, keys
-from undrift.losses import ClientLoss
-from undrift.problem import LocalProblem
-from undrift.solvers import Progress, Work, batches
+from undrift.core.losses import ClientLoss
+from undrift.core.problem import LocalProblem, Work
+from undrift.local.solvers import Progress, batches
 from undrift.theory import consistency
+from undrift.utils.keys import hashes, keys
 
 
 class Recorded(ClientLoss):

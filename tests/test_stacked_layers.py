@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from undrift import models
 from undrift.engines.vectorised.batches import Batch
 from undrift.engines.vectorised.draws import Draws
 from undrift.engines.vectorised.layers import Dropout, Linear, ReLU
@@ -20,6 +19,7 @@ from undrift.engines.vectorised.networks import (
 )
 from undrift.engines.vectorised.steps import Fused, Gradients
 from undrift.engines.vectorised.tracing import stacked_layers
+from undrift.nets import models
 
 SIZES = {1: [4], 3: [5, 1, 3]}
 

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from undrift.errors import UndriftError
-from undrift.runs.experiment import Experiment
+from undrift.experiments.experiment import Experiment
 from undrift.runs.folder import run_folder
-from undrift.runs.grids import Range, digest, spaces
-from undrift.runs.judging import Judge, Point, Verdict
-from undrift.runs.sweep import UNDRIFT, run_sweep
+from undrift.runs.sweeps.grids import Range, digest, spaces
+from undrift.runs.sweeps.judging import Judge, Point, Verdict
+from undrift.runs.sweeps.sweep import UNDRIFT, run_sweep
+from undrift.utils.errors import UndriftError
 
 HERE = Path(__file__).parent
 FILE = """
@@ -346,7 +346,7 @@ def test_a_mistake_at_any_point_is_said_before_the_first_runs(setup):
 SCRIPT = """
 import sys
 from pathlib import Path
-from undrift.runs.sweep import run_sweep
+from undrift.runs.sweeps.sweep import run_sweep
 
 path, out, trials, *command = sys.argv[1:]
 trials = int(trials) or None

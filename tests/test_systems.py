@@ -7,10 +7,16 @@ import pytest
 import undrift as ud
 from device_experiments import alone, round_trip
 from undrift.devices import Ladder, LogNormal, Normal
-from undrift.runs.building import build_data, build_devices, build_local, build_paces, build_sampler
-from undrift.runs.experiment import Experiment
+from undrift.experiments.building import (
+    build_data,
+    build_devices,
+    build_local,
+    build_paces,
+    build_sampler,
+)
+from undrift.experiments.experiment import Experiment
+from undrift.experiments.systems import SYSTEMS
 from undrift.runs.planning import plan_of
-from undrift.systems import SYSTEMS
 
 
 class TestSystems:

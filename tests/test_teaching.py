@@ -9,8 +9,7 @@ from rich.console import Console
 
 import undrift as ud
 from experiments import replaced, tables
-from undrift.errors import UndriftError
-from undrift.runs.building import (
+from undrift.experiments.building import (
     build_data,
     build_evaluation,
     build_local,
@@ -18,11 +17,12 @@ from undrift.runs.building import (
     build_model,
     build_sampler,
 )
-from undrift.runs.catalogue import GROUPS
-from undrift.runs.experiment import Experiment
-from undrift.runs.schema import json_schema
-from undrift.runs.schema import text as schema_text
-from undrift.runs.teaching import SINGULAR, example, listing, names, showing, starter
+from undrift.experiments.catalogue import GROUPS
+from undrift.experiments.experiment import Experiment
+from undrift.experiments.schema import json_schema
+from undrift.experiments.schema import text as schema_text
+from undrift.experiments.teaching import SINGULAR, example, listing, names, showing, starter
+from undrift.utils.errors import UndriftError
 
 
 def printed(renderable):
@@ -122,7 +122,7 @@ class TestSchema:
     def test_the_published_one_is_current(self):
         published = Path(__file__).parents[1] / "docs" / "experiment.schema.json"
         assert published.read_text(encoding="utf-8") == schema_text(), (
-            "write it anew: python -m undrift.runs.schema docs/experiment.schema.json"
+            "write it anew: python -m undrift.experiments.schema docs/experiment.schema.json"
         )
 
     def test_every_key_is_described(self):

@@ -8,11 +8,11 @@ from rich.console import Console
 
 import undrift as ud
 from device_experiments import LADDER, alone, tables
-from undrift.runs.building import build_devices, build_limit, build_paces
-from undrift.runs.experiment import Experiment
-from undrift.runs.schema import json_schema
-from undrift.runs.teaching import listing, showing, starter
-from undrift.systems import SYSTEMS
+from undrift.experiments.building import build_devices, build_limit, build_paces
+from undrift.experiments.experiment import Experiment
+from undrift.experiments.schema import json_schema
+from undrift.experiments.systems import SYSTEMS
+from undrift.experiments.teaching import listing, showing, starter
 
 
 class TestTeaching:

@@ -7,7 +7,7 @@ import torch
 
 import undrift as ud
 from undrift.engines.pool import Pool
-from undrift.threads import one_thread
+from undrift.utils.threads import one_thread
 
 TINY = sys.float_info.min
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import undrift as ud
-from undrift.clients import Roster
+from undrift.core.clients import Roster
 
 QUADRATICS = ud.theory.random_quadratics(5, 3, seed=1)
 GD = ud.GD(lr=0.1, steps=3)
@@ -278,7 +278,7 @@ def test_a_client_that_manages_nothing_does_not_reply(method):
 def test_a_fold_that_is_not_finite_is_refused_and_changes_nothing():
     class Exploding(ud.FedAvg):
         def fold(self, server, replies):
-            return ud.Server(x=server.x * math.inf)
+            return ud.ServerState(x=server.x * math.inf)
 
     with pytest.raises(ud.Diverged, match="In round 1 the server's model is not finite"):
         quadratic(Exploding())
@@ -289,7 +289,7 @@ def test_a_fold_that_is_not_finite_is_refused_and_changes_nothing():
     [
         ({"fold": lambda self, server, replies: None}, "must return a Server"),
         (
-            {"fold": lambda self, server, replies: ud.Server(x=server.x[:1])},
+            {"fold": lambda self, server, replies: ud.ServerState(x=server.x[:1])},
             "a model of shape [1] instead of [3]",
         ),
         ({"keeps": {"h": "zeros"}}, "did you mean 'zero'?"),
@@ -319,7 +319,7 @@ def test_a_method_that_does_not_do_what_it_declares_is_refused(broken, words):
             return ud.Upload(moved=result.x - down.x), ud.Keep()
 
         def fold(self, server, replies):
-            return ud.Server(x=server.x + replies.mean("moved"))
+            return ud.ServerState(x=server.x + replies.mean("moved"))
 
     quadratic(Base())
     with pytest.raises(ud.UndriftError) as error:
@@ -403,7 +403,7 @@ def test_a_file_that_cannot_be_written_is_said_and_leaves_nothing(tmp_path, monk
         path.write_bytes(b"half of it")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("undrift.modules.save_file", full)
+    monkeypatch.setattr("undrift.nets.modules.save_file", full)
     with pytest.raises(ud.UndriftError, match=r"cannot be written: OSError.*No space left"):
         result.save(whole)
     assert whole.read_bytes() == before

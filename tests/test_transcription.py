@@ -6,9 +6,9 @@ import torch
 
 import transcription as paper
 import undrift as ud
-from undrift.clients import Roster
-from undrift.schedules import Schedule
-from undrift.server import Adagrad, Adam, Momentum, Plain, Yogi
+from undrift.core.clients import Roster
+from undrift.local.schedules import Schedule
+from undrift.methods.server_optimizers import Adagrad, Adam, Momentum, Plain, Yogi
 
 ROUNDS, CLIENTS, COHORT = 20, 7, 3
 STEPS = {k: 1 + (3 * k) % 5 for k in range(CLIENTS)}
@@ -259,7 +259,7 @@ def test_fedlga_agrees_with_its_paper(options, work):
 
 
 def test_fedpd_agrees_with_its_paper_when_it_does_not_always_talk():
-    from undrift.keys import generator
+    from undrift.utils.keys import generator
 
     talks = [generator(5, "communication", t).random() < 0.4 for t in range(ROUNDS)]
     assert 0 < sum(talks) < ROUNDS

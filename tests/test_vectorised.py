@@ -14,7 +14,7 @@ from undrift.engines.vectorised import (
     vmapped_network,
 )
 from undrift.loops import Asynchronous, Synchronous
-from undrift.modules import ModuleLosses
+from undrift.nets.modules import ModuleLosses
 
 DATA = ud.data.synthetic(1, 1, clients=11, seed=0, most=60)  # sizes differ, so batches are ragged
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from commands import called
-from undrift.errors import UndriftError
+from undrift.utils.errors import UndriftError
 from undrift.verify import FACTS, as_json, explanations, load, named, ours, verify
 
 WRONG = str(Path(__file__).with_name("wrong_methods.py"))

@@ -2,8 +2,8 @@
 catch every one."""
 
 import undrift as ud
-from undrift.averaging import SCHEMES, check_sampling
-from undrift.replies import draws
+from undrift.core.replies import draws
+from undrift.methods.schemes import SCHEMES, check_sampling
 
 
 class DetachedRegulariser(ud.FedProx):
@@ -41,7 +41,7 @@ class ConfusedNK(ud.FedDyn):
     def fold(self, server, replies):
         moved = replies.mean("moved")
         h = server.h - self.alpha * moved
-        return ud.Server(x=server.x + moved - h / self.alpha, h=h)
+        return ud.ServerState(x=server.x + moved - h / self.alpha, h=h)
 
 
 class ConfusedControl(ud.SCAFFOLD):
@@ -108,7 +108,7 @@ class Biased(ud.Method):
         return ud.Upload(moved=result.x - down.x), mine
 
     def fold(self, server, replies):
-        return ud.Server(x=server.x + replies.mean("moved", by=draws))
+        return ud.ServerState(x=server.x + replies.mean("moved", by=draws))
 
 
 class Honest(Biased):
@@ -148,7 +148,7 @@ class NeedsArgument(Biased):
         self.gain = gain
 
     def fold(self, server, replies):
-        return ud.Server(x=server.x + self.gain * replies.mean("moved", by=draws))
+        return ud.ServerState(x=server.x + self.gain * replies.mean("moved", by=draws))
 
 
 ready = NeedsArgument(1.0)

@@ -15,12 +15,12 @@ from undrift.advice.federation import Federation, federation_of, usual_work
 from undrift.advice.rules import rule_for
 from undrift.advice.sentences import meaning, unknown
 from undrift.advice.starting import proposed_rate
-from undrift.errors import UndriftError, require
+from undrift.api import Options
+from undrift.core.regularizers import Regularizer
+from undrift.local.solvers import Local
 from undrift.methods import Method
-from undrift.regularizers import Regularizer
-from undrift.solvers import Local
-from undrift.threads import one_thread
-from undrift.training import Options
+from undrift.utils.errors import UndriftError, require
+from undrift.utils.threads import one_thread
 
 if TYPE_CHECKING:
     from undrift.advice.files import Asked

@@ -14,14 +14,14 @@ from undrift.advice.federation import Federation
 from undrift.advice.rules import WAITING, never, rule_for, why_not
 from undrift.advice.starting import STARTS, Start
 from undrift.advice.work import trial
+from undrift.core.messages import statistics
+from undrift.core.method import Conditions, Method
+from undrift.core.sampling import All, Uniform
 from undrift.data.description import plain
-from undrift.engines.base import statistics
-from undrift.errors import UndriftError
-from undrift.methods.base import Method, Setting
+from undrift.loops.paces import AsTheyArrive
 from undrift.methods.feddr import FedDR
-from undrift.paces import AsTheyArrive
-from undrift.sampling import All, Uniform
-from undrift.traffic import traffic_of
+from undrift.methods.traffic import traffic_of
+from undrift.utils.errors import UndriftError
 
 ENDS = {
     "optimum": "at the optimum of F",
@@ -62,7 +62,7 @@ class Candidate:
 
     def as_dict(self) -> dict[str, Any]:
         """All of it in plain values."""
-        from undrift.runs.parts import table_of  # what reads files is slow to import
+        from undrift.experiments.parts import table_of  # what reads files is slow to import
 
         values = {
             name: value if _is_plain(value) else table_of(value) or repr(value)
@@ -125,7 +125,7 @@ def _refused(federation: Federation, facts: Facts, begin: Start) -> str | None:
     return None
 
 
-def _setting(federation: Federation, facts: Facts, method: Method) -> Setting:
+def _setting(federation: Federation, facts: Facts, method: Method) -> Conditions:
     """What a method would be asked to work in: its own way, where no pace is asked for."""
     setting = facts.setting
     if setting.asynchronous or federation.pace is not None or not method.meant_asynchronous:

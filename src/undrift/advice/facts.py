@@ -17,11 +17,11 @@ from undrift.advice.work import (
     Participation,
     foresee_federation,
 )
+from undrift.core.method import Conditions
+from undrift.core.regularizers import Regularizer
 from undrift.data.description import Spread, describe, plain
-from undrift.methods.base import Setting
-from undrift.paces import word_of
-from undrift.regularizers import Regularizer
-from undrift.solvers import Local
+from undrift.local.solvers import Local
+from undrift.loops.paces import word_of
 
 SKEWED = 0.3
 """Label skew is strong if it moves this share of a client's samples to other classes, beyond
@@ -100,7 +100,7 @@ class Facts:
     participation: Participation
     clock: Clock | None
     delays: Delays | None
-    setting: Setting
+    setting: Conditions
     gradients_per_reply: float
     pace: str | None
     """the pace that is asked for, in a word"""

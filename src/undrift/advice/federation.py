@@ -8,19 +8,19 @@ from functools import cached_property
 
 from torch import Tensor
 
-from undrift.clients import Roster
+from undrift.api import Options, check_options, losses_of
+from undrift.core.clients import Roster
+from undrift.core.losses import Losses
+from undrift.core.regularizers import Regularizer
+from undrift.core.sampling import Sampler, as_sampler
 from undrift.data.federated import FederatedData
 from undrift.devices import Profiles
-from undrift.engines.base import Limit
-from undrift.errors import require, require_type
-from undrift.losses import Losses
+from undrift.local.solvers import SGD, Local
+from undrift.loops.paces import AsTheyArrive, Pace
+from undrift.loops.planning import Limit
 from undrift.methods import FedAvg
-from undrift.modules import ModuleLosses
-from undrift.paces import AsTheyArrive, Pace
-from undrift.regularizers import Regularizer
-from undrift.sampling import Sampler, as_sampler
-from undrift.solvers import SGD, Local
-from undrift.training import Options, check_options, losses_of
+from undrift.nets.modules import ModuleLosses
+from undrift.utils.errors import require, require_type
 
 
 @dataclass(frozen=True)

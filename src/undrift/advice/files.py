@@ -12,13 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from undrift.advice.federation import Federation
 from undrift.advice.toml import Edited, dumped, value_of
-from undrift.errors import UndriftError, require
-from undrift.files import written_whole
-from undrift.loops import pace_of
-from undrift.modules import ModuleLosses
-from undrift.paces import AsTheyArrive, Pace
-from undrift.regularizers import Regularizer
-from undrift.runs.building import (
+from undrift.core.regularizers import Regularizer
+from undrift.experiments.building import (
     build_data,
     build_devices,
     build_limit,
@@ -26,11 +21,16 @@ from undrift.runs.building import (
     build_model,
     build_paces,
 )
-from undrift.runs.experiment import Experiment, tables_in
-from undrift.runs.parts import table_of
-from undrift.runs.settings import applied
-from undrift.runs.teaching import inline
-from undrift.solvers import Local
+from undrift.experiments.experiment import Experiment, tables_in
+from undrift.experiments.parts import table_of
+from undrift.experiments.settings import applied
+from undrift.experiments.teaching import inline
+from undrift.local.solvers import Local
+from undrift.loops import pace_of
+from undrift.loops.paces import AsTheyArrive, Pace
+from undrift.nets.modules import ModuleLosses
+from undrift.utils.errors import UndriftError, require
+from undrift.utils.files import written_whole
 
 if TYPE_CHECKING:
     from undrift.advice.advising import Advice

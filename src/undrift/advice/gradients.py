@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from undrift.advice.federation import Federation
+from undrift.core.losses import Losses
 from undrift.data.federated import FederatedData
 from undrift.data.part import Part
-from undrift.errors import UndriftError
-from undrift.keys import generator
-from undrift.losses import Losses
-from undrift.modules import ModuleLosses
+from undrift.nets.modules import ModuleLosses
+from undrift.utils.errors import UndriftError
+from undrift.utils.keys import generator
 
 CLIENTS = 100
 """From so many clients the dissimilarity is known to a few per cent."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from undrift.advice.facts import DISSIMILAR, FEW, SKEWED, UNEQUAL, Facts
-from undrift.units import duration
+from undrift.utils.formatting import duration
 
 
 def meaning(facts: Facts) -> list[str]:

@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from undrift.units import duration, short, size
+from undrift.utils.formatting import duration, short, size
 
 if TYPE_CHECKING:
     from undrift.advice.advising import Advice

@@ -13,7 +13,7 @@ from typing import Any
 
 import tomli_w
 
-from undrift.runs.teaching import inline
+from undrift.experiments.teaching import inline
 
 HEADER = re.compile(r"\s*\[\[?\s*([^\[\]]+?)\s*\]\]?\s*(#.*)?$")
 METHODS = "method"

@@ -10,18 +10,18 @@ import numpy as np
 import torch
 
 from undrift.advice.federation import Federation
-from undrift.clients import Roster
+from undrift.core.clients import Roster
+from undrift.core.method import Conditions
+from undrift.core.sampling import All, Fixed, Sampler, Weighted
+from undrift.experiments.foreseen import DRAWN as FORESEEN
+from undrift.experiments.foreseen import Foreseen, all_alike, foresee, same_work
+from undrift.local.schedules import Schedule, as_schedule
+from undrift.local.solvers import SGD, Local, Progress
 from undrift.loops import Asynchronous, Loop
+from undrift.loops.paces import AsTheyArrive, FirstToRespond, Pace, WaitForAll
 from undrift.methods import FedAsync, FedAvg, Method
-from undrift.methods.base import Setting
-from undrift.paces import AsTheyArrive, FirstToRespond, Pace, WaitForAll
-from undrift.runs.foreseen import DRAWN as FORESEEN
-from undrift.runs.foreseen import Foreseen, all_alike, foresee, same_work
-from undrift.sampling import All, Fixed, Sampler, Weighted
-from undrift.schedules import Schedule, as_schedule
-from undrift.solvers import SGD, Local, Progress
+from undrift.methods.traffic import traffic_of
 from undrift.theory.consistency import chi_square, effective_weights, tau_effective
-from undrift.traffic import traffic_of
 
 LOOKED_AT = 20_000
 """The work of so many clients is looked at, a sample of larger federations."""
@@ -119,7 +119,7 @@ class Foreseeing:
     participation: Participation
     clock: Clock | None
     delays: Delays | None
-    setting: Setting
+    setting: Conditions
     gradients: float
     """of single samples, per reply"""
 

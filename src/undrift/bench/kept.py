@@ -8,8 +8,8 @@ from pathlib import Path
 
 from torch import Tensor
 
+from undrift.core.records import Record
 from undrift.loops import Loop
-from undrift.records import Record
 from undrift.runs.execution import MEGABYTE, Keeping
 from undrift.runs.folder import RECORDS, STORE
 from undrift.runs.keeping import commit

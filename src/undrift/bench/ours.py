@@ -9,15 +9,16 @@ from typing import Any
 from undrift.bench.kept import Kept
 from undrift.bench.timing import seconds_of, so_many_threads
 from undrift.bench.workloads import Workload
+from undrift.core.evaluation import Evaluation
+from undrift.core.sampling import Uniform
 from undrift.data.federated import FederatedData
 from undrift.engines import EngineOptions
-from undrift.errors import require_choice
-from undrift.evaluation import Evaluation, measure
+from undrift.local.solvers import Local
 from undrift.loops import Loop, loop
+from undrift.loops.measuring import measure
 from undrift.methods import SCAFFOLD, FedAvg, FedDR, FedDyn, FedLGA, FedNova, FedProx, Method
-from undrift.modules import ModuleLosses
-from undrift.sampling import Uniform
-from undrift.solvers import Local
+from undrift.nets.modules import ModuleLosses
+from undrift.utils.errors import require_choice
 
 FOR_EVER = 10**9
 """More rounds than are ever done, so that none is evaluated."""

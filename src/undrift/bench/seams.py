@@ -7,10 +7,12 @@ from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from undrift import solvers
+from undrift.bench.stopwatch import Stopwatch, replaced
+from undrift.core.round_result import RoundResult
+from undrift.core.sampling import Uniform
 from undrift.data.part import Part
 from undrift.engines import serial
-from undrift.engines.base import Job, RoundResult
+from undrift.engines.base import Job
 from undrift.engines.threaded import ThreadedEngine
 from undrift.engines.vectorised import engine as vectorised
 from undrift.engines.vectorised import training
@@ -18,11 +20,10 @@ from undrift.engines.vectorised.batches import Stream
 from undrift.engines.vectorised.draws import Draws
 from undrift.engines.vectorised.networks import Network
 from undrift.engines.vectorised.steps import Fused, Stepper
+from undrift.local import solvers
+from undrift.local.solvers import SGD
 from undrift.loops import Loop
-from undrift.modules import ModuleLoss, ModuleLosses
-from undrift.sampling import Uniform
-from undrift.solvers import SGD
-from undrift.stopwatch import Stopwatch, replaced
+from undrift.nets.modules import ModuleLoss, ModuleLosses
 
 PLAN, SET_UP, DRAW, GATHER = "cohort and work", "client set-up", "draw batches", "gather samples"
 COMPUTE, UPDATE, METHOD = "forward and backward", "update", "method"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 
-from undrift.amounts import NormalAmount
 from undrift.bench.ours import Ours
 from undrift.bench.timing import Tick, interleaved
 from undrift.bench.workloads import Workload
+from undrift.local.amounts import NormalAmount
 
 STEPS = 30
 SPREAD = NormalAmount(STEPS, 20, 1, 96)

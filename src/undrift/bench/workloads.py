@@ -9,10 +9,10 @@ from functools import partial
 import torch
 from torch import nn
 
-from undrift import models
 from undrift.data.federated import FederatedData
 from undrift.data.part import Part
-from undrift.solvers import SGD
+from undrift.local.solvers import SGD
+from undrift.nets import models
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from undrift.cli import (  # noqa: F401  (each adds its command)
     verify,
 )
 from undrift.cli.app import app
-from undrift.errors import UndriftError
+from undrift.utils.errors import UndriftError
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from undrift.cli.app import app, parsed
-from undrift.errors import UndriftError
+from undrift.utils.errors import UndriftError
 
 DEFAULT = "advised.toml"
 
@@ -70,8 +70,8 @@ def advise(
     """
     from undrift.advice.advising import advise_on
     from undrift.advice.files import read
-    from undrift.runs.catalogue import REGULARIZERS
-    from undrift.runs.parts import from_words
+    from undrift.experiments.catalogue import REGULARIZERS
+    from undrift.experiments.parts import from_words
 
     target = out or experiment.with_name(DEFAULT)
     if out is not None and out.exists() and not force:

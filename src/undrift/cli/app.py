@@ -17,7 +17,7 @@ from rich.table import Table
 from typer.core import TyperCommand, TyperGroup
 
 from undrift import __version__
-from undrift.errors import UndriftError
+from undrift.utils.errors import UndriftError
 
 FIRST = {
     "demo": ("", "every method on made-up data, and a report"),

@@ -12,8 +12,8 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 
 from undrift.cli import completing
 from undrift.cli.app import app
-from undrift.display import progress
-from undrift.errors import UndriftError, require_choice
+from undrift.utils.display import progress
+from undrift.utils.errors import UndriftError, require_choice
 
 if TYPE_CHECKING:
     from undrift.bench import Workload

@@ -11,8 +11,8 @@ from torch import nn
 
 from undrift.data import SOURCES, FederatedData
 from undrift.data.partitions import as_partition
-from undrift.errors import UndriftError, require, require_choice
-from undrift.models import MODELS, fitting
+from undrift.nets.models import MODELS, fitting
+from undrift.utils.errors import UndriftError, require, require_choice
 
 
 def sources() -> list[tuple[str, str]]:

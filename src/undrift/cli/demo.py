@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from undrift.cli.app import Open, app, require_picture, show_page
-from undrift.errors import UndriftError
+from undrift.utils.errors import UndriftError
 
 
 @app.command()
@@ -40,9 +40,9 @@ def demo(
     All methods see the same cohorts and the same batches, and the same clients run out of time
     before they have done their steps.
     """
-    from undrift.demo import PARTS, run_demo
+    from undrift.bench.stopwatch import Stopwatch, seconds_since_start
+    from undrift.cli.demonstration import PARTS, run_demo
     from undrift.report.page import require_page
-    from undrift.stopwatch import Stopwatch, seconds_since_start
 
     console = Console()
     if not report.parent.is_dir():

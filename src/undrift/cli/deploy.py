@@ -16,8 +16,8 @@ from undrift.cli.app import app
 from undrift.cli.run import Json, Quiet, conclude
 
 if TYPE_CHECKING:
+    from undrift.experiments.experiment import Experiment
     from undrift.runs.execution import Outcome, Watcher
-    from undrift.runs.experiment import Experiment
 
 deploy = typer.Typer(
     no_args_is_help=True,
@@ -80,7 +80,7 @@ def local(
     Everything is started, the experiment runs, and everything is stopped again.
     """
     from undrift.deploy.running import experiment_of, run_here
-    from undrift.runs.experiment import Experiment
+    from undrift.experiments.experiment import Experiment
 
     experiment = Experiment.load(experiment_of(folder))
     place = out or Path(str(experiment.output.folder))
@@ -108,7 +108,7 @@ def server(
     Stopped or killed, it goes on with `undrift resume DIR`. `undrift report DIR` shows the run.
     """
     from undrift.deploy.running import experiment_of, run_server
-    from undrift.runs.experiment import Experiment
+    from undrift.experiments.experiment import Experiment
 
     experiment = Experiment.load(experiment_of(folder))
     place = out or Path(str(experiment.output.folder))
@@ -144,7 +144,7 @@ def site(
 
     from undrift.deploy.flower.surroundings import die_with_parent
     from undrift.deploy.running import experiment_of, run_site
-    from undrift.runs.experiment import Experiment
+    from undrift.experiments.experiment import Experiment
 
     if with_parent:
         die_with_parent()

@@ -12,13 +12,13 @@ from rich.console import Console
 
 from undrift.cli import completing
 from undrift.cli.app import app, hanging, parsed, require_picture
-from undrift.errors import UndriftError
+from undrift.utils.errors import UndriftError
 
 if TYPE_CHECKING:
     from torch import nn
 
     from undrift.data.federated import FederatedData
-    from undrift.runs.experiment import Experiment
+    from undrift.experiments.experiment import Experiment
 
 
 @app.command()
@@ -98,9 +98,9 @@ def inspect(
     --partition dirichlet:0.3 --clients 100 --picture mnist.png`; `undrift inspect my-folder`.
     """
     from undrift.cli.choosing import chosen_data, chosen_model, sources
-    from undrift.runs.building import build_data
-    from undrift.runs.experiment import Experiment
-    from undrift.runs.fleets import summary
+    from undrift.experiments.building import build_data
+    from undrift.experiments.experiment import Experiment
+    from undrift.experiments.fleets import summary
 
     console = Console(highlight=False)
     if listed or not source:
@@ -144,8 +144,8 @@ def _own_model(
 ) -> nn.Module | None:
     """The model of a file; if it was not asked for, none where it does not fit or is slow."""
     from undrift.advice.gradients import OPERATIONS, operations
-    from undrift.modules import ModuleLosses
-    from undrift.runs.building import build_model
+    from undrift.experiments.building import build_model
+    from undrift.nets.modules import ModuleLosses
 
     said = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     try:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from undrift.cli import completing
 from undrift.cli.app import app
-from undrift.errors import UndriftError
+from undrift.utils.errors import UndriftError
 
 
 @app.command()
@@ -18,8 +18,8 @@ def init(
     path: Annotated[Path, typer.Argument(help="The file to write.")] = Path("experiment.toml"),
 ) -> None:
     """Write a commented experiment file to start from."""
-    from undrift.files import written_whole
-    from undrift.runs.teaching import starter
+    from undrift.experiments.teaching import starter
+    from undrift.utils.files import written_whole
 
     if path.exists():
         raise UndriftError(f"{path} exists already: name another file.")
@@ -44,12 +44,12 @@ def list_(
 ) -> None:
     """Name what an experiment file can use, with a line about each."""
     if what == "papers":
-        from undrift.papers.catalogue import papers
-        from undrift.papers.terminal import listing as reproductions
+        from undrift.reproduce.catalogue import papers
+        from undrift.reproduce.terminal import listing as reproductions
 
         Console(highlight=False).print(reproductions(papers()))
         return
-    from undrift.runs.teaching import listing
+    from undrift.experiments.teaching import listing
 
     Console(highlight=False).print(listing(what))
 
@@ -71,7 +71,7 @@ def show(
     ],
 ) -> None:
     """Explain one of them: formula, paper, parameters with defaults, and how to write it."""
-    from undrift.runs.teaching import showing
+    from undrift.experiments.teaching import showing
 
     Console(highlight=False).print(showing(kind, name))
 
@@ -79,6 +79,6 @@ def show(
 @app.command()
 def schema() -> None:
     """Print the JSON schema of experiment files, for completion in editors."""
-    from undrift.runs.schema import text
+    from undrift.experiments.schema import text
 
     typer.echo(text(), nl=False)

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from undrift.cli import completing
 from undrift.cli.app import Open, app, show_page
-from undrift.errors import UndriftError
+from undrift.utils.errors import UndriftError
 
 
 @app.command()
@@ -58,12 +58,12 @@ def reproduce(
     Prints which of the paper's claims hold here, draws the figure and writes a report. Everything
     is kept in the folder: after Ctrl-C or a kill, the same command goes on.
     """
-    from undrift.papers.catalogue import find, papers
-    from undrift.papers.lab import Interrupted
-    from undrift.papers.page import REPORT
-    from undrift.papers.reproducing import default_folder
-    from undrift.papers.reproducing import reproduce as do
-    from undrift.papers.terminal import listing, summary
+    from undrift.reproduce.catalogue import find, papers
+    from undrift.reproduce.lab import Interrupted
+    from undrift.reproduce.page import REPORT
+    from undrift.reproduce.reproducing import default_folder
+    from undrift.reproduce.reproducing import reproduce as do
+    from undrift.reproduce.terminal import listing, summary
 
     console = Console(highlight=False, markup=False)
     if all_:

@@ -12,11 +12,11 @@ from rich.console import Console
 
 from undrift.cli import completing
 from undrift.cli.app import app, parsed
-from undrift.display import redraws
+from undrift.utils.display import redraws
 
 if TYPE_CHECKING:
+    from undrift.experiments.experiment import Experiment
     from undrift.runs.execution import Outcome
-    from undrift.runs.experiment import Experiment
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 Workers = Annotated[
@@ -89,7 +89,7 @@ def run(
     Every round is committed to the run folder. Ctrl-C finishes the round; after that, a crash or a
     kill, `undrift resume DIR` goes on and ends as if nothing had happened.
     """
-    from undrift.runs.experiment import Experiment
+    from undrift.experiments.experiment import Experiment
     from undrift.runs.planning import only as only_method
 
     changes = parsed(settings or []) | _engine(name=engine, workers=workers, address=address)
@@ -137,7 +137,7 @@ def _engine(**asked: str | int | None) -> dict[str, object]:
 
 
 def _do(experiment: Experiment, folder: Path, quiet: bool, as_json: bool) -> None:
-    from undrift.runs.building import build_data, build_engine
+    from undrift.experiments.building import build_data, build_engine
     from undrift.runs.planning import claim, run_experiment
     from undrift.runs.watching import watching
 
@@ -186,8 +186,8 @@ def conclude(
 def _dry_run(experiment: Experiment, folder: Path) -> None:
     from rich.syntax import Syntax
 
-    from undrift.runs.building import build_data, build_model
-    from undrift.runs.cost import estimate
+    from undrift.experiments.building import build_data, build_model
+    from undrift.experiments.cost import estimate
 
     console = Console(highlight=False, markup=False)
     console.print(Syntax(experiment.to_toml(), "toml", background_color="default"))

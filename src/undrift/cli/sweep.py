@@ -48,7 +48,7 @@ def sweep(
     that was stopped goes on where it was.
     """
     from undrift.report import write_report
-    from undrift.runs.sweep import run_sweep
+    from undrift.runs.sweeps.sweep import run_sweep
 
     console = Console(highlight=False, quiet=quiet)
     try:

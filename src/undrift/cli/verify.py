@@ -10,8 +10,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 
 from undrift.cli import completing
 from undrift.cli.app import app, hanging, parsed
-from undrift.display import progress
-from undrift.errors import UndriftError
+from undrift.utils.display import progress
+from undrift.utils.errors import UndriftError
 
 
 @app.command()

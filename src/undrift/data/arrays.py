@@ -12,8 +12,8 @@ from rich.progress import track
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from undrift.display import redraws
-from undrift.errors import UndriftError, first_line, require
+from undrift.utils.display import redraws
+from undrift.utils.errors import UndriftError, first_line, require
 
 Pair = tuple[Any, Any]
 """Inputs and targets: arrays or tensors with one row per sample."""

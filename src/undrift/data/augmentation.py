@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from undrift.errors import require, require_range, require_whole
+from undrift.utils.errors import require, require_range, require_whole
 
 
 class Augmentation(ABC):

@@ -22,15 +22,15 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor, nn
 
+from undrift.core.losses import objective_weights
 from undrift.data.federated import FederatedData
 from undrift.data.part import Part
-from undrift.display import as_html, redraws
-from undrift.errors import UndriftError, require, require_type
-from undrift.losses import objective_weights
-from undrift.threads import one_thread
+from undrift.utils.display import as_html, redraws
+from undrift.utils.errors import UndriftError, require, require_type
+from undrift.utils.threads import one_thread
 
 if TYPE_CHECKING:
-    from undrift.modules import ModuleLosses
+    from undrift.nets.modules import ModuleLosses
 
 SHARES = (40, 60, 80)
 """The per cents of a client's data in Figure 3 of FedDyn (Acar et al., ICLR 2021)."""
@@ -212,7 +212,7 @@ class Description:
     def svg(self) -> bytes:
         """The same picture as SVG."""
         from undrift.data.picture import draw
-        from undrift.plots import svg_of
+        from undrift.report.plots import svg_of
 
         return svg_of(draw(self))
 
@@ -426,7 +426,7 @@ def _losses(
     loss: Callable[[Tensor, Tensor], Tensor] | None,
     device: str | torch.device,
 ) -> ModuleLosses:
-    from undrift.modules import ModuleLosses
+    from undrift.nets.modules import ModuleLosses
 
     with warnings.catch_warnings():
         # Nothing is trained here, so it does not matter that training would change buffers.

@@ -31,8 +31,8 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from undrift.display import progress
-from undrift.errors import UndriftError, first_line, require, require_type
+from undrift.utils.display import progress
+from undrift.utils.errors import UndriftError, first_line, require, require_type
 
 _TIMEOUT = 30.0  # seconds without a byte
 _PAUSES = (1.0, 2.0, 4.0)  # seconds before each new try after a dropped connection

@@ -16,9 +16,9 @@ from undrift.data.augmentation import Augmentation
 from undrift.data.holding_out import hold_out
 from undrift.data.part import Part
 from undrift.data.partitions import IID, Natural, Partition, Split, as_partition
-from undrift.errors import UndriftError, first_line, require, require_choice, require_type
-from undrift.keys import plain_id
-from undrift.threads import one_thread
+from undrift.utils.errors import UndriftError, first_line, require, require_choice, require_type
+from undrift.utils.keys import plain_id
+from undrift.utils.threads import one_thread
 
 if TYPE_CHECKING:
     from undrift.data.description import Description

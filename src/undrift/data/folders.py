@@ -12,7 +12,7 @@ import numpy as np
 
 from undrift.data.federated import FederatedData
 from undrift.data.formats import read_leaf
-from undrift.errors import UndriftError, first_line, require, require_choice
+from undrift.utils.errors import UndriftError, first_line, require, require_choice
 
 Pair = tuple[np.ndarray, np.ndarray]
 TARGETS = ("label", "target", "y")

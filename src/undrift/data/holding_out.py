@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from undrift.data.part import Part
-from undrift.errors import require_choice, require_range
-from undrift.keys import hashes, uniforms
+from undrift.utils.errors import require_choice, require_range
+from undrift.utils.keys import hashes, uniforms
 
 ODD = np.uint64(0x9E3779B97F4A7C15)
 

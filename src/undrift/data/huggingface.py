@@ -11,7 +11,7 @@ from torch import Tensor
 
 from undrift.data.federated import FederatedData
 from undrift.data.partitions import Partition
-from undrift.errors import UndriftError, require, require_choice
+from undrift.utils.errors import UndriftError, require, require_choice
 
 
 def from_huggingface(

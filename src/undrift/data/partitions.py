@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from undrift.data.sizes import SIZES, Balanced, Sizes, apportion, as_sizes
-from undrift.errors import (
+from undrift.utils.errors import (
     UndriftError,
     require,
     require_choice,
@@ -24,7 +24,7 @@ from undrift.errors import (
     require_type,
     require_whole,
 )
-from undrift.keys import generator, plain_id
+from undrift.utils.keys import generator, plain_id
 
 DRAWS = 65536
 """How many labels are drawn at once: bounds the memory of a partition."""

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 from undrift.data.description import FEW, Description, Histogram, Labels, Picked, describe
 from undrift.data.federated import FederatedData
-from undrift.files import written_whole
-from undrift.plots import COLOURS
+from undrift.report.plots import COLOURS
+from undrift.utils.files import written_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from undrift.pictures import Picture
+    from undrift.utils.pictures import Picture
 
 SHADES = ("#9ecae1", "#4292c6", "#084594")  # for 40, 60 and 80 per cent
 SMALL = 7  # the size of ticks' labels, in points
@@ -39,7 +39,7 @@ def plot_description(
     spread choice is shown. Data without classes have the sizes alone. Without a path the picture
     is given back.
     """
-    from undrift.pictures import require_suffix
+    from undrift.utils.pictures import require_suffix
 
     if path is not None:
         path = require_suffix(path)
@@ -65,7 +65,7 @@ def _picture(found: Description, suffix: str) -> bytes:
 
 def draw(found: Description) -> Picture:
     """The figure, for those who want to change it."""
-    from undrift.pictures import Picture
+    from undrift.utils.pictures import Picture
 
     title = f"{shorten(found.name, 60, placeholder=' …')}: {_amount(found.clients, 'client')}, "
     title += _amount(found.samples["train"], "training sample")

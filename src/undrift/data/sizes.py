@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from undrift.errors import UndriftError, require, require_range, require_whole
-from undrift.keys import generator
+from undrift.utils.errors import UndriftError, require, require_range, require_whole
+from undrift.utils.keys import generator
 
 
 class Sizes(ABC):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
-from undrift.runs.experiment import Experiment
+from undrift.experiments.experiment import Experiment
 
 COMMON = ("data", "model", "local", "method")
 """What a site computes with; how many rounds there are and who is asked is the server's affair."""

@@ -18,8 +18,8 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from undrift.errors import UndriftError, first_line, require, require_range, require_whole
-from undrift.files import written_whole
+from undrift.utils.errors import UndriftError, first_line, require, require_range, require_whole
+from undrift.utils.files import written_whole
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey

@@ -9,20 +9,21 @@ from typing import Any
 
 import numpy as np
 
+from undrift.core.messages import Assignment, Reply
+from undrift.core.method import Conditions, Method
+from undrift.core.records import Record, Span
+from undrift.core.round_result import RoundResult
+from undrift.core.sampling import All, Cohort
 from undrift.deploy.post import REFUSED
 from undrift.deploy.remote import RemoteEngine
 from undrift.devices import ARRIVES
-from undrift.engines.base import Errand, Reply, RoundResult
-from undrift.errors import UndriftError
-from undrift.keys import generator
 from undrift.loops import Asynchronous, Loop, Synchronous
-from undrift.loops.asynchronous import Task
-from undrift.loops.flights import ANYBODY, WAKES, Flight
-from undrift.loops.outings import Outing, without_clock
-from undrift.methods.base import Method, Setting
-from undrift.paces import RoundPace, WaitForAll
-from undrift.records import Record, Span
-from undrift.sampling import All, Cohort
+from undrift.loops.asynchronous import Dispatched
+from undrift.loops.dispatch import Outing, without_clock
+from undrift.loops.event_queue import ANYBODY, WAKES, Flight
+from undrift.loops.paces import RoundPace, WaitForAll
+from undrift.utils.errors import UndriftError
+from undrift.utils.keys import generator
 
 LOOK = 1.0
 """Every so many seconds it is looked whether a site is there again."""
@@ -83,7 +84,7 @@ class Rounds(AcrossSites, Synchronous):
             self.pace = WaitForAll(len(self.roster))
         self._clock = Clock()
 
-    def setting(self) -> Setting:
+    def setting(self) -> Conditions:
         kind = self.sampler.kind(self.roster)
         loses = self._by_the_clock.loses
         return self._setting(participation="responding" if kind == "all" and loses else kind)
@@ -123,7 +124,7 @@ class Rounds(AcrossSites, Synchronous):
 
     def _outing(self, cohort: Cohort, draw: Callable[[str], float]) -> Outing:
         self._left = self._clock.now
-        return without_clock(self.job, self.method, cohort, self.round)
+        return without_clock(self.planner, self.method, cohort, self.round)
 
     def _pass_time(self, record: Record, outing: Outing) -> None:
         now = self._clock.now
@@ -144,11 +145,11 @@ class Arrivals(AcrossSites, Asynchronous):
     def _launch(self, k: int) -> None:
         super()._launch(k)
         task = self._tasks[self.flights.launched - 1]
-        errand = Errand(task.client, task.work, *self._read[task.version])
-        ticket = self.engine.send(self.method, errand, self.states, diagnose=True)
+        assignment = Assignment(task.client, task.work, *self._read[task.version])
+        ticket = self.engine.send(self.method, assignment, self.states, diagnose=True)
         self.flights.tickets[ticket] = task.flight
 
-    def _speaks_of_training(self, task: Task, reply: Reply) -> bool:
+    def _speaks_of_training(self, task: Dispatched, reply: Reply) -> bool:
         return not str(reply.wrong).startswith(REFUSED)
 
     def landed(self, flight: Flight, reply: Reply | None) -> None:

@@ -17,9 +17,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor
 
-from undrift.errors import UndriftError, first_line, require
-from undrift.runs.packing import DTYPES
-from undrift.units import size as bytes_in_words
+from undrift.utils.errors import UndriftError, first_line, require
+from undrift.utils.formatting import size as bytes_in_words
+from undrift.utils.serialization import DTYPES
 
 HEADER = 1_000_000
 """The most bytes that names, shapes and values may take in a message."""

@@ -9,6 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from undrift.core.diagnostics import MOVED, PROGRESS, SQUARE
+from undrift.core.messages import CHANGE, COHORT, Reply, TrackedModels, bytes_of, statistics
+from undrift.core.method import Method
+from undrift.core.problem import Client, Download, Keep, Named, Upload, Work
 from undrift.deploy.payloads import (
     Like,
     Refused,
@@ -18,13 +22,8 @@ from undrift.deploy.payloads import (
     encode,
     size,
 )
-from undrift.diagnostics import MOVED, PROGRESS, SQUARE
-from undrift.engines.base import CHANGE, COHORT, Reply, Watch, bytes_of, statistics
-from undrift.errors import UndriftError
-from undrift.methods.base import Method
-from undrift.problem import Client, Download, Keep, Named, Upload
-from undrift.solvers import Work
-from undrift.traffic import traffic_of
+from undrift.methods.traffic import traffic_of
+from undrift.utils.errors import UndriftError
 
 WHO, HELLO, WORK, LOOK = "who", "hello", "work", "look"
 """What a site can be asked: its name, what it has, to train, to evaluate a model."""
@@ -168,16 +167,21 @@ class Expected:
 
 
 def expected_of(
-    method: Method, order: Order, x: Tensor, buffers: Mapping[str, Tensor], watch: Watch, draw: Any
+    method: Method,
+    order: Order,
+    x: Tensor,
+    buffers: Mapping[str, Tensor],
+    tracked: TrackedModels,
+    draw: Any,
 ) -> Expected:
     """What a method's clients answer in this round."""
     vector = Like(x.dtype, tuple(x.shape))
     up = traffic_of(method, draw).up
     vectors = {name: vector for name, is_vector in up.items() if is_vector}
     numbers = {name for name, is_vector in up.items() if not is_vector}
-    if watch.cohort:
+    if tracked.cohort:
         vectors[COHORT] = vector
-    if watch.last:
+    if tracked.last:
         vectors[CHANGE] = vector
     if order.diagnose:
         vectors[MOVED] = vector

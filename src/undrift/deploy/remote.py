@@ -11,19 +11,21 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from undrift.clients import ClientStates
+from undrift.core.clients import ClientStates
+from undrift.core.losses import ClientLoss, Losses
+from undrift.core.messages import Assignment, Reply
+from undrift.core.method import Method
+from undrift.core.problem import Client
+from undrift.core.round_result import RoundResult
+from undrift.core.targets import PARTS
 from undrift.deploy.payloads import Refused, decode, encode
 from undrift.deploy.post import REFUSED, Arrival, Post
 from undrift.deploy.protocol import LOOK, SLACK, VERSION, Expected, Order, expected_of
-from undrift.engines.base import Engine, Errand, Job, OwnModel, Reply, RoundResult
-from undrift.errors import UndriftError
-from undrift.keys import generator
-from undrift.losses import ClientLoss, Losses
-from undrift.methods.base import Method
-from undrift.modules import FlatModule
-from undrift.paces import Deadline, FirstToRespond, Pace
-from undrift.problem import Client
-from undrift.targets import PARTS
+from undrift.engines.base import Engine, Job, OwnModel
+from undrift.loops.paces import Deadline, FirstToRespond, Pace
+from undrift.nets.modules import FlatModule
+from undrift.utils.errors import UndriftError
+from undrift.utils.keys import generator
 
 METRICS = 100
 """The most metrics of a site."""
@@ -173,23 +175,25 @@ class RemoteEngine(Engine):
 
     # One by one
 
-    def send(self, method: Method, errand: Errand, states: ClientStates, diagnose: bool) -> str:
+    def send(
+        self, method: Method, assignment: Assignment, states: ClientStates, diagnose: bool
+    ) -> str:
         """Ask a site for its client's work; gives the ticket."""
-        id = errand.client.id
+        id = assignment.client.id
         base = _version(states, id) if id in set(states.seen()) else 0
         order = Order(
             run=self._run,
             label=self._label,
             seed=self.job.seed,
-            client=errand.client,
-            work=errand.work,
+            client=assignment.client,
+            work=assignment.work,
             base=base,
             committed=self._committed.get(id, 0),
-            version=errand.work.turn + 1,
+            version=assignment.work.turn + 1,
             diagnose=diagnose,
             budget=self._pace.budget if isinstance(self._pace, Deadline) else None,
-            download=errand.download,
-            buffers=errand.buffers,
+            download=assignment.download,
+            buffers=assignment.buffers,
         )
         most = self._expected(method, order).most
         ticket = self.post.send(str(id), order.encoded(), self._seconds(), most)
@@ -219,7 +223,7 @@ class RemoteEngine(Engine):
         def draw(purpose: str) -> float:
             return generator(self.job.seed, purpose, order.work.round).random()
 
-        return expected_of(method, order, self.losses.flat.x, order.buffers, self.job.watch, draw)
+        return expected_of(method, order, self.losses.flat.x, order.buffers, self.job.tracked, draw)
 
     def _reply(self, method: Method, data: bytes, order: Order) -> Reply:
         expected = self._expected(method, order)
@@ -233,14 +237,17 @@ class RemoteEngine(Engine):
     def run(
         self,
         method: Method,
-        errands: Iterable[Errand],
+        assignments: Iterable[Assignment],
         states: ClientStates,
         round: int,
         diagnose: bool = True,
     ) -> RoundResult:
-        errands = list(errands)
-        result = RoundResult(method, self.job, round, diagnose)
-        waiting = {self.send(method, errand, states, diagnose): errand.client for errand in errands}
+        assignments = list(assignments)
+        result = self.job.result(method, round, diagnose)
+        waiting = {
+            self.send(method, assignment, states, diagnose): assignment.client
+            for assignment in assignments
+        }
         found: dict[Hashable, Reply] = {}
         began = time.monotonic()
         ends = began + self._seconds()
@@ -258,13 +265,19 @@ class RemoteEngine(Engine):
         for ticket, client in waiting.items():
             self._give_up(ticket, began + self._timeout)
             result.lost[client.id] = "late" if self._enough(found) else NO_ANSWER
-        for errand in errands:  # in their order, so that the sums do not depend on who was first
-            if errand.client.id in found:
-                result.take(found[errand.client.id])
+        for (
+            assignment
+        ) in assignments:  # in their order, so that the sums do not depend on who was first
+            if assignment.client.id in found:
+                result.take(found[assignment.client.id])
         return result
 
     def replies(
-        self, method: Method, errands: Iterable[Errand], states: ClientStates, diagnose: bool = True
+        self,
+        method: Method,
+        assignments: Iterable[Assignment],
+        states: ClientStates,
+        diagnose: bool = True,
     ) -> Iterator[Reply]:
         raise UndriftError("A deployment takes replies as they arrive, not in their order.")
 

@@ -19,11 +19,11 @@ from undrift.deploy.flower.surroundings import (
 )
 from undrift.deploy.server import DEPLOYMENT, require_deployable, serve, sites_of
 from undrift.deploy.site import Site
-from undrift.errors import UndriftError, require
+from undrift.experiments.experiment import Experiment
 from undrift.runs.execution import Outcome, Watcher
-from undrift.runs.experiment import Experiment
 from undrift.runs.folder import alone_in, read_json, write_json
 from undrift.runs.planning import claim
+from undrift.utils.errors import UndriftError, require
 
 CONNECTION = "connection.json"
 """Where the server of a run folder listens, and which sites it starts itself."""

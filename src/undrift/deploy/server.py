@@ -12,23 +12,23 @@ from pathlib import Path
 from typing import Any
 
 import undrift
+from undrift.core.losses import Losses
+from undrift.core.method import NUMBER, Method
 from undrift.deploy.agreement import facts
 from undrift.deploy.loops import Arrivals, Rounds
 from undrift.deploy.payloads import Refused, decode, encode
 from undrift.deploy.post import Post
 from undrift.deploy.protocol import HELLO, SLACK, VERSION
 from undrift.deploy.remote import RemoteEngine, RemoteLosses
-from undrift.errors import UndriftError, require
+from undrift.experiments.building import build_evaluation, build_model
+from undrift.experiments.experiment import Experiment
+from undrift.experiments.tables.data import is_function
 from undrift.loops import Loop, pace_of
-from undrift.losses import Losses
-from undrift.methods.base import NUMBER, Method
-from undrift.paces import AsTheyArrive, RoundPace
-from undrift.runs.building import build_evaluation, build_model
+from undrift.loops.paces import AsTheyArrive, RoundPace
 from undrift.runs.execution import Outcome, Plan, Watcher, execute
-from undrift.runs.experiment import Experiment
 from undrift.runs.folder import alone_in, read_json, write_json
 from undrift.runs.planning import asked_of, claim, keeping_of
-from undrift.runs.tables.data import is_function
+from undrift.utils.errors import UndriftError, require
 
 DEPLOYMENT = "deployment.json"
 """What a run folder knows of its sites."""

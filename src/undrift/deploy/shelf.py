@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from undrift.deploy.payloads import Refused, decode, encode
-from undrift.errors import UndriftError, first_line, require, require_type, require_whole
-from undrift.files import synced, written_whole
+from undrift.utils.errors import UndriftError, first_line, require, require_type, require_whole
+from undrift.utils.files import synced, written_whole
 
 VERSION = re.compile(r"([1-9][0-9]*)\.safetensors")
 PARTIAL = re.compile(r"\.[1-9][0-9]*\.partial\.safetensors")

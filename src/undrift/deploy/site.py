@@ -12,21 +12,22 @@ from typing import Any
 from torch import Tensor
 
 import undrift
-from undrift.clients import ClientStates, Roster
+from undrift.core.clients import ClientStates, Roster
+from undrift.core.messages import LAST, Assignment, Reply, TrackedModels
+from undrift.core.method import INITIAL, Method
+from undrift.core.problem import Keep
+from undrift.core.targets import PARTS
 from undrift.deploy.agreement import facts, first_difference
 from undrift.deploy.payloads import Refused, decode, encode
 from undrift.deploy.protocol import HELLO, LOOK, ORDER, WHO, WORK, Order, answer_to, order_from
 from undrift.deploy.shelf import Shelf
-from undrift.engines.base import LAST, Engine, Errand, Job, Reply, Watch
+from undrift.engines.base import Engine, Job
 from undrift.engines.options import EngineOptions
-from undrift.errors import require_choice
-from undrift.methods.base import INITIAL, Method
-from undrift.modules import ModuleLosses
-from undrift.problem import Keep
-from undrift.runs.building import build_data, build_local, build_model
-from undrift.runs.experiment import Experiment
-from undrift.targets import PARTS
-from undrift.threads import one_thread
+from undrift.experiments.building import build_data, build_local, build_model
+from undrift.experiments.experiment import Experiment
+from undrift.nets.modules import ModuleLosses
+from undrift.utils.errors import require_choice
+from undrift.utils.threads import one_thread
 
 MARGIN = 0.7
 """The share of a deadline that a site computes in; the rest is for the way."""
@@ -111,10 +112,10 @@ class Site:
         states = self._states(method, order, losses)
         began = time.perf_counter()
         with one_thread():
-            errand = Errand(order.client, order.work, order.download, order.buffers)
+            assignment = Assignment(order.client, order.work, order.download, order.buffers)
             if order.budget is not None:
-                errand = self._within(order.budget, method, engine, errand, states)
-            reply = self._reply(method, engine, errand, states, order.diagnose)
+                assignment = self._within(order.budget, method, engine, assignment, states)
+            reply = self._reply(method, engine, assignment, states, order.diagnose)
         seconds = time.perf_counter() - began
         self._pace = seconds / max(1, reply.steps)
         if reply.wrong is None and states.kinds:
@@ -129,29 +130,35 @@ class Site:
         budget: float,
         method: Method,
         engine: Engine,
-        errand: Errand,
+        assignment: Assignment,
         states: ClientStates,
-    ) -> Errand:
+    ) -> Assignment:
         """As many steps as fit into the time; the first time, one step is tried."""
         if self._pace is None:
             began = time.perf_counter()
-            once = replace(errand, work=replace(errand.work, steps=1))
+            once = replace(assignment, work=replace(assignment.work, steps=1))
             self._reply(method, engine, once, states, diagnose=False)
             self._pace = time.perf_counter() - began
         managed = int(MARGIN * budget / self._pace)
         return replace(
-            errand, work=replace(errand.work, steps=max(1, min(errand.work.steps, managed)))
+            assignment,
+            work=replace(assignment.work, steps=max(1, min(assignment.work.steps, managed))),
         )
 
     def _reply(
-        self, method: Method, engine: Engine, errand: Errand, states: ClientStates, diagnose: bool
+        self,
+        method: Method,
+        engine: Engine,
+        assignment: Assignment,
+        states: ClientStates,
+        diagnose: bool,
     ) -> Reply:
-        (reply,) = engine.replies(method, [errand], states, diagnose)
+        (reply,) = engine.replies(method, [assignment], states, diagnose)
         return reply
 
     def _states(self, method: Method, order: Order, losses: ModuleLosses) -> ClientStates:
         """What the client remembers: the state that the server accepted last."""
-        kinds = method.kept() | ({LAST: INITIAL} if self._watch().last else {})
+        kinds = method.kept() | ({LAST: INITIAL} if self._tracked().last else {})
         states = ClientStates(kinds, losses.initial())
         if kinds and order.base:
             _require(
@@ -181,7 +188,7 @@ class Site:
             method = self.experiment.of(label).build()
             losses = self._losses_of(seed)
             roster = Roster(losses.ids, losses.sizes)
-            job = Job(roster, build_local(self.experiment, label), seed, None, self._watch())
+            job = Job(roster, build_local(self.experiment, label), seed, self._tracked())
             options = self.experiment.engine.build()
             options = EngineOptions("serial") if options.name in ("ray", "auto") else options
             self._engines = {(label, seed): (method, options(losses, job))}
@@ -193,9 +200,9 @@ class Site:
             self._losses = {seed: ModuleLosses(model, self.data)}
         return self._losses[seed]
 
-    def _watch(self) -> Watch:
+    def _tracked(self) -> TrackedModels:
         models = self.experiment.evaluation.build().models
-        return Watch(cohort="cohort" in models, last="all" in models)
+        return TrackedModels(cohort="cohort" in models, last="all" in models)
 
     def _parts(self) -> dict[str, Any]:
         parts = {"train": self.data.train, "test": self.data.test}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib.resources import files
 from pathlib import Path
 
-from undrift.errors import UndriftError, first_line, require
-from undrift.files import written_whole
+from undrift.utils.errors import UndriftError, first_line, require
+from undrift.utils.files import written_whole
 
 FILES = ("experiment.toml", "site.py")
 """What an app consists of."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from undrift.clients import Roster
+from undrift.core.clients import Roster
 from undrift.devices.windows import AlwaysWindows, DutyWindows, Windows
-from undrift.errors import require_range, require_type
-from undrift.keys import uniforms
+from undrift.utils.errors import require_range, require_type
+from undrift.utils.keys import uniforms
 
 
 class Availability(ABC):

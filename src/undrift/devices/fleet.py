@@ -11,8 +11,8 @@ import numpy as np
 
 from undrift.devices.laws import normal_scores
 from undrift.devices.windows import Times, Windows
-from undrift.errors import require
-from undrift.keys import uniforms
+from undrift.utils.errors import require
+from undrift.utils.keys import uniforms
 
 ARRIVES, FAILED, LEFT = "arrives", "failed", "left"
 """What becomes of a client: its reply arrives, it drops out, or its availability ends."""

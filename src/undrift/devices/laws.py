@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from undrift.errors import require_range
+from undrift.utils.errors import require_range
 
 LOWEST, HIGHEST = 2.0**-54, 1 - 2.0**-53
 """The range uniform numbers are kept in, so that their normal scores are finite."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from undrift.clients import Roster
+from undrift.core.clients import Roster
 from undrift.data.sizes import apportion
 from undrift.devices.availability import Always, Availability
 from undrift.devices.fleet import Fleet
@@ -18,7 +18,7 @@ from undrift.devices.laws import Law, as_law, correlated, ranks
 from undrift.devices.quantities import ABSENT, LIMITS, UNITS
 from undrift.devices.traces import read_devices, read_windows
 from undrift.devices.windows import AlwaysWindows, ListedWindows, MixedWindows, Windows
-from undrift.errors import (
+from undrift.utils.errors import (
     UndriftError,
     first_line,
     require,
@@ -27,8 +27,8 @@ from undrift.errors import (
     require_type,
     require_whole,
 )
-from undrift.keys import uniforms
-from undrift.reprs import short
+from undrift.utils.keys import uniforms
+from undrift.utils.reprs import short
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from undrift.devices.quantities import ABSENT, LIMITS
 from undrift.devices.windows import Span
-from undrift.errors import UndriftError, first_line, require, require_choice, require_range
+from undrift.utils.errors import UndriftError, first_line, require, require_choice, require_range
 
 NAMES = ("client", "device")
 """What the column with a row's name may be called."""

@@ -1,7 +1,7 @@
 """Engines: how the clients' local problems are solved. All give the same answer."""
 
 from undrift.engines.auto import AutoEngine
-from undrift.engines.base import Engine, Errand, Job, Reply, RoundResult, Watch
+from undrift.engines.base import Engine, Job
 from undrift.engines.options import ENGINES, EngineOptions, engine_options
 from undrift.engines.serial import SerialEngine
 from undrift.engines.vectorised import VectorisedEngine
@@ -11,12 +11,8 @@ __all__ = [
     "AutoEngine",
     "Engine",
     "EngineOptions",
-    "Errand",
     "Job",
-    "Reply",
-    "RoundResult",
     "SerialEngine",
     "VectorisedEngine",
-    "Watch",
     "engine_options",
 ]

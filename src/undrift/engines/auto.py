@@ -7,14 +7,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from undrift.clients import ClientStates
-from undrift.engines.base import Engine, Errand, Job, Reply, RoundResult
+from undrift.core.clients import ClientStates
+from undrift.core.losses import Losses
+from undrift.core.messages import Assignment, Reply
+from undrift.core.method import Method
+from undrift.core.round_result import RoundResult
+from undrift.engines.base import Engine, Job
 from undrift.engines.choices import question, recall, remember
 from undrift.engines.strategies import SERIAL, Strategy, candidates
-from undrift.errors import UndriftError
-from undrift.losses import Losses
-from undrift.methods.base import Method
-from undrift.modules import ModuleLosses
+from undrift.nets.modules import ModuleLosses
+from undrift.utils.errors import UndriftError
 
 TRIAL = 0.3
 """Seconds of work on which a strategy is timed."""
@@ -86,39 +88,49 @@ class AutoEngine(Engine):
     def run(
         self,
         method: Method,
-        errands: Iterable[Errand],
+        assignments: Iterable[Assignment],
         states: ClientStates,
         round: int,
         diagnose: bool = True,
     ) -> RoundResult:
-        errands = list(errands)
-        return self.settled(method, errands, states).run(method, errands, states, round, diagnose)
+        assignments = list(assignments)
+        return self.settled(method, assignments, states).run(
+            method, assignments, states, round, diagnose
+        )
 
     def replies(
-        self, method: Method, errands: Iterable[Errand], states: ClientStates, diagnose: bool = True
+        self,
+        method: Method,
+        assignments: Iterable[Assignment],
+        states: ClientStates,
+        diagnose: bool = True,
     ) -> Iterator[Reply]:
-        errands = list(errands)
-        return self.settled(method, errands, states).replies(method, errands, states, diagnose)
+        assignments = list(assignments)
+        return self.settled(method, assignments, states).replies(
+            method, assignments, states, diagnose
+        )
 
-    def settled(self, method: Method, errands: list[Errand], states: ClientStates) -> Engine:
+    def settled(
+        self, method: Method, assignments: list[Assignment], states: ClientStates
+    ) -> Engine:
         """The engine that was chosen, or is chosen now, on this work."""
-        if self._engine is None and errands:
-            self._choose(method, errands, states)
+        if self._engine is None and assignments:
+            self._choose(method, assignments, states)
         return self._engine or SERIAL.engine(self.losses, self.job)
 
     def _use(self, strategy: Strategy) -> None:
         self._chosen = strategy
         self._engine = strategy.engine(self.losses, self.job)
 
-    def _choose(self, method: Method, errands: list[Errand], states: ClientStates) -> None:
+    def _choose(self, method: Method, assignments: list[Assignment], states: ClientStates) -> None:
         assert isinstance(self.losses, ModuleLosses)
         threads, memory, chunk = self._limits
-        found = candidates(self.losses, len(errands), threads, memory, chunk)
+        found = candidates(self.losses, len(assignments), threads, memory, chunk)
         self._reason = found.reason
-        name = question(self.losses, self.job.local, len(errands), self._limits)
+        name = question(self.losses, self.job.local, len(assignments), self._limits)
         chosen = recall(name)
         if chosen not in found.strategies:
-            fastest = self._fastest(found.strategies, method, errands, states)
+            fastest = self._fastest(found.strategies, method, assignments, states)
             chosen = remember(name, fastest, found.strategies)
         self._use(chosen)
 
@@ -126,7 +138,7 @@ class AutoEngine(Engine):
         self,
         strategies: list[Strategy],
         method: Method,
-        errands: list[Errand],
+        assignments: list[Assignment],
         states: ClientStates,
     ) -> Strategy:
         """Time every strategy on the work, or on as much of it as time allows.
@@ -137,7 +149,7 @@ class AutoEngine(Engine):
             return strategies[0]
         engines = {each: each.engine(self.losses, self.job) for each in strategies}
         best = dict.fromkeys(strategies, float("inf"))
-        trial: list[Errand] | None = None
+        trial: list[Assignment] | None = None
         began = time.perf_counter()
         for turn in range(REPEATS):
             if turn and time.perf_counter() - began > ENOUGH:
@@ -149,7 +161,7 @@ class AutoEngine(Engine):
                 try:
                     if trial is None:
                         together = max(each.chunk * each.threads for each in strategies)
-                        trial = self._trial(engine, method, errands, states, together)
+                        trial = self._trial(engine, method, assignments, states, together)
                     if not turn:  # what is only done once is not counted
                         first = [replace(e, work=replace(e.work, steps=1)) for e in trial[:2]]
                         self._seconds(engine, method, first, states)
@@ -166,31 +178,31 @@ class AutoEngine(Engine):
         self,
         engine: Engine,
         method: Method,
-        errands: list[Errand],
+        assignments: list[Assignment],
         states: ClientStates,
         together: int,
-    ) -> list[Errand]:
+    ) -> list[Assignment]:
         """The errands, or fewer steps of them, or fewer of them, for a trial that is not long.
 
         There are as many as may work together: with fewer, threads would stand idle for want of
         clients, and many at once would seem slow.
         """
         threads, _, _ = self._limits
-        some = [replace(e, work=replace(e.work, steps=1)) for e in errands[: 2 * threads]]
+        some = [replace(e, work=replace(e.work, steps=1)) for e in assignments[: 2 * threads]]
         self._seconds(engine, method, some, states)
         step = self._seconds(engine, method, some, states) / len(some)
-        share = TRIAL / (step * sum(errand.work.steps for errand in errands))
+        share = TRIAL / (step * sum(assignment.work.steps for assignment in assignments))
         if share >= 1:
-            return errands
+            return assignments
         number = max(2 * threads, together, int(TRIAL / step))
         return [
             replace(e, work=replace(e.work, steps=max(1, int(share * e.work.steps))))
-            for e in errands[:number]
+            for e in assignments[:number]
         ]
 
     def _seconds(
-        self, engine: Engine, method: Method, errands: list[Errand], states: ClientStates
+        self, engine: Engine, method: Method, assignments: list[Assignment], states: ClientStates
     ) -> float:
         began = time.perf_counter()
-        engine.run(method, errands, states, errands[0].work.round, diagnose=False)
+        engine.run(method, assignments, states, assignments[0].work.round, diagnose=False)
         return time.perf_counter() - began

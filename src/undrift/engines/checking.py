@@ -10,10 +10,10 @@ from undrift.engines.vectorised.draws import Draws
 from undrift.engines.vectorised.networks import Network
 from undrift.engines.vectorised.steps import Gradients
 from undrift.engines.vectorised.training import split
-from undrift.errors import first_line
-from undrift.keys import generator
-from undrift.modules import ModuleLoss, ModuleLosses
-from undrift.threads import one_thread
+from undrift.nets.modules import ModuleLoss, ModuleLosses
+from undrift.utils.errors import first_line
+from undrift.utils.keys import generator
+from undrift.utils.threads import one_thread
 
 SIZES = (3, 2)
 """The samples of two made-up clients, whose batches are padded to the same size."""

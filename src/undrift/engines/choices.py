@@ -21,8 +21,8 @@ import torch
 from platformdirs import user_cache_path
 
 from undrift.engines.strategies import Strategy, described
-from undrift.modules import ModuleLosses
-from undrift.solvers import SGD, Local
+from undrift.local.solvers import SGD, Local
+from undrift.nets.modules import ModuleLosses
 
 _known: dict[str, Strategy] = {}
 """Those of this process, for machines on which nothing can be written."""

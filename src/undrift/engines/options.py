@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
+from undrift.core.losses import Losses
 from undrift.engines.auto import AutoEngine
 from undrift.engines.base import Engine, Job
 from undrift.engines.ray.cluster import require_answer, require_ray
 from undrift.engines.serial import SerialEngine
 from undrift.engines.strategies import candidates
-from undrift.errors import require, require_choice, require_range, require_type, require_whole
-from undrift.losses import Losses
-from undrift.reprs import short
+from undrift.utils.errors import require, require_choice, require_range, require_type, require_whole
+from undrift.utils.reprs import short
 
 ENGINES = {
     "auto": "the fastest way, timed on the first round's work and remembered",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
-from undrift.threads import prepare_thread
+from undrift.utils.threads import prepare_thread
 
 Given = ParamSpec("Given")
 Found = TypeVar("Found")

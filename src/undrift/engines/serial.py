@@ -6,29 +6,25 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from torch import Tensor
 
-from undrift.clients import ClientStates
-from undrift.diagnostics import MOVED, PROGRESS, SQUARE
-from undrift.engines.base import (
+from undrift.core.clients import ClientStates
+from undrift.core.diagnostics import MOVED, PROGRESS, SQUARE
+from undrift.core.losses import Losses
+from undrift.core.messages import (
     CHANGE,
     COHORT,
     LAST,
-    Engine,
-    Errand,
-    Job,
+    Assignment,
     Reply,
     bytes_of,
-    check_declared,
     damaged,
-    fault,
-    fault_of_buffers,
     statistics,
 )
-from undrift.errors import UndriftError, first_line
-from undrift.keys import key
-from undrift.losses import Losses
-from undrift.methods.base import Method
-from undrift.problem import Client, Keep, LocalProblem, LocalResult, Upload
-from undrift.solvers import Work
+from undrift.core.method import Method
+from undrift.core.problem import Client, Keep, LocalProblem, LocalResult, Upload, Work
+from undrift.core.validation import check_declared, fault, fault_of_buffers
+from undrift.engines.base import Engine, Job
+from undrift.utils.errors import UndriftError, first_line
+from undrift.utils.keys import key
 
 
 class SerialEngine(Engine):
@@ -39,21 +35,25 @@ class SerialEngine(Engine):
         self.job = job
 
     def replies(
-        self, method: Method, errands: Iterable[Errand], states: ClientStates, diagnose: bool = True
+        self,
+        method: Method,
+        assignments: Iterable[Assignment],
+        states: ClientStates,
+        diagnose: bool = True,
     ) -> Iterator[Reply]:
-        for number, errand in enumerate(errands):
-            client, download = errand.client, errand.download
+        for number, assignment in enumerate(assignments):
+            client, download = assignment.client, assignment.download
             mine = states.get(client.id)
             problem = method.problem(download, mine, client)
-            result, buffers = self._solve(client, problem, errand.work, errand.buffers)
+            result, buffers = self._solve(client, problem, assignment.work, assignment.buffers)
             finished = method.finish(download, mine, result, client)
             if number == 0:
                 check_declared(method, finished, result.x)
             upload, keep = finished
-            if errand.work.damaged:
+            if assignment.work.damaged:
                 upload = damaged(upload)
             wrong = fault(method, upload, keep, result.x) or fault_of_buffers(buffers)
-            travels = statistics(errand.buffers)
+            travels = statistics(assignment.buffers)
             down, up = bytes_of(download) | travels, bytes_of(upload) | travels
             if wrong is None:
                 upload, keep = self._watched(upload, keep, mine, result.x)
@@ -95,10 +95,10 @@ class SerialEngine(Engine):
 
     def _watched(self, upload: Upload, keep: Keep, mine: Keep, x: Tensor) -> tuple[Upload, Keep]:
         """Add the models that are followed; they are storage, not traffic."""
-        watch = self.job.watch
-        if watch.cohort:
+        tracked = self.job.tracked
+        if tracked.cohort:
             upload = upload.replace(**{COHORT: x})
-        if watch.last:
+        if tracked.last:
             upload = upload.replace(**{CHANGE: x - getattr(mine, LAST)})
             keep = keep.replace(**{LAST: x})
         return upload, keep

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
+from undrift.core.losses import Losses
 from undrift.engines.base import Engine, Job
 from undrift.engines.checking import Check
 from undrift.engines.serial import SerialEngine
@@ -21,9 +22,8 @@ from undrift.engines.vectorised.networks import (
     stacked_network,
     vmapped_network,
 )
-from undrift.errors import UndriftError, first_line
-from undrift.losses import Losses
-from undrift.modules import ModuleLosses
+from undrift.nets.modules import ModuleLosses
+from undrift.utils.errors import UndriftError, first_line
 
 CACHE = 1_500_000
 """Bytes of parameters that are worked on at once: so many stay near a core."""

@@ -7,13 +7,14 @@ from collections.abc import Hashable, Iterable, Iterator
 from concurrent.futures import Future
 from threading import local
 
-from undrift.clients import ClientStates
-from undrift.engines.base import Engine, Errand, Job, Reply
+from undrift.core.clients import ClientStates
+from undrift.core.messages import Assignment, Reply
+from undrift.core.method import Method
+from undrift.core.problem import Keep
+from undrift.engines.base import Engine, Job
 from undrift.engines.pool import Pool
 from undrift.engines.serial import SerialEngine
-from undrift.methods.base import Method
-from undrift.modules import ModuleLosses
-from undrift.problem import Keep
+from undrift.nets.modules import ModuleLosses
 
 
 class ThreadedEngine(Engine):
@@ -41,22 +42,28 @@ class ThreadedEngine(Engine):
         self._pool = Pool(threads)
 
     def replies(
-        self, method: Method, errands: Iterable[Errand], states: ClientStates, diagnose: bool = True
+        self,
+        method: Method,
+        assignments: Iterable[Assignment],
+        states: ClientStates,
+        diagnose: bool = True,
     ) -> Iterator[Reply]:
         ahead: deque[Future[Reply]] = deque()
-        for errand in errands:
+        for assignment in assignments:
             # States are read here, one ahead of the threads.
-            mine = Remembered(states.get(errand.client.id))
-            ahead.append(self._pool.submit(self._reply, method, errand, mine, diagnose))
+            mine = Remembered(states.get(assignment.client.id))
+            ahead.append(self._pool.submit(self._reply, method, assignment, mine, diagnose))
             if len(ahead) > self.threads:
                 yield ahead.popleft().result()
         while ahead:
             yield ahead.popleft().result()
 
-    def _reply(self, method: Method, errand: Errand, mine: ClientStates, diagnose: bool) -> Reply:
+    def _reply(
+        self, method: Method, assignment: Assignment, mine: ClientStates, diagnose: bool
+    ) -> Reply:
         if not hasattr(self._own, "engine"):
             self._own.engine = SerialEngine(self.losses.twin(), self.job)
-        (reply,) = self._own.engine.replies(method, [errand], mine, diagnose)
+        (reply,) = self._own.engine.replies(method, [assignment], mine, diagnose)
         return reply
 
 

@@ -2,11 +2,11 @@
 
 from typing import Any
 
+from undrift.core.method import Method
 from undrift.loops.asynchronous import Asynchronous
 from undrift.loops.base import Callback, Loop
+from undrift.loops.paces import AsTheyArrive, Pace, RoundPace, WaitForAll
 from undrift.loops.synchronous import Synchronous
-from undrift.methods.base import Method
-from undrift.paces import AsTheyArrive, Pace, RoundPace, WaitForAll
 
 __all__ = ["Asynchronous", "Callback", "Loop", "Synchronous", "loop", "pace_of"]
 

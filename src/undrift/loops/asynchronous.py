@@ -12,24 +12,23 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from undrift.core.diagnostics import diagnose
+from undrift.core.messages import CHANGE, Assignment, Reply
+from undrift.core.method import Conditions
+from undrift.core.problem import Client, Download, Work
+from undrift.core.records import Record, Span
+from undrift.core.sampling import All, Uniform
 from undrift.devices import ARRIVES, Devices, share_done
-from undrift.diagnostics import diagnose
-from undrift.engines.base import CHANGE, Errand, Reply, RoundResult
-from undrift.errors import Diverged, require, require_type
 from undrift.loops.base import Loop
-from undrift.loops.flights import ANYBODY, WAKES, Flight, Flights
-from undrift.loops.outings import spent, units
-from undrift.loops.under_way import packed, under, unpacked
-from undrift.methods.base import Setting
-from undrift.paces import AsTheyArrive
-from undrift.problem import Client, Download
-from undrift.records import Record, Span
-from undrift.sampling import All, Uniform
-from undrift.solvers import Work
+from undrift.loops.dispatch import spent, units
+from undrift.loops.event_queue import ANYBODY, WAKES, Flight, Flights
+from undrift.loops.paces import AsTheyArrive
+from undrift.loops.pending import packed, under, unpacked
+from undrift.utils.errors import Diverged, require, require_type
 
 
 @dataclass(frozen=True)
-class Task:
+class Dispatched:
     """What a client under way does, and with which model."""
 
     flight: Flight
@@ -53,7 +52,7 @@ class Asynchronous(Loop):
         options["devices"] = options.get("devices") or Devices()
         super().__init__(*args, **options)
         require(
-            self.job.limit is None,
+            self.planner.limit is None,
             "limit is for rounds: in asynchronous training a client works at its own speed, so "
             "give its local work or its device instead.",
         )
@@ -62,7 +61,7 @@ class Asynchronous(Loop):
         """how often the server's model was updated"""
         down, up = sum(self.load.down.values()), sum(self.load.up.values())
         self.flights = Flights(self.fleet, self.fleet.reading(down), self.fleet.sending(up))
-        self._tasks: dict[int, Task] = {}
+        self._tasks: dict[int, Dispatched] = {}
         """the work under way and held back, by the number of the launch"""
         self._read: dict[int, tuple[Download, dict[str, Tensor]]] = {}
         """what was sent, by version, as long as someone works with it"""
@@ -96,7 +95,7 @@ class Asynchronous(Loop):
         """How many clients' work makes a round of the records."""
         return self.concurrency if self.pace.replies is None else self.pace.replies
 
-    def setting(self) -> Setting:
+    def setting(self) -> Conditions:
         require(
             isinstance(self.sampler, All | Uniform),
             f"In asynchronous training a number of clients is at work at once, drawn uniformly: "
@@ -153,7 +152,7 @@ class Asynchronous(Loop):
         client, work = self._work(k, self.flights.launched, round)
         solver = self.local.of(client.id)
         flight = self.flights.launch(k, units(self.fleet, client, solver, work.steps, self.load))
-        self._tasks[flight.number] = Task(flight, client, work, self.version)
+        self._tasks[flight.number] = Dispatched(flight, client, work, self.version)
         self._readers[self.version] += 1
         if self.version not in self._read:
             self._read[self.version] = (self.method.download(self.server), self.buffers)
@@ -162,7 +161,7 @@ class Asynchronous(Loop):
         """A client's work on a flight: a function of the flight's number and of the round."""
         assert self.fleet is not None
         id = self.roster.ids[k]
-        ((client, work),) = self.job.work(self.method, {id: 1}, round, turn=number).items()
+        ((client, work),) = self.planner.work(self.method, {id: 1}, round, turn=number).items()
         if self.fleet.damage[k] and self.fleet.damaged(number, np.array([k]))[0]:
             work = replace(work, damaged=True)
         return client, work
@@ -202,7 +201,7 @@ class Asynchronous(Loop):
                 return self._tasks[number].version <= version
         return True
 
-    def _take(self, task: Task, staleness: int, record: Record) -> None:
+    def _take(self, task: Dispatched, staleness: int, record: Record) -> None:
         """Take in a reply: it is accepted or refused, and its client goes on."""
         reply = self._reply(task)
         record.bytes_down = dict(Counter(record.bytes_down) + Counter(reply.down))
@@ -215,7 +214,7 @@ class Asynchronous(Loop):
             self.states.put(id, reply.keep)
             record.partial += not reply.complete
             record.staleness[staleness] = record.staleness.get(staleness, 0) + 1
-            if self.job.watch.last:  # with the state, which is new from now on
+            if self.job.tracked.last:  # with the state, which is new from now on
                 change = getattr(reply.upload, CHANGE)
                 self.last_mean = self.last_mean + float(reply.client.q) * change
             self._buffer.append(replace(reply, client=replace(reply.client, staleness=staleness)))
@@ -233,22 +232,24 @@ class Asynchronous(Loop):
                 )
         self._end(task, "replied" if reply.wrong is None else "rejected", record)
 
-    def _speaks_of_training(self, task: Task, reply: Reply) -> bool:
+    def _speaks_of_training(self, task: Dispatched, reply: Reply) -> bool:
         """Whether a reply that cannot be used says that training goes wrong, and not a device."""
         return not task.work.damaged
 
-    def _reply(self, task: Task) -> Reply:
+    def _reply(self, task: Dispatched) -> Reply:
         """What a client sends back; the engine may compute others that will be needed soon, too."""
         number = task.flight.number
         if number not in self._computed:
             tasks = [task, *self._soon(self.engine.together - 1, number)]
-            errands = [Errand(each.client, each.work, *self._read[each.version]) for each in tasks]
-            replies = self.engine.replies(self.method, errands, self.states)
+            assignments = [
+                Assignment(each.client, each.work, *self._read[each.version]) for each in tasks
+            ]
+            replies = self.engine.replies(self.method, assignments, self.states)
             for each, reply in zip(tasks, replies, strict=True):
                 self._computed[each.flight.number] = reply
         return self._computed.pop(number)
 
-    def _soon(self, most: int, besides: int) -> list[Task]:
+    def _soon(self, most: int, besides: int) -> list[Dispatched]:
         """The next tasks to arrive that are not computed yet, at most so many, besides one."""
         if not most:
             return []
@@ -261,7 +262,7 @@ class Asynchronous(Loop):
 
     def _fold(self, record: Record) -> None:
         """Update the server with the replies in the buffer."""
-        result = RoundResult(self.method, self.job, self.round, diagnose=True)
+        result = self.job.result(self.method, self.round, diagnose=True)
         for reply in self._buffer:
             result.take(reply)
         before, last_mean = self.server, self.last_mean  # which has moved with the states
@@ -274,7 +275,7 @@ class Asynchronous(Loop):
         if self._evaluated(self.round + 1):
             record.diagnostics = diagnose(self.method, before, self.server, result.replies)
 
-    def _lose(self, task: Task, reason: str, record: Record) -> None:
+    def _lose(self, task: Dispatched, reason: str, record: Record) -> None:
         """A client's work comes to nothing."""
         flight, id = task.flight, task.client.id
         record.lost.append((id, reason))
@@ -288,7 +289,7 @@ class Asynchronous(Loop):
             record.bytes_up = dict(Counter(record.bytes_up) + Counter(self.load.up))
         self._end(task, reason, record)
 
-    def _end(self, task: Task, outcome: str, record: Record) -> None:
+    def _end(self, task: Dispatched, outcome: str, record: Record) -> None:
         """A client's work is over, and another's is to begin."""
         flight = task.flight
         record.cohort.append(task.client.id)
@@ -345,7 +346,7 @@ class Asynchronous(Loop):
         for values, round, version in saved["tasks"]:
             flight = Flight(*values)
             client, work = self._work(flight.k, flight.number, round)
-            self._tasks[flight.number] = Task(flight, client, work, version)
+            self._tasks[flight.number] = Dispatched(flight, client, work, version)
             self._readers[version] += 1
         for version in saved["versions"]:
             read = part(f"read {version}")

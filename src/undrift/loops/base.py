@@ -8,22 +8,26 @@ from typing import Any
 
 from torch import Tensor
 
-from undrift.clients import ClientStates, Roster
+from undrift.core.clients import ClientStates, Roster
+from undrift.core.evaluation import Evaluation
+from undrift.core.losses import Losses
+from undrift.core.messages import LAST, TrackedModels, statistics
+from undrift.core.method import INITIAL, Conditions, Method
+from undrift.core.problem import ServerState
+from undrift.core.records import Record, Span
+from undrift.core.round_result import RoundResult
+from undrift.core.sampling import Sampler
+from undrift.core.targets import Target, reached
 from undrift.devices import Fleet, Profiles
-from undrift.engines.base import LAST, Engine, Job, Limit, RoundResult, Watch, statistics
+from undrift.engines.base import Engine, Job
 from undrift.engines.serial import SerialEngine
-from undrift.errors import Diverged, require, require_whole
-from undrift.evaluation import Evaluation, measure
-from undrift.loops.outings import Load
-from undrift.losses import Losses
-from undrift.methods.base import INITIAL, Method, Setting
-from undrift.problem import Server
-from undrift.records import Record, Span
-from undrift.sampling import Sampler
-from undrift.solvers import Local
-from undrift.targets import Target, reached
-from undrift.threads import one_thread
-from undrift.traffic import traffic_of
+from undrift.local.solvers import Local
+from undrift.loops.dispatch import Load
+from undrift.loops.measuring import measure
+from undrift.loops.planning import Limit, WorkPlanner
+from undrift.methods.traffic import traffic_of
+from undrift.utils.errors import Diverged, require, require_whole
+from undrift.utils.threads import one_thread
 
 Callback = Callable[["Loop", Record], bool | None]
 """Called after every round; returning True ends the run."""
@@ -79,8 +83,9 @@ class Loop(ABC):
         sampler.check(self.roster)
         self.fleet: Fleet | None = devices.fleet(self.roster, seed) if devices else None
         models = evaluation.models
-        watch = Watch(cohort="cohort" in models, last="all" in models or "own" in models)
-        self.job = Job(self.roster, local, seed, limit, watch)
+        tracked = TrackedModels(cohort="cohort" in models, last="all" in models or "own" in models)
+        self.job = Job(self.roster, local, seed, tracked)
+        self.planner = WorkPlanner(self.job, limit)
         method.check(self.setting())
         self.engine = engine(losses, self.job)
 
@@ -90,7 +95,7 @@ class Loop(ABC):
         self.x0 = losses.initial()
         self.server = method.init(self.x0.clone())
         self.buffers = losses.initial_buffers()
-        self.states = states(method.kept() | ({LAST: INITIAL} if watch.last else {}), self.x0)
+        self.states = states(method.kept() | ({LAST: INITIAL} if tracked.last else {}), self.x0)
         self.cohort_mean: Tensor = self.x0
         self.last_mean: Tensor = self.x0
         self.records: list[Record] = []
@@ -101,7 +106,7 @@ class Loop(ABC):
         self._spans = 0
 
     @abstractmethod
-    def setting(self) -> Setting:
+    def setting(self) -> Conditions:
         """What the method is asked to work in."""
 
     @abstractmethod
@@ -145,7 +150,7 @@ class Loop(ABC):
         """Go on from what `saved` gave, part by part, after the last of the records."""
         self.records = list(records)
         self.round = self.records[-1].round
-        self.server = Server(**part("server"))
+        self.server = ServerState(**part("server"))
         self.buffers = part("buffers")
         means = part("means")
         self.cohort_mean, self.last_mean = means["cohort"], means["last"]
@@ -154,8 +159,8 @@ class Loop(ABC):
         self.engine.restore(part("engine"))
         self._spans = sum(len(record.spans) for record in self.records)
 
-    def _setting(self, **more: Any) -> Setting:
-        return Setting(
+    def _setting(self, **more: Any) -> Conditions:
+        return Conditions(
             clients=len(self.roster),
             equal=self.roster.equal,
             takes_steps=self.local.takes_steps,
@@ -174,14 +179,14 @@ class Loop(ABC):
             traffic.first_gradient,
         )
 
-    def _take_over(self, server: Server, result: RoundResult, share: float = 1.0) -> None:
+    def _take_over(self, server: ServerState, result: RoundResult, share: float = 1.0) -> None:
         """Take over what an update changed, at once.
 
         `share` is the part of the clients at work that it comes from: buffers move so far only.
         """
         name = self.method.name
         require(
-            isinstance(server, Server) and "x" in server,
+            isinstance(server, ServerState) and "x" in server,
             f"{name}'s fold must return a Server with the model x, not {server!r}.",
         )
         require(

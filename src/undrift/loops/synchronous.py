@@ -9,16 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from undrift.diagnostics import diagnose
-from undrift.engines.base import Errand, RoundResult
-from undrift.errors import Diverged, UndriftError, require, require_type
-from undrift.keys import generator
+from undrift.core.diagnostics import diagnose
+from undrift.core.messages import Assignment
+from undrift.core.method import Conditions, Method
+from undrift.core.records import Record
+from undrift.core.round_result import RoundResult
+from undrift.core.sampling import All, Cohort, Fixed
 from undrift.loops.base import Loop
-from undrift.loops.outings import Outing, on_the_clock, without_clock
-from undrift.methods.base import Method, Setting
-from undrift.paces import RoundPace, WaitForAll
-from undrift.records import Record
-from undrift.sampling import All, Cohort, Fixed
+from undrift.loops.dispatch import Outing, on_the_clock, without_clock
+from undrift.loops.paces import RoundPace, WaitForAll
+from undrift.utils.errors import Diverged, UndriftError, require, require_type
+from undrift.utils.keys import generator
 
 
 class Synchronous(Loop):
@@ -40,7 +41,7 @@ class Synchronous(Loop):
             f"clients take part in a round: it must be at most that.",
         )
 
-    def setting(self) -> Setting:
+    def setting(self) -> Conditions:
         kind = self.sampler.kind(self.roster)
         unreliable = self.fleet is not None and not self.fleet.reliable
         if kind == "all" and (unreliable or self.pace.loses):
@@ -65,10 +66,10 @@ class Synchronous(Loop):
                 f"or choose a method that allows partial participation."
             )
         diagnosed = self._evaluated(t + 1)
-        errands = [Errand(c, work, down, self.buffers) for c, work in outing.used.items()]
+        assignments = [Assignment(c, work, down, self.buffers) for c, work in outing.used.items()]
         if self.states.kinds:
             self.states.prefetch(self._next_cohort(cohort))
-        result = self.engine.run(method, errands, self.states, t, diagnosed)
+        result = self.engine.run(method, assignments, self.states, t, diagnosed)
         broken = self._broken(result, outing)
         if not result.replies.count and broken:
             first, reason = next(iter(broken.items()))
@@ -142,11 +143,11 @@ class Synchronous(Loop):
     def _outing(self, cohort: Cohort, draw: Callable[[str], float]) -> Outing:
         """What becomes of the cohort that is sent to work."""
         if self.fleet is None:
-            return without_clock(self.job, self.method, cohort, self.round)
+            return without_clock(self.planner, self.method, cohort, self.round)
         # Most methods send the same in every round.
         load = self.load if type(self.method).begin is Method.begin else self._load(draw)
         return on_the_clock(
-            self.job, self.method, cohort, self.round, self.fleet, self.pace, self.now, load
+            self.planner, self.method, cohort, self.round, self.fleet, self.pace, self.now, load
         )
 
     def _pass_time(self, record: Record, outing: Outing) -> None:

@@ -1,6 +1,7 @@
 """The methods, one file each."""
 
-from undrift.methods.base import INITIAL, NUMBER, ZERO, Averaging, Method, Setting
+from undrift.core.method import INITIAL, NUMBER, ZERO, Conditions, Method
+from undrift.methods.averaging import Averaging
 from undrift.methods.fedasync import FedAsync
 from undrift.methods.fedavg import DistributedSGD, FedAvg, FedAvgMin
 from undrift.methods.fedbuff import FedBuff
@@ -45,6 +46,7 @@ __all__ = [
     "ZERO",
     "AsyncFedDR",
     "Averaging",
+    "Conditions",
     "DistributedSGD",
     "FedAsync",
     "FedAvg",
@@ -58,5 +60,4 @@ __all__ = [
     "FedProx",
     "FedSplit",
     "Method",
-    "Setting",
 ]

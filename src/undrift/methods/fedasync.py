@@ -2,20 +2,20 @@
 
 from torch import Tensor
 
-from undrift.errors import require_range
-from undrift.methods.base import Averaging
-from undrift.methods.staleness import Polynomial, Staleness, require_staleness
-from undrift.problem import (
+from undrift.core.problem import (
     Client,
     Download,
     Keep,
     LocalProblem,
     LocalResult,
     Number,
-    Server,
+    ServerState,
     Upload,
 )
-from undrift.replies import Replies
+from undrift.core.replies import Replies
+from undrift.methods.averaging import Averaging
+from undrift.methods.staleness import Polynomial, Staleness, require_staleness
+from undrift.utils.errors import require_range
 
 
 class FedAsync(Averaging):
@@ -69,7 +69,7 @@ class FedAsync(Averaging):
     ) -> tuple[Upload, Keep]:
         return Upload(model=result.x), mine
 
-    def fold(self, server: Server, replies: Replies) -> Server:
+    def fold(self, server: ServerState, replies: Replies) -> ServerState:
         w = self._mixing
         update = replies.sum("model", by=w) - replies.weight(w) * server.x
-        return Server(x=server.x + update / replies.count)
+        return ServerState(x=server.x + update / replies.count)

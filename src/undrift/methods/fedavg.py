@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
-from undrift.averaging import check_sampling, scheme_named
-from undrift.methods.base import Averaging, Setting
-from undrift.problem import Client, Download, Keep, LocalProblem, Server
-from undrift.replies import Replies, Weight
-from undrift.server import Plain, ServerOptimizer, require_optimizer
+from undrift.core.method import Conditions
+from undrift.core.problem import Client, Download, Keep, LocalProblem, ServerState
+from undrift.core.replies import Replies, Weight
+from undrift.methods.averaging import Averaging
+from undrift.methods.schemes import check_sampling, scheme_named
+from undrift.methods.server_optimizers import Plain, ServerOptimizer, require_optimizer
 
 
 class FedAvg(Averaging):
@@ -37,7 +38,7 @@ class FedAvg(Averaging):
     def uploads(self) -> Mapping[str, Weight | tuple[Weight, ...]]:  # type: ignore[override]
         return {"moved": self._scheme.by}
 
-    def check(self, setting: Setting) -> None:
+    def check(self, setting: Conditions) -> None:
         super().check(setting)
         check_sampling(self.name, self._scheme, setting.participation, setting.equal)
 
@@ -45,11 +46,11 @@ class FedAvg(Averaging):
         scale = 1 / client.scale if self._scheme.scales_loss else 1.0  # N·q_k
         return LocalProblem(start=down.x, scale=scale)
 
-    def fold(self, server: Server, replies: Replies) -> Server:
+    def fold(self, server: ServerState, replies: Replies) -> ServerState:
         scheme = self._scheme
         moved = scheme.factor(replies) * replies.sum("moved", by=scheme.by)
         update = moved + (scheme.own(replies) - 1) * server.x
-        return Server(**self.move(server, update, replies))
+        return ServerState(**self.move(server, update, replies))
 
 
 class DistributedSGD(FedAvg):

@@ -1,11 +1,11 @@
 """FedBuff."""
 
-from undrift.errors import require_whole
-from undrift.methods.base import Averaging
+from undrift.core.problem import Client, Number, ServerState
+from undrift.core.replies import Replies
+from undrift.methods.averaging import Averaging
+from undrift.methods.server_optimizers import Plain, ServerOptimizer, require_optimizer
 from undrift.methods.staleness import Polynomial, Staleness, require_staleness
-from undrift.problem import Client, Number, Server
-from undrift.replies import Replies
-from undrift.server import Plain, ServerOptimizer, require_optimizer
+from undrift.utils.errors import require_whole
 
 
 class FedBuff(Averaging):
@@ -48,6 +48,6 @@ class FedBuff(Averaging):
         self._fresh = fresh
         self.uploads = {"moved": fresh}
 
-    def fold(self, server: Server, replies: Replies) -> Server:
+    def fold(self, server: ServerState, replies: Replies) -> ServerState:
         update = replies.clients / replies.count * replies.sum("moved", by=self._fresh)
-        return Server(**self.move(server, update, replies))
+        return ServerState(**self.move(server, update, replies))

@@ -4,12 +4,20 @@ import warnings
 
 from torch import Tensor
 
-from undrift.errors import require, require_choice, require_range, require_whole
-from undrift.methods.base import INITIAL, Method, Setting
-from undrift.problem import Client, Download, Keep, LocalProblem, LocalResult, Server, Upload
-from undrift.regularizers import Regularizer
-from undrift.replies import Replies, q
+from undrift.core.method import INITIAL, Conditions, Method
+from undrift.core.problem import (
+    Client,
+    Download,
+    Keep,
+    LocalProblem,
+    LocalResult,
+    ServerState,
+    Upload,
+)
+from undrift.core.regularizers import Regularizer
+from undrift.core.replies import Replies, q
 from undrift.theory.step_sizes import async_feddr, check_async_feddr
+from undrift.utils.errors import require, require_choice, require_range, require_whole
 
 
 class FedDR(Method):
@@ -62,9 +70,9 @@ class FedDR(Method):
     def _prox(self, x: Tensor) -> Tensor:
         return x if self.g is None else self.g.prox(x, self.eta)
 
-    def init(self, x: Tensor) -> Server:
+    def init(self, x: Tensor) -> ServerState:
         # The lazy x̂_k = x⁰ make x̃ = Σ q_k x̂_k = x⁰ exact, without a round with everyone.
-        return Server(x=x if self.starts_with_all else self._prox(x), x_tilde=x)
+        return ServerState(x=x if self.starts_with_all else self._prox(x), x_tilde=x)
 
     def problem(self, down: Download, mine: Keep, client: Client) -> LocalProblem:
         y = mine.y + self.alpha * (down.x - mine.x)
@@ -78,9 +86,9 @@ class FedDR(Method):
         change = 2 * (x - mine.x) - (y - mine.y)  # x̂_k⁺ − x̂_k, with x̂ = 2x − y
         return Upload(change=change), Keep(y=y, x=x)
 
-    def fold(self, server: Server, replies: Replies) -> Server:
+    def fold(self, server: ServerState, replies: Replies) -> ServerState:
         x_tilde = server.x_tilde + replies.sum("change", by=q)
-        return Server(x=self._prox(x_tilde), x_tilde=x_tilde)
+        return ServerState(x=self._prox(x_tilde), x_tilde=x_tilde)
 
 
 class AsyncFedDR(FedDR):
@@ -135,7 +143,7 @@ class AsyncFedDR(FedDR):
         self.clients = clients
         self.delay = delay
 
-    def check(self, setting: Setting) -> None:
+    def check(self, setting: Conditions) -> None:
         super().check(setting)
         if not setting.asynchronous:
             return

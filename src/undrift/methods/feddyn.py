@@ -3,10 +3,18 @@
 import torch
 from torch import Tensor
 
-from undrift.errors import require_range
-from undrift.methods.base import ZERO, Method
-from undrift.problem import Client, Download, Keep, LocalProblem, LocalResult, Server, Upload
-from undrift.replies import Replies, once
+from undrift.core.method import ZERO, Method
+from undrift.core.problem import (
+    Client,
+    Download,
+    Keep,
+    LocalProblem,
+    LocalResult,
+    ServerState,
+    Upload,
+)
+from undrift.core.replies import Replies, once
+from undrift.utils.errors import require_range
 
 
 class FedDyn(Method):
@@ -30,11 +38,11 @@ class FedDyn(Method):
         require_range("FedDyn's alpha", alpha, above=0)
         self.alpha = alpha
 
-    def dual_residual(self, server: Server) -> float | None:
+    def dual_residual(self, server: ServerState) -> float | None:
         return float(server.h.norm())
 
-    def init(self, x: Tensor) -> Server:
-        return Server(x=x, h=torch.zeros_like(x))
+    def init(self, x: Tensor) -> ServerState:
+        return ServerState(x=x, h=torch.zeros_like(x))
 
     def problem(self, down: Download, mine: Keep, client: Client) -> LocalProblem:
         a = self.alpha * client.scale  # α_k = α / (N q_k)
@@ -47,7 +55,7 @@ class FedDyn(Method):
         a = self.alpha * client.scale
         return Upload(moved=moved), Keep(h=mine.h - a * moved)
 
-    def fold(self, server: Server, replies: Replies) -> Server:
+    def fold(self, server: ServerState, replies: Replies) -> ServerState:
         moved = replies.mean("moved")
         h = server.h - self.alpha * replies.share * moved  # share = |S| / N
-        return Server(x=server.x + moved - h / self.alpha, h=h)
+        return ServerState(x=server.x + moved - h / self.alpha, h=h)

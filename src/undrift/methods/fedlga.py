@@ -5,12 +5,21 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from undrift.averaging import SCHEMES, check_sampling
-from undrift.errors import require_choice, require_range
-from undrift.methods.base import Averaging, Setting
-from undrift.problem import Client, Download, Keep, LocalProblem, LocalResult, Server, Upload
-from undrift.replies import Replies, Weight, draws
-from undrift.server import Plain, ServerOptimizer, require_optimizer
+from undrift.core.method import Conditions
+from undrift.core.problem import (
+    Client,
+    Download,
+    Keep,
+    LocalProblem,
+    LocalResult,
+    ServerState,
+    Upload,
+)
+from undrift.core.replies import Replies, Weight, draws
+from undrift.methods.averaging import Averaging
+from undrift.methods.schemes import SCHEMES, check_sampling
+from undrift.methods.server_optimizers import Plain, ServerOptimizer, require_optimizer
+from undrift.utils.errors import require_choice, require_range
 
 
 class FedLGA(Averaging):
@@ -69,7 +78,7 @@ class FedLGA(Averaging):
     def weights_used(self, wanted: Tensor, progress: Tensor) -> Tensor | None:
         return {"none": wanted * progress, "extrapolate": wanted}.get(self.form)
 
-    def check(self, setting: Setting) -> None:
+    def check(self, setting: Conditions) -> None:
         super().check(setting)
         check_sampling(self.name, SCHEMES["I"], setting.participation, setting.equal)
 
@@ -84,7 +93,7 @@ class FedLGA(Averaging):
             upload = upload.replace(gradient=result.last_gradient)
         return upload, mine
 
-    def fold(self, server: Server, replies: Replies) -> Server:
+    def fold(self, server: ServerState, replies: Replies) -> ServerState:
         moved = replies.stack("moved")  # Δ_i, [|S|, P]
         count = replies.weights(draws).to(moved)[:, None]  # a client drawn twice counts twice
         steps = replies.each("steps").to(moved)[:, None]
@@ -102,7 +111,7 @@ class FedLGA(Averaging):
             elif self.form != "none":
                 moved = moved + slow[:, None] * self._correction(g, target - moved)
         update = (count * moved).sum(0) / count.sum()
-        return Server(**self.move(server, update, replies))
+        return ServerState(**self.move(server, update, replies))
 
     def _correction(self, g: Tensor, gap: Tensor) -> Tensor:
         """λ·G(ŵ − w), row by row."""

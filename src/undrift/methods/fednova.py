@@ -5,12 +5,21 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from undrift.averaging import SCHEMES, check_sampling
-from undrift.errors import require_choice, require_range
-from undrift.methods.base import ZERO, Averaging, Setting
-from undrift.problem import Client, Download, Keep, LocalProblem, LocalResult, Server, Upload
-from undrift.replies import Replies, Weight, draws, once, q, q_draws
-from undrift.server import Plain, ServerOptimizer, require_optimizer
+from undrift.core.method import ZERO, Conditions
+from undrift.core.problem import (
+    Client,
+    Download,
+    Keep,
+    LocalProblem,
+    LocalResult,
+    ServerState,
+    Upload,
+)
+from undrift.core.replies import Replies, Weight, draws, once, q, q_draws
+from undrift.methods.averaging import Averaging
+from undrift.methods.schemes import SCHEMES, check_sampling
+from undrift.methods.server_optimizers import Plain, ServerOptimizer, require_optimizer
+from undrift.utils.errors import require_choice, require_range
 
 
 class FedNova(Averaging):
@@ -82,15 +91,15 @@ class FedNova(Averaging):
     def weights_used(self, wanted: Tensor, progress: Tensor) -> Tensor | None:
         return None if self.variance_reduction else wanted
 
-    def dual_residual(self, server: Server) -> float | None:
+    def dual_residual(self, server: ServerState) -> float | None:
         return float(server.d.norm()) if self.variance_reduction else None
 
-    def check(self, setting: Setting) -> None:
+    def check(self, setting: Conditions) -> None:
         super().check(setting)
         scheme = SCHEMES["I" if self.weights == "I" else "II-delta"]
         check_sampling(self.name, scheme, setting.participation, setting.equal)
 
-    def init(self, x: Tensor) -> Server:
+    def init(self, x: Tensor) -> ServerState:
         server = super().init(x)
         return server.replace(d=torch.zeros_like(x)) if self.variance_reduction else server
 
@@ -109,14 +118,14 @@ class FedNova(Averaging):
             mine = Keep(d=-direction / result.rate - v)
         return Upload(direction=direction, progress=result.progress, steps=result.steps), mine
 
-    def fold(self, server: Server, replies: Replies) -> Server:
+    def fold(self, server: ServerState, replies: Replies) -> ServerState:
         w, N = self._by, replies.clients
         K = replies.count if self.variance_reduction else replies.weight(draws)
         factor = N / K if self.weights == "II" else 1 / K  # w_k = q_k N/K, or 1/K for each
         rule = self.tau_eff or ("steps" if self.mu > 0 else "progress")
         tau_eff = replies.mean(rule, by=w)
         update = tau_eff * factor * replies.sum("direction", by=w)
-        new = Server(**self.move(server, update, replies))
+        new = ServerState(**self.move(server, update, replies))
         if self.variance_reduction:
             # d̄ + Σ_S q_k (d_k⁺ − d_k), with d_k⁺ − d_k = −direction_k/η − d̄
             change = -replies.sum("direction", by=q) / replies.rate - replies.weight(q) * server.d

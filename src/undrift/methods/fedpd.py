@@ -4,10 +4,18 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from undrift.errors import require, require_range
-from undrift.methods.base import INITIAL, ZERO, Method, Setting
-from undrift.problem import Client, Download, Keep, LocalProblem, LocalResult, Server, Upload
-from undrift.replies import Replies, q
+from undrift.core.method import INITIAL, ZERO, Conditions, Method
+from undrift.core.problem import (
+    Client,
+    Download,
+    Keep,
+    LocalProblem,
+    LocalResult,
+    ServerState,
+    Upload,
+)
+from undrift.core.replies import Replies, q
+from undrift.utils.errors import require, require_range
 
 
 class FedPD(Method):
@@ -42,7 +50,7 @@ class FedPD(Method):
     def converges_to(self) -> str | None:  # type: ignore[override]
         return "optimum" if self.communication == 1 else None
 
-    def check(self, setting: Setting) -> None:
+    def check(self, setting: Conditions) -> None:
         super().check(setting)
         require(
             self.communication == 1 or not setting.buffers,
@@ -50,13 +58,13 @@ class FedPD(Method):
             "statistics, which travel every round: use GroupNorm.",
         )
 
-    def init(self, x: Tensor) -> Server:
-        return Server(x=x, talks=1.0, fresh=1.0)  # fresh: the clients do not have x yet
+    def init(self, x: Tensor) -> ServerState:
+        return ServerState(x=x, talks=1.0, fresh=1.0)  # fresh: the clients do not have x yet
 
-    def begin(self, server: Server, draw: Callable[[str], float]) -> Server:
+    def begin(self, server: ServerState, draw: Callable[[str], float]) -> ServerState:
         return server.replace(talks=float(draw("communication") < self.communication))
 
-    def download(self, server: Server) -> Download:
+    def download(self, server: ServerState) -> Download:
         down = Download(talks=server.talks)
         return down.replace(x=server.x) if server.fresh else down
 
@@ -72,7 +80,7 @@ class FedPD(Method):
         x0 = result.x + self.eta * multiplier
         return Upload(x0=x0) if down.talks else Upload(), Keep(x0=x0, multiplier=multiplier)
 
-    def fold(self, server: Server, replies: Replies) -> Server:
+    def fold(self, server: ServerState, replies: Replies) -> ServerState:
         if not server.talks:
             return server.replace(fresh=0.0)
         return server.replace(x=replies.mean("x0", by=q), fresh=1.0)

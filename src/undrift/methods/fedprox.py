@@ -1,9 +1,9 @@
 """FedProx."""
 
-from undrift.errors import require_range
+from undrift.core.problem import Client, Download, Keep, LocalProblem
 from undrift.methods.fedavg import FedAvg
-from undrift.problem import Client, Download, Keep, LocalProblem
-from undrift.server import Plain, ServerOptimizer
+from undrift.methods.server_optimizers import Plain, ServerOptimizer
+from undrift.utils.errors import require_range
 
 
 class FedProx(FedAvg):

@@ -2,10 +2,18 @@
 
 from collections.abc import Mapping
 
-from undrift.errors import require_choice, require_range
-from undrift.methods.base import INITIAL, Method
-from undrift.problem import Client, Download, Keep, LocalProblem, LocalResult, Server, Upload
-from undrift.replies import Replies, Weight, q
+from undrift.core.method import INITIAL, Method
+from undrift.core.problem import (
+    Client,
+    Download,
+    Keep,
+    LocalProblem,
+    LocalResult,
+    ServerState,
+    Upload,
+)
+from undrift.core.replies import Replies, Weight, q
+from undrift.utils.errors import require_choice, require_range
 
 
 class FedSplit(Method):
@@ -53,7 +61,7 @@ class FedSplit(Method):
         upload = Upload(z=z) if self.average == "act" else Upload(z_change=z - mine.z)
         return upload, Keep(z=z, u=u)
 
-    def fold(self, server: Server, replies: Replies) -> Server:
+    def fold(self, server: ServerState, replies: Replies) -> ServerState:
         if self.average == "act":
-            return Server(x=replies.mean("z", by=q))
-        return Server(x=server.x + replies.sum("z_change", by=q))
+            return ServerState(x=replies.mean("z", by=q))
+        return ServerState(x=server.x + replies.sum("z_change", by=q))

@@ -3,11 +3,20 @@
 import torch
 from torch import Tensor
 
-from undrift.errors import require_choice
-from undrift.methods.base import ZERO, Averaging
-from undrift.problem import Client, Download, Keep, LocalProblem, LocalResult, Server, Upload
-from undrift.replies import Replies, q
-from undrift.server import Plain, ServerOptimizer, require_optimizer
+from undrift.core.method import ZERO
+from undrift.core.problem import (
+    Client,
+    Download,
+    Keep,
+    LocalProblem,
+    LocalResult,
+    ServerState,
+    Upload,
+)
+from undrift.core.replies import Replies, q
+from undrift.methods.averaging import Averaging
+from undrift.methods.server_optimizers import Plain, ServerOptimizer, require_optimizer
+from undrift.utils.errors import require_choice
 
 
 class SCAFFOLD(Averaging):
@@ -40,10 +49,10 @@ class SCAFFOLD(Averaging):
     def weights_used(self, wanted: Tensor, progress: Tensor) -> Tensor | None:
         return None
 
-    def dual_residual(self, server: Server) -> float | None:
+    def dual_residual(self, server: ServerState) -> float | None:
         return float(server.c.norm())
 
-    def init(self, x: Tensor) -> Server:
+    def init(self, x: Tensor) -> ServerState:
         return super().init(x).replace(c=torch.zeros_like(x))
 
     def problem(self, down: Download, mine: Keep, client: Client) -> LocalProblem:
@@ -62,8 +71,8 @@ class SCAFFOLD(Averaging):
             c = mine.c + change
         return Upload(moved=moved, c_change=change), Keep(c=c)
 
-    def fold(self, server: Server, replies: Replies) -> Server:
+    def fold(self, server: ServerState, replies: Replies) -> ServerState:
         N, K = replies.clients, replies.count
         update = N / K * replies.sum("moved", by=q)
         c = server.c + replies.sum("c_change", by=q)
-        return Server(**self.move(server, update, replies), c=c)
+        return ServerState(**self.move(server, update, replies), c=c)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from undrift.errors import require_range, require_type
-from undrift.problem import Number
+from undrift.core.problem import Number
+from undrift.utils.errors import require_range, require_type
 
 
 class Staleness(ABC):

@@ -2,9 +2,17 @@
 
 from torch import Tensor
 
-from undrift.methods.base import INITIAL, NUMBER, ZERO, Method
-from undrift.problem import Client, Download, Keep, LocalProblem, LocalResult, Server, Upload
-from undrift.replies import Replies, q
+from undrift.core.method import INITIAL, NUMBER, ZERO, Method
+from undrift.core.problem import (
+    Client,
+    Download,
+    Keep,
+    LocalProblem,
+    LocalResult,
+    ServerState,
+    Upload,
+)
+from undrift.core.replies import Replies, q
 
 
 class VRLSGD(Method):
@@ -35,5 +43,5 @@ class VRLSGD(Method):
         keep = Keep(delta=self._delta(down, mine), x=result.x, inverse=inverse)
         return Upload(moved=result.x - down.x), keep
 
-    def fold(self, server: Server, replies: Replies) -> Server:
-        return Server(x=server.x + replies.sum("moved", by=q))
+    def fold(self, server: ServerState, replies: Replies) -> ServerState:
+        return ServerState(x=server.x + replies.sum("moved", by=q))

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from undrift.errors import UndriftError, require
-from undrift.files import written_whole
 from undrift.report.participation import Participation, participation
 from undrift.report.reading import Runs, read_runs, rows
 from undrift.report.tables import Final, Over, Row, Targets, final_table, target_table
 from undrift.report.timing import Timing, time_table
+from undrift.utils.errors import UndriftError, require
+from undrift.utils.files import written_whole
 
 
 def csv_text(table: Iterable[Mapping[str, Any]]) -> str:

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-from undrift.plots import svg_of
-from undrift.records import LOST, Record
+from undrift.core.records import LOST, Record
 from undrift.report.participation import Participation, participation
 from undrift.report.parts import PICTURES, amount, as_table, csv_link, histogram, named, picture
+from undrift.report.plots import svg_of
 from undrift.report.reading import Runs
 from undrift.report.tables import Over, shown
+from undrift.report.timeline import MOST, timeline_figure
 from undrift.report.timing import Timing, percent, time_table
-from undrift.timeline import MOST, timeline_figure
 
 
 def time_section(runs: Runs, text: str) -> str:

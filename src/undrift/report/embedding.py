@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from undrift.plots import COLOURS
-from undrift.records import Record
+from undrift.core.records import Record
 from undrift.report.naming import DIAGNOSTICS, STATES, logarithmic, words
+from undrift.report.plots import COLOURS
 from undrift.report.reading import COSTS, Group, Runs
 
 DARK = dict(

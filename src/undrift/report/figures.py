@@ -8,16 +8,16 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from undrift.errors import require_choice
-from undrift.files import written_whole
-from undrift.plots import COLOURS
 from undrift.report.csv_files import ready
 from undrift.report.naming import DIAGNOSTICS, TINY, logarithmic, main_metrics, words
 from undrift.report.participation import participation
+from undrift.report.plots import COLOURS
 from undrift.report.reading import Group, Runs, read_runs
+from undrift.report.timeline import timeline_figure
 from undrift.runs.folder import slug
-from undrift.timeline import timeline_figure
-from undrift.units import time_unit
+from undrift.utils.errors import require_choice
+from undrift.utils.files import written_whole
+from undrift.utils.formatting import time_unit
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from undrift.plots import falls
+from undrift.report.plots import falls
 from undrift.report.reading import Runs
 from undrift.report.tables import RISING, ordered
 

@@ -15,8 +15,6 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 
-from undrift.errors import require
-from undrift.files import written_whole
 from undrift.report.csv_files import csv_text, tables_as_rows
 from undrift.report.device_sections import participation_section, time_section
 from undrift.report.embedding import as_script, embedded
@@ -34,6 +32,8 @@ from undrift.report.sections import (
     warnings,
 )
 from undrift.report.tables import Targets, target_table
+from undrift.utils.errors import require
+from undrift.utils.files import written_whole
 
 
 def write_report(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from urllib.parse import quote
 
-from undrift.plots import COLOURS
+from undrift.report.plots import COLOURS
 from undrift.report.reading import Runs
 
 PICTURES = 1_200_000

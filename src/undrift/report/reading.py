@@ -12,13 +12,13 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from undrift.errors import UndriftError, first_line, require
-from undrift.modules import ModuleLosses
-from undrift.records import Record
-from undrift.targets import Target
+from undrift.core.records import Record
+from undrift.core.targets import Target
+from undrift.nets.modules import ModuleLosses
+from undrift.utils.errors import UndriftError, first_line, require
 
 if TYPE_CHECKING:
-    from undrift.result import Result
+    from undrift.report.result import Result
 
 COSTS = {
     "models": "models sent",

@@ -10,6 +10,7 @@ from html import escape
 from typing import Any
 
 from undrift.report.embedding import candidates
+from undrift.report.headings import SHOWN
 from undrift.report.naming import DIAGNOSTICS, STATES, logarithmic, main_metrics, words
 from undrift.report.parts import PICTURES, amount, as_table, chart, csv_link, named, picture, radios
 from undrift.report.reading import Folder, RunFiles, Runs
@@ -22,7 +23,6 @@ from undrift.report.tables import (
     ordered,
     shown,
 )
-from undrift.result import SHOWN
 
 
 def title(runs: Runs) -> str:

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from undrift.errors import UndriftError, require_choice
+from undrift.core.targets import Target, reached
+from undrift.report.headings import SHOWN
 from undrift.report.reading import Group, RunFiles, Runs
-from undrift.result import SHOWN
-from undrift.targets import Target, reached
-from undrift.units import time_unit
+from undrift.utils.errors import UndriftError, require_choice
+from undrift.utils.formatting import time_unit
 
 Targets = Mapping[str, Target] | Sequence[tuple[str, Target]]
 LEVELS = (0.9, 0.95, 0.99)

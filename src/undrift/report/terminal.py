@@ -10,7 +10,7 @@ from rich.table import Table
 from undrift.report.naming import main_metrics
 from undrift.report.reading import RunFiles, Runs
 from undrift.report.tables import Final, final_table, measured
-from undrift.units import duration, size
+from undrift.utils.formatting import duration, size
 
 COLUMNS = {
     "objective": "objective",

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from undrift.records import LOST, Record
+from undrift.core.records import LOST, Record
 from undrift.report.participation import clients_of, replied
 from undrift.report.reading import Group, RunFiles, Runs
 from undrift.report.tables import Over

@@ -10,20 +10,22 @@ from typing import Any, Protocol
 
 from torch import nn
 
+from undrift.api import shared_sampler
+from undrift.core.evaluation import Evaluation
+from undrift.core.losses import Losses
+from undrift.core.method import Method
+from undrift.core.records import Record
+from undrift.core.sampling import Sampler
+from undrift.core.targets import Target
 from undrift.data.federated import FederatedData
 from undrift.data.fingerprint import fingerprint
 from undrift.devices import DeviceFile, Profiles
 from undrift.engines import EngineOptions
-from undrift.engines.base import Limit
-from undrift.errors import Diverged, UndriftError, first_line, require, require_range
-from undrift.evaluation import Evaluation
-from undrift.files import written_whole
+from undrift.local.solvers import Local
 from undrift.loops import Loop, loop
-from undrift.losses import Losses
-from undrift.methods.base import Method
-from undrift.modules import ModuleLosses, save_weights
-from undrift.paces import Pace
-from undrift.records import Record
+from undrift.loops.paces import Pace
+from undrift.loops.planning import Limit
+from undrift.nets.modules import ModuleLosses, save_weights
 from undrift.runs.folder import (
     DATA,
     DONE,
@@ -42,10 +44,8 @@ from undrift.runs.loggers import Begun, Logger
 from undrift.runs.states import StoredStates
 from undrift.runs.stopping import asked_to_stop, interrupt
 from undrift.runs.store import Store, require_storable
-from undrift.sampling import Sampler
-from undrift.solvers import Local
-from undrift.targets import Target
-from undrift.training import shared_sampler
+from undrift.utils.errors import Diverged, UndriftError, first_line, require, require_range
+from undrift.utils.files import written_whole
 
 MEGABYTE = 1_000_000
 

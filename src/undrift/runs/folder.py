@@ -15,8 +15,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from undrift.errors import UndriftError, first_line, require
-from undrift.files import written_whole
+from undrift.utils.errors import UndriftError, first_line, require
+from undrift.utils.files import written_whole
 
 EXPERIMENT, ABOUT, DATA, PICTURE = "experiment.toml", "about.json", "data.json", "data.svg"
 RUN, RECORDS, MODEL, STORE = "run.json", "records.jsonl", "model.safetensors", "store"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from undrift.errors import UndriftError, first_line
+from undrift.core.records import Record
 from undrift.loops import Loop
-from undrift.records import Record
 from undrift.runs.states import StoredStates
 from undrift.runs.store import Store
+from undrift.utils.errors import UndriftError, first_line
 
 
 def commit(run: Loop, store: Store, record: Record) -> None:

@@ -21,9 +21,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from undrift.errors import UndriftError, first_line, require_choice
-from undrift.records import Record
+from undrift.core.records import Record
 from undrift.runs.folder import DONE
+from undrift.utils.errors import UndriftError, first_line, require_choice
 
 
 @dataclass(frozen=True)

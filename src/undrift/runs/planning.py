@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from undrift.data.federated import FederatedData
-from undrift.errors import UndriftError, require
-from undrift.runs.building import (
+from undrift.experiments.building import (
     build_data,
     build_devices,
     build_engine,
@@ -21,10 +20,11 @@ from undrift.runs.building import (
     build_sampler,
     build_target,
 )
+from undrift.experiments.experiment import Experiment
 from undrift.runs.execution import Keeping, Outcome, Plan, Watcher, execute
-from undrift.runs.experiment import Experiment
 from undrift.runs.folder import ABOUT, EXPERIMENT, about, alone_in, write_json
 from undrift.runs.loggers import Logger, make_logger
+from undrift.utils.errors import UndriftError, require
 
 
 def plan_of(experiment: Experiment, data: FederatedData) -> Plan:

@@ -9,8 +9,8 @@ from itertools import islice
 
 from torch import Tensor
 
-from undrift.clients import ClientStates
-from undrift.problem import Keep
+from undrift.core.clients import ClientStates
+from undrift.core.problem import Keep
 from undrift.runs.store import Store
 
 

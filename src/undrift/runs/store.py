@@ -21,8 +21,8 @@ from typing import Any
 import lmdb
 import torch
 
-from undrift.errors import UndriftError, first_line, require, require_choice
-from undrift.runs.packing import pack, unpack
+from undrift.utils.errors import UndriftError, first_line, require, require_choice
+from undrift.utils.serialization import pack, unpack
 
 FORMAT = 3
 FIRST_SIZE = 1 << 28

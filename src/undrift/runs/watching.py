@@ -8,10 +8,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from undrift.display import watched
-from undrift.progress import Tally, progress_bars
-from undrift.records import Record
+from undrift.core.records import Record
 from undrift.runs.execution import Watcher
+from undrift.runs.progress import Tally, progress_bars
+from undrift.utils.display import watched
 
 PAUSE = 10.0
 """seconds between two plain lines of a run"""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from undrift.errors import require
+from undrift.utils.errors import require
 
 Steps = int | Tensor | Sequence[int]  # τ_i: one number for all clients, or one each
 

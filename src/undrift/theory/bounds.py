@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from undrift.errors import require
 from undrift.theory._checks import weights
 from undrift.theory.fixed_points import surrogate_optimum
+from undrift.utils.errors import require
 
 
 class Constants(NamedTuple):

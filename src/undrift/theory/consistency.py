@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from undrift.errors import require
 from undrift.theory._checks import Steps, weights
 from undrift.theory._checks import steps as _steps
+from undrift.utils.errors import require
 
 
 def coefficients(

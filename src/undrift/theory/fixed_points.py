@@ -8,10 +8,10 @@ the average is at rest where Σ ω_i M_i (H_i x − b_i) = 0, which is not the o
 import torch
 from torch import Tensor
 
-from undrift.errors import require
 from undrift.theory._checks import Steps, weights
 from undrift.theory._checks import steps as _steps
 from undrift.theory.consistency import effective_weights, progress_proximal
+from undrift.utils.errors import require
 
 
 def averaging_fixed_point(

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from undrift.losses import Losses
+from undrift.core.losses import Losses
 from undrift.theory import _checks
 
 

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from undrift.errors import UndriftError, require
-from undrift.losses import Batch, ClientLoss, Losses
-from undrift.targets import PARTS
+from undrift.core.losses import Batch, ClientLoss, Losses
+from undrift.core.targets import PARTS
 from undrift.theory._checks import weights
+from undrift.utils.errors import UndriftError, require
 
 
 class _Samples(NamedTuple):

@@ -7,10 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from undrift.errors import require_range, require_whole
-from undrift.losses import Losses
+from undrift.core.losses import Losses
 from undrift.theory import _checks
 from undrift.theory.heterogeneity import gamma
+from undrift.utils.errors import require_range, require_whole
 
 STRETCH = 25  # iterations between two looks at the gradient's norm
 

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from undrift.errors import UndriftError, require
-from undrift.keys import generator
-from undrift.losses import Batch, ClientLoss, Losses
-from undrift.problem import LocalProblem
-from undrift.regularizers import L1, L2, Box, Regularizer
-from undrift.targets import PARTS
+from undrift.core.losses import Batch, ClientLoss, Losses
+from undrift.core.problem import LocalProblem
+from undrift.core.regularizers import L1, L2, Box, Regularizer
+from undrift.core.targets import PARTS
+from undrift.utils.errors import UndriftError, require
+from undrift.utils.keys import generator
 
 
 class QuadraticLoss(ClientLoss):

@@ -9,7 +9,7 @@ number of clients n and the longest delay τ. The f_k may be non-convex; proxima
 import math
 from typing import NamedTuple
 
-from undrift.errors import require
+from undrift.utils.errors import require
 
 SAFETY = 0.99  # the bounds are strict: computed step sizes are this fraction of them
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from undrift.clients import Roster
+from undrift.core.clients import Roster
+from undrift.core.method import Method
+from undrift.core.sampling import Fixed, Uniform, Weighted
+from undrift.local.solvers import GD, Exact
 from undrift.methods import (
     SCAFFOLD,
     VRLSGD,
@@ -19,9 +22,6 @@ from undrift.methods import (
     FedProx,
     FedSplit,
 )
-from undrift.methods.base import Method
-from undrift.sampling import Fixed, Uniform, Weighted
-from undrift.solvers import GD, Exact
 from undrift.theory import Quadratics
 from undrift.verify import problems
 from undrift.verify.problems import START

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from undrift.errors import Diverged, UndriftError, first_line
+from undrift.utils.errors import Diverged, UndriftError, first_line
 from undrift.verify import equivalences, invariances, limits
 from undrift.verify.runs import Finding
 from undrift.verify.subjects import Subject

@@ -8,12 +8,12 @@ import warnings
 import torch
 from torch import Tensor
 
-from undrift.errors import require_choice
-from undrift.methods.base import Method
-from undrift.problem import Client, Keep, LocalProblem, LocalResult
-from undrift.replies import Replies
-from undrift.sampling import All, Sampler, Uniform
-from undrift.solvers import GD
+from undrift.core.method import Method
+from undrift.core.problem import Client, Keep, LocalProblem, LocalResult
+from undrift.core.replies import Replies
+from undrift.core.sampling import All, Sampler, Uniform
+from undrift.local.solvers import GD
+from undrift.utils.errors import require_choice
 from undrift.verify import problems
 from undrift.verify.problems import SIZES, START
 from undrift.verify.runs import (

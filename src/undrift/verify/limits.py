@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from undrift.clients import Roster
-from undrift.methods.base import Method
-from undrift.sampling import All, Bernoulli, Uniform, Weighted
-from undrift.solvers import GD, SGD, Exact
+from undrift.core.clients import Roster
+from undrift.core.method import Method
+from undrift.core.sampling import All, Bernoulli, Uniform, Weighted
+from undrift.local.solvers import GD, SGD, Exact
 from undrift.theory import Quadratics, fixed_points
 from undrift.verify import problems
 from undrift.verify.problems import SIZES, STEPS

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from undrift.data.federated import FederatedData
-from undrift.keys import generator
-from undrift.modules import ModuleLosses
+from undrift.nets.modules import ModuleLosses
 from undrift.theory.quadratics import Quadratics, random_quadratics
+from undrift.utils.keys import generator
 
 SIZES = [5, 9, 20, 12]
 STEPS: dict[Hashable, int] = {0: 1, 1: 4, 2: 2, 3: 3}

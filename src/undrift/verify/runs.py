@@ -9,16 +9,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from undrift.clients import Roster
+from undrift.core.clients import Roster
+from undrift.core.evaluation import Evaluation
+from undrift.core.losses import Losses
+from undrift.core.method import Conditions, Method
+from undrift.core.sampling import All, Sampler, Uniform, Weighted
 from undrift.devices import Devices, Ladder
-from undrift.engines.base import Limit
-from undrift.errors import UndriftError
-from undrift.evaluation import Evaluation
+from undrift.local.solvers import GD, Local
 from undrift.loops import Asynchronous, Loop, Synchronous
-from undrift.losses import Losses
-from undrift.methods.base import Method, Setting
-from undrift.sampling import All, Sampler, Uniform, Weighted
-from undrift.solvers import GD, Local
+from undrift.loops.planning import Limit
+from undrift.utils.errors import UndriftError
 from undrift.verify.problems import SIZES, STEPS
 from undrift.verify.subjects import Subject
 
@@ -111,7 +111,7 @@ def allows(method: Method, sampler: Sampler, sizes: list[int], objective: str) -
     """Whether a method is defined for a sampling and an objective."""
     roster = Roster(list(range(len(sizes))), torch.tensor(sizes), objective)
     try:
-        method.check(Setting(len(sizes), sampler.participation, roster.equal, takes_steps=True))
+        method.check(Conditions(len(sizes), sampler.participation, roster.equal, takes_steps=True))
     except UndriftError:
         return False
     return True

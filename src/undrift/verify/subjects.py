@@ -13,9 +13,9 @@ from pathlib import Path
 from types import ModuleType
 
 from undrift import methods as m
-from undrift.errors import UndriftError, first_line, nearest, require
-from undrift.methods.base import Method
-from undrift.regularizers import L1
+from undrift.core.method import Method
+from undrift.core.regularizers import L1
+from undrift.utils.errors import UndriftError, first_line, nearest, require
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rich.table import Table
 from rich.text import Text
 
-from undrift.threads import one_thread
+from undrift.utils.threads import one_thread
 from undrift.verify.facts import FACTS, RUNS, Fact, check_fact
 from undrift.verify.runs import Finding
 from undrift.verify.subjects import Subject

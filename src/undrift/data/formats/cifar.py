@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from undrift.data.formats.contents import contents
-from undrift.errors import UndriftError, first_line, require
+from undrift.utils.errors import UndriftError, first_line, require
 
 _PIXELS = 3 * 32 * 32
 

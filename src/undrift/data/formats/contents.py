@@ -4,7 +4,7 @@ import gzip
 import zlib
 from pathlib import Path
 
-from undrift.errors import UndriftError, first_line
+from undrift.utils.errors import UndriftError, first_line
 
 
 def contents(path: Path) -> bytes:

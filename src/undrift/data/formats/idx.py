@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from undrift.data.formats.contents import contents
-from undrift.errors import require
+from undrift.utils.errors import require
 
 _TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _MOST_DIMENSIONS = 32

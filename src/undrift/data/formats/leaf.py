@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from undrift.data.formats.contents import contents
-from undrift.errors import UndriftError, first_line, require
+from undrift.utils.errors import UndriftError, first_line, require
 
 Values = np.ndarray | list[Any]
 """Numbers as an array; texts, or lists of texts, as a list."""

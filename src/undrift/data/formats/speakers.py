@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from undrift.errors import require
+from undrift.utils.errors import require
 
 COLON = re.compile(r"^([A-Z][A-Za-z'’ .-]*):\s*$")
 """`First Citizen:` on a line of its own, with the speech on the next ones"""

@@ -14,7 +14,7 @@ from undrift.data.part import Part
 from undrift.data.partitions import Natural, Partition, as_partition
 from undrift.data.prepared import Tables, prepared
 from undrift.data.sources.images import EMNIST_CLASSES
-from undrift.errors import UndriftError, require
+from undrift.utils.errors import UndriftError, require
 
 HOW = (
     "make them with LEAF (data/femnist, ./preprocess.sh -s niid --sf 1.0 -k 0 -t sample) and copy "

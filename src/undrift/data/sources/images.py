@@ -17,7 +17,7 @@ from undrift.data.federated import FederatedData, federated
 from undrift.data.formats import read_cifar_binary, read_cifar_python, read_idx
 from undrift.data.part import Part
 from undrift.data.partitions import IID, Partition, as_partition
-from undrift.errors import UndriftError, require, require_choice
+from undrift.utils.errors import UndriftError, require, require_choice
 
 MNIST_SUMS = {
     "train-images-idx3-ubyte.gz": (

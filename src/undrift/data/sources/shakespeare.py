@@ -17,8 +17,8 @@ from undrift.data.part import Part
 from undrift.data.partitions import Natural, Partition, Split, as_partition
 from undrift.data.prepared import Tables, prepared
 from undrift.data.sources.femnist import part_of
-from undrift.errors import UndriftError, first_line, require, require_whole
-from undrift.keys import generator
+from undrift.utils.errors import UndriftError, first_line, require, require_whole
+from undrift.utils.keys import generator
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """LEAF's 80 characters; any other counts as the last of them, as in LEAF's code."""

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 
 from undrift.data.federated import FederatedData
-from undrift.errors import require_choice, require_range, require_whole
-from undrift.keys import generator
+from undrift.utils.errors import require_choice, require_range, require_whole
+from undrift.utils.keys import generator
 
 FEATURES, CLASSES = 60, 10
 

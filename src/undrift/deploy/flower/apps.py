@@ -16,7 +16,7 @@ from undrift.deploy.flower.letters import opened, reply
 from undrift.deploy.flower.post import FlowerPost
 from undrift.deploy.server import serve
 from undrift.deploy.site import Site
-from undrift.runs.experiment import Experiment
+from undrift.experiments.experiment import Experiment
 
 client = ClientApp()
 server = ServerApp()

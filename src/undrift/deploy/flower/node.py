@@ -20,7 +20,7 @@ from undrift.deploy.flower.surroundings import (
     stop,
 )
 from undrift.deploy.site import Site
-from undrift.errors import first_line
+from undrift.utils.errors import first_line
 
 POLL = 0.25
 """Seconds between two looks for something to do."""

@@ -16,7 +16,7 @@ from undrift.deploy.flower.letters import letter
 from undrift.deploy.payloads import Refused, decode, encode
 from undrift.deploy.post import REFUSED, Arrival, Post
 from undrift.deploy.protocol import SLACK, WHO
-from undrift.errors import UndriftError, first_line
+from undrift.utils.errors import UndriftError, first_line
 
 POLL = 0.25
 """Seconds between two looks for an answer."""

@@ -28,7 +28,7 @@ from undrift.deploy.flower.surroundings import (
     start,
     stop,
 )
-from undrift.errors import UndriftError, require
+from undrift.utils.errors import UndriftError, require
 
 READY = 60.0
 """Seconds in which a SuperLink must be there."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
-from undrift.errors import UndriftError
+from undrift.utils.errors import UndriftError
 
 GRACE = 8.0
 """Seconds in which a process may end by itself."""

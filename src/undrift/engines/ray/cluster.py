@@ -8,7 +8,7 @@ import socket
 import warnings
 from typing import Any
 
-from undrift.errors import UndriftError, first_line, require
+from undrift.utils.errors import UndriftError, first_line, require
 
 SECONDS = 5.0
 """How long an address may take to answer."""

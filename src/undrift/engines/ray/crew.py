@@ -17,7 +17,7 @@ import undrift
 from undrift.engines.ray.cluster import session
 from undrift.engines.ray.parcels import Parcel, pack, unpack
 from undrift.engines.ray.worker import Refusal, Shared, Worker
-from undrift.errors import UndriftError, first_line
+from undrift.utils.errors import UndriftError, first_line
 
 DEPTH = 2
 """A worker is given so many tasks: one to do, and one to go on with."""

@@ -13,8 +13,12 @@ import ray
 import torch
 from torch import Tensor
 
-from undrift.clients import ClientStates
-from undrift.engines.base import Engine, Errand, Job, OwnModel, Reply, RoundResult
+from undrift.core.clients import ClientStates
+from undrift.core.losses import Losses
+from undrift.core.messages import Assignment, Reply
+from undrift.core.method import Method
+from undrift.core.round_result import RoundResult
+from undrift.engines.base import Engine, Job, OwnModel
 from undrift.engines.options import EngineOptions
 from undrift.engines.pool import cores
 from undrift.engines.ray import blocks
@@ -22,11 +26,9 @@ from undrift.engines.ray.cluster import cluster_has, connect, session
 from undrift.engines.ray.crew import Crew, Task, crew
 from undrift.engines.ray.parcels import pack
 from undrift.engines.ray.worker import Broadcast, Order, Recipe, Setting, Shared
-from undrift.errors import require
-from undrift.losses import Losses
-from undrift.measuring import Seen
-from undrift.methods.base import Method
-from undrift.modules import ModuleLosses
+from undrift.nets.modules import ModuleLosses
+from undrift.nets.passes import Seen
+from undrift.utils.errors import require
 
 RANGES = 4
 """Into so many ranges of samples per worker a part is cut that is looked at."""
@@ -75,7 +77,7 @@ class RayEngine(Engine):
         self._block = 0
         self._inside: dict[str, Any] = {}
         self._words = ""
-        self._setting = self._share(Setting(replace(job, limit=None), self._inner, {}))
+        self._setting = self._share(Setting(job, self._inner, {}))
         self.together = 2 * self._crew.workers
         self._looks = _Looks()
 
@@ -100,63 +102,71 @@ class RayEngine(Engine):
     def run(
         self,
         method: Method,
-        errands: Iterable[Errand],
+        assignments: Iterable[Assignment],
         states: ClientStates,
         round: int,
         diagnose: bool = True,
     ) -> RoundResult:
-        errands = list(errands)
-        result = RoundResult(method, self.job, round, diagnose)
-        if not errands:
+        assignments = list(assignments)
+        result = self.job.result(method, round, diagnose)
+        if not assignments:
             return result
-        sending = self._sending(method, errands, states, round, diagnose)
-        tasks = [sending.task("add", each) for each in blocks.cut(self.job, errands, self._block)]
+        sending = self._sending(method, assignments, states, round, diagnose)
+        tasks = [
+            sending.task("add", each) for each in blocks.cut(self.job, assignments, self._block)
+        ]
         for part in self._crew.results(tasks, self._x0.device, shared=True):
             part.make_own(sums=result.replies.count == 0)  # the others are added to the first
             result.merge(part)
-        result.arrange([errand.client.id for errand in errands])
+        result.arrange([assignment.client.id for assignment in assignments])
         return result
 
     def replies(
-        self, method: Method, errands: Iterable[Errand], states: ClientStates, diagnose: bool = True
+        self,
+        method: Method,
+        assignments: Iterable[Assignment],
+        states: ClientStates,
+        diagnose: bool = True,
     ) -> Iterator[Reply]:
-        errands = list(errands)
-        if not errands:
+        assignments = list(assignments)
+        if not assignments:
             return
-        sending = self._sending(method, errands, states, errands[0].work.round, diagnose)
+        sending = self._sending(method, assignments, states, assignments[0].work.round, diagnose)
         # One by one: what a client computes must not depend on who is asked beside it.
-        tasks = [sending.task("reply", blocks.Block([errand], 1.0)) for errand in errands]
+        tasks = [
+            sending.task("reply", blocks.Block([assignment], 1.0)) for assignment in assignments
+        ]
         for (reply,) in self._crew.results(tasks, self._x0.device):
             yield reply
 
     def _sending(
         self,
         method: Method,
-        errands: Sequence[Errand],
+        assignments: Sequence[Assignment],
         states: ClientStates,
         round: int,
         diagnose: bool,
     ) -> _Sending:
         """What a round's tasks need; in the first round, choose how the workers work."""
-        downloads = {id(errand.download): errand.download for errand in errands}
-        buffers = {id(errand.buffers): errand.buffers for errand in errands}
+        downloads = {id(assignment.download): assignment.download for assignment in assignments}
+        buffers = {id(assignment.buffers): assignment.buffers for assignment in assignments}
         broadcast = Broadcast(method, list(downloads.values()), list(buffers.values()))
         shared = {**self._losses, "setting": self._setting, "broadcast": self._share(broadcast)}
         places = {key: k for ids in (downloads, buffers) for k, key in enumerate(ids)}
         sending = _Sending(shared, places, states, round, diagnose)
         if not self._block:
-            largest = blocks.size(self.job, errands, together=len(errands))
-            trial = blocks.cut(self.job, errands, largest)[0]
+            largest = blocks.size(self.job, assignments, together=len(assignments))
+            trial = blocks.cut(self.job, assignments, largest)[0]
             (chosen,) = self._crew.results([sending.task("choose", trial)])
             saved, words, together = chosen
-            self._settle(saved, words, blocks.size(self.job, errands, together))
+            self._settle(saved, words, blocks.size(self.job, assignments, together))
             sending = replace(sending, shared={**shared, "setting": self._setting})
         return sending
 
     def _settle(self, inside: Mapping[str, Any], words: str, block: int) -> None:
         """Let all workers work in one way from now on."""
         self._inside, self._words, self._block = dict(inside), words, block
-        job = replace(self.job, limit=None)  # it is known by now who manages how much
+        job = self.job
         self._setting = self._share(Setting(job, self._inner, self._inside))
 
     # Evaluation
@@ -224,21 +234,23 @@ class _Sending:
 
     def task(self, name: str, block: blocks.Block) -> Task:
         """The work of a block, by one of the workers."""
-        who = ", ".join(repr(errand.client.id) for errand in block.errands[:5])
-        more = ", …" if len(block.errands) > 5 else ""
-        given = partial(self._order, block.errands)
+        who = ", ".join(repr(assignment.client.id) for assignment in block.assignments[:5])
+        more = ", …" if len(block.assignments) > 5 else ""
+        given = partial(self._order, block.assignments)
         return Task(name, self.shared, given, block.cost, f" (client {who}{more})")
 
-    def _order(self, errands: Sequence[Errand]) -> tuple[Order]:
+    def _order(self, assignments: Sequence[Assignment]) -> tuple[Order]:
         """The order for some clients; their states are read when it is sent."""
         kept: dict[Hashable, Any] = {}
         if self.states.kinds:
             seen = self.states.seen()
-            clients = [errand.client.id for errand in errands if errand.client.id in seen]
+            clients = [
+                assignment.client.id for assignment in assignments if assignment.client.id in seen
+            ]
             kept = {client: self.states.get(client) for client in clients}
         listed = [
             (e.client, e.work, self.places[id(e.download)], self.places[id(e.buffers)])
-            for e in errands
+            for e in assignments
         ]
         return (Order(listed, self.states.kinds, kept, self.round, self.diagnose),)
 

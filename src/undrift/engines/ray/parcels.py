@@ -25,7 +25,7 @@ from ray import cloudpickle
 from ray.cloudpickle.cloudpickle import list_registry_pickle_by_value
 from torch import Tensor
 
-from undrift.errors import UndriftError, first_line
+from undrift.utils.errors import UndriftError, first_line
 
 _WIDE = {torch.bfloat16: torch.int16}
 """Types that numpy does not have, as what they travel."""

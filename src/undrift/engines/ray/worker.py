@@ -12,20 +12,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from undrift.clients import ClientStates
+from undrift.core.clients import ClientStates
+from undrift.core.losses import Losses
+from undrift.core.messages import Assignment, Reply
+from undrift.core.method import Method
+from undrift.core.problem import Client, Download, Keep, Work
+from undrift.core.round_result import RoundResult
 from undrift.engines.auto import AutoEngine
-from undrift.engines.base import Engine, Errand, Job, OwnModel, Reply, RoundResult
+from undrift.engines.base import Engine, Job, OwnModel
 from undrift.engines.options import EngineOptions
 from undrift.engines.pool import use_cores
 from undrift.engines.ray.parcels import Parcel, pack, unpack
-from undrift.errors import UndriftError
-from undrift.losses import Losses
-from undrift.measuring import Seen
-from undrift.methods.base import Method
-from undrift.modules import ModuleLosses
-from undrift.problem import Client, Download, Keep
-from undrift.solvers import Work
-from undrift.threads import one_thread
+from undrift.nets.modules import ModuleLosses
+from undrift.nets.passes import Seen
+from undrift.utils.errors import UndriftError
+from undrift.utils.threads import one_thread
 
 
 class Shared(NamedTuple):
@@ -69,7 +70,7 @@ class Broadcast:
 class Order:
     """The work of some clients: whose, with which of what was sent, and what they remember."""
 
-    errands: list[tuple[Client, Work, int, int]]
+    assignments: list[tuple[Client, Work, int, int]]
     kinds: Mapping[str, str]
     kept: dict[Hashable, Keep]
     round: int
@@ -147,15 +148,15 @@ class Worker:
         """The work of some clients, added up."""
         engine, method = self._engine(shared), self._broadcast(shared).method
         with one_thread():
-            errands, states = self._errands(shared, order)
-            return engine.run(method, errands, states, order.round, order.diagnose)
+            assignments, states = self._errands(shared, order)
+            return engine.run(method, assignments, states, order.round, order.diagnose)
 
     def reply(self, shared: Mapping[str, Shared], order: Order) -> list[Reply]:
         """The work of some clients, one by one."""
         engine, method = self._engine(shared), self._broadcast(shared).method
         with one_thread():
-            errands, states = self._errands(shared, order)
-            return list(engine.replies(method, errands, states, order.diagnose))
+            assignments, states = self._errands(shared, order)
+            return list(engine.replies(method, assignments, states, order.diagnose))
 
     def look(
         self, shared: Mapping[str, Shared], name: str, weights: Tensor, first: int, last: int
@@ -229,11 +230,11 @@ class Worker:
 
     def _errands(
         self, shared: Mapping[str, Shared], order: Order
-    ) -> tuple[list[Errand], ClientStates]:
+    ) -> tuple[list[Assignment], ClientStates]:
         sent = self._broadcast(shared)
-        errands = [
-            Errand(client, work, sent.downloads[down], sent.buffers[buffers])
-            for client, work, down, buffers in order.errands
+        assignments = [
+            Assignment(client, work, sent.downloads[down], sent.buffers[buffers])
+            for client, work, down, buffers in order.assignments
         ]
         x0 = self._losses(shared).initial() if order.kinds else torch.empty(0)
-        return errands, Sent(order.kinds, x0, order.kept)
+        return assignments, Sent(order.kinds, x0, order.kept)

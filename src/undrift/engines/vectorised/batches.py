@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from undrift.core.problem import Work
 from undrift.data.augmentation import Augmentation
 from undrift.data.part import Part
-from undrift.keys import generator, orders
-from undrift.solvers import SGD, Work
+from undrift.local.solvers import SGD
+from undrift.utils.keys import generator, orders
 
 BLOCK = 1 << 20
 """Bytes of inputs that are gathered at once: the batches of several steps where these are small."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from undrift.dropout import Coins
+from undrift.nets.dropout import Coins
 
 
 class Draws:

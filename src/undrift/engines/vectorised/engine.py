@@ -12,36 +12,33 @@ from threading import local
 import torch
 from torch import Tensor
 
-from undrift.clients import ClientStates
-from undrift.diagnostics import MOVED, PROGRESS, SQUARE
-from undrift.engines.base import (
+from undrift.core.clients import ClientStates
+from undrift.core.diagnostics import MOVED, PROGRESS, SQUARE
+from undrift.core.messages import (
     CHANGE,
     COHORT,
     LAST,
-    Engine,
-    Errand,
-    Job,
+    Assignment,
     Reply,
-    RoundResult,
     bytes_of,
-    check_declared,
     damaged,
-    fault,
-    fault_of_buffers,
     statistics,
 )
+from undrift.core.method import Method
+from undrift.core.problem import Client, Keep, LocalProblem, LocalResult, Named, Upload
+from undrift.core.round_result import RoundResult
+from undrift.core.validation import check_declared, fault, fault_of_buffers
+from undrift.engines.base import Engine, Job
 from undrift.engines.pool import Pool, spare_threads
 from undrift.engines.serial import SerialEngine
 from undrift.engines.threaded import Remembered, ThreadedEngine
 from undrift.engines.vectorised.networks import Network
 from undrift.engines.vectorised.training import Group, progress_of, train
-from undrift.errors import UndriftError, first_line
-from undrift.keys import key
-from undrift.memory import keep_freed_memory
-from undrift.methods.base import Method
-from undrift.modules import ModuleLosses
-from undrift.problem import Client, Keep, LocalProblem, LocalResult, Named, Upload
-from undrift.solvers import SGD
+from undrift.local.solvers import SGD
+from undrift.nets.modules import ModuleLosses
+from undrift.utils.errors import UndriftError, first_line
+from undrift.utils.keys import key
+from undrift.utils.memory import keep_freed_memory
 
 BLOCK = 256
 """So many clients' batches are drawn at once."""
@@ -51,7 +48,7 @@ BLOCK = 256
 class Chunk:
     """Clients that work at once, and what they remember, stacked."""
 
-    errands: list[Errand]
+    assignments: list[Assignment]
     """most steps first"""
     group: Group
     client: Client
@@ -60,7 +57,7 @@ class Chunk:
     @property
     def clients(self) -> list[Client]:
         """The clients one by one."""
-        return [errand.client for errand in self.errands]
+        return [assignment.client for assignment in self.assignments]
 
 
 @dataclass(frozen=True)
@@ -117,15 +114,15 @@ class VectorisedEngine(Engine):
     def run(
         self,
         method: Method,
-        errands: Iterable[Errand],
+        assignments: Iterable[Assignment],
         states: ClientStates,
         round: int,
         diagnose: bool = True,
     ) -> RoundResult:
-        result = RoundResult(method, self.job, round, diagnose)
-        errands = list(errands)
+        result = self.job.result(method, round, diagnose)
+        assignments = list(assignments)
         ahead: deque[Future[RoundResult]] = deque()
-        alone, alike = self._sorted(errands)
+        alone, alike = self._sorted(assignments)
         for chunk in self._chunks(alike, states):
             ahead.append(self._pool.submit(self._added, method, chunk, round, diagnose))
             if len(ahead) > self.threads:  # what the next one needs is read while others compute
@@ -134,60 +131,66 @@ class VectorisedEngine(Engine):
             result.merge(ahead.popleft().result())
         if alone:
             result.merge(self._alone.run(method, alone, states, round, diagnose))
-        result.arrange([errand.client.id for errand in errands])
+        result.arrange([assignment.client.id for assignment in assignments])
         return result
 
     def replies(
-        self, method: Method, errands: Iterable[Errand], states: ClientStates, diagnose: bool = True
+        self,
+        method: Method,
+        assignments: Iterable[Assignment],
+        states: ClientStates,
+        diagnose: bool = True,
     ) -> Iterator[Reply]:
-        errands = list(errands)
+        assignments = list(assignments)
         found: dict[int, Reply] = {}
-        alone, alike = self._sorted(errands)
+        alone, alike = self._sorted(assignments)
         going = [
-            (chunk.errands, self._pool.submit(self._finished, method, chunk, lasting=True))
+            (chunk.assignments, self._pool.submit(self._finished, method, chunk, lasting=True))
             for chunk in self._chunks(alike, states)
         ]
         for together, future in going:
             rows = self._rows(method, future.result(), diagnose)
-            found |= {id(errand): one for errand, one in zip(together, rows, strict=True)}
+            found |= {id(assignment): one for assignment, one in zip(together, rows, strict=True)}
         several = self._alone.replies(method, alone, states, diagnose)
-        found |= {id(errand): one for errand, one in zip(alone, several, strict=True)}
-        for errand in errands:
-            yield found.pop(id(errand))
+        found |= {id(assignment): one for assignment, one in zip(alone, several, strict=True)}
+        for assignment in assignments:
+            yield found.pop(id(assignment))
 
-    def _sorted(self, errands: list[Errand]) -> tuple[list[Errand], list[list[Errand]]]:
+    def _sorted(
+        self, assignments: list[Assignment]
+    ) -> tuple[list[Assignment], list[list[Assignment]]]:
         """Those who must work alone, and those who can work at once.
 
         The latter have the same model, the same solver and the same round; most steps come first.
         """
         alone = []
-        alike: dict[tuple[int, int, int], list[Errand]] = {}
-        for errand in errands:
-            solver = self.job.local.of(errand.client.id)
+        alike: dict[tuple[int, int, int], list[Assignment]] = {}
+        for assignment in assignments:
+            solver = self.job.local.of(assignment.client.id)
             if not isinstance(solver, SGD) or solver.tolerance is not None:
-                alone.append(errand)
+                alone.append(assignment)
                 continue
-            which = id(errand.download), id(solver), errand.work.round
-            alike.setdefault(which, []).append(errand)
+            which = id(assignment.download), id(solver), assignment.work.round
+            alike.setdefault(which, []).append(assignment)
         for some in alike.values():
-            some.sort(key=lambda errand: -errand.work.steps)
+            some.sort(key=lambda assignment: -assignment.work.steps)
         return alone, list(alike.values())
 
-    def _chunks(self, alike: list[list[Errand]], states: ClientStates) -> Iterator[Chunk]:
+    def _chunks(self, alike: list[list[Assignment]], states: ClientStates) -> Iterator[Chunk]:
         """Cut those who can work at once into chunks of equal size, with their states."""
-        for errands in alike:
-            pieces = -(-len(errands) // self.chunk)
-            ends = [len(errands) * piece // pieces for piece in range(pieces + 1)]
+        for assignments in alike:
+            pieces = -(-len(assignments) // self.chunk)
+            ends = [len(assignments) * piece // pieces for piece in range(pieces + 1)]
             per_block = max(1, BLOCK // self.chunk)
             for first in range(0, pieces, per_block):
                 block = ends[first : first + per_block + 1]
-                yield from self._block(errands[block[0] : block[-1]], block, states)
+                yield from self._block(assignments[block[0] : block[-1]], block, states)
 
     def _block(
-        self, errands: list[Errand], ends: list[int], states: ClientStates
+        self, assignments: list[Assignment], ends: list[int], states: ClientStates
     ) -> Iterator[Chunk]:
         """The chunks of some clients, for all of which batches are drawn at once."""
-        roster, works = self.job.roster, [errand.work for errand in errands]
+        roster, works = self.job.roster, [assignment.work for assignment in assignments]
         solver = self.job.local.of(works[0].client)
         assert isinstance(solver, SGD)
         drawing = self._network.draws or self.losses.data.augmentations
@@ -199,22 +202,22 @@ class VectorisedEngine(Engine):
             [key(self.job.seed, "model", w.turn, w.client) for w in works] if drawing else (),
             self._ahead,
         )
-        client = Client.stack([errand.client for errand in errands], self.losses.flat.x)
+        client = Client.stack([assignment.client for assignment in assignments], self.losses.flat.x)
         for a, b in pairwise(ends):
             some = slice(a - ends[0], b - ends[0])
             mine = states.gather([work.client for work in works[some]])
-            yield Chunk(errands[some], group.of(some), client.of(some), mine)
+            yield Chunk(assignments[some], group.of(some), client.of(some), mine)
 
     def _added(self, method: Method, chunk: Chunk, round: int, diagnose: bool) -> RoundResult:
         """The work of a chunk, added up."""
         finished = self._finished(method, chunk)
-        result = RoundResult(method, self.job, round, diagnose)
-        damage = any(errand.work.damaged for errand in chunk.errands)
+        result = self.job.result(method, round, diagnose)
+        damage = any(assignment.work.damaged for assignment in chunk.assignments)
         if not damage and not finished.buffers:
             result.take_several(self._stacked(finished, diagnose), chunk.clients)
             if result.finite():
                 return result
-            result = RoundResult(method, self.job, round, diagnose)
+            result = self.job.result(method, round, diagnose)
         for reply in self._rows(method, finished, diagnose):  # one by one, to leave out the wrong
             result.take(reply)
         return result
@@ -228,9 +231,9 @@ class VectorisedEngine(Engine):
             self._own.network = self._network.copy()
         network: Network = self._own.network
         group, works = chunk.group, chunk.group.works
-        down, client = chunk.errands[0].download, chunk.client
+        down, client = chunk.assignments[0].download, chunk.client
         problem = method.problem(down, chunk.mine, client)
-        network.load_buffers(chunk.errands[0].buffers)
+        network.load_buffers(chunk.assignments[0].buffers)
         try:
             with torch.no_grad():
                 trained = train(network, problem, group)
@@ -261,7 +264,7 @@ class VectorisedEngine(Engine):
         one = tuple(each.row(0) for each in finished if isinstance(each, Named))
         check_declared(method, one if len(one) == 2 else finished, trained.x[0])
         upload, keep = finished
-        watched = self.job.watch.cohort or self.job.watch.last
+        watched = self.job.tracked.cohort or self.job.tracked.last
         if lasting or watched or _share(trained.x, upload, keep):
             network.give_away()
         return Finished(chunk, problem, result, upload, keep, network.buffers())
@@ -269,22 +272,22 @@ class VectorisedEngine(Engine):
     def _blame_one(self, method: Method, chunk: Chunk) -> None:
         """Say which client of a chunk the model fails on, if it does so on one by itself."""
         engine = SerialEngine(self.losses.twin(), self.job)
-        for row, errand in enumerate(chunk.errands):
+        for row, assignment in enumerate(chunk.assignments):
             mine = Remembered(chunk.mine.row(row))
-            list(engine.replies(method, [errand], mine, diagnose=False))
+            list(engine.replies(method, [assignment], mine, diagnose=False))
 
     def _stacked(self, done: Finished, diagnose: bool) -> Reply:
         """The replies of a chunk as one, `[C, …]`."""
         upload, keep, x = done.upload, done.keep, done.result.x
-        watch, chunk = self.job.watch, done.chunk
-        number = len(chunk.errands)
-        down = chunk.errands[0].download
-        travels = statistics(chunk.errands[0].buffers)
+        tracked, chunk = self.job.tracked, done.chunk
+        number = len(chunk.assignments)
+        down = chunk.assignments[0].download
+        travels = statistics(chunk.assignments[0].buffers)
         received = {n: number * size for n, size in (bytes_of(down) | travels).items()}
         sent = {n: number * size for n, size in (bytes_of(upload.row(0)) | travels).items()}
-        if watch.cohort:
+        if tracked.cohort:
             upload = upload.replace(**{COHORT: x})
-        if watch.last:
+        if tracked.last:
             upload = upload.replace(**{CHANGE: x - getattr(chunk.mine, LAST)})
             keep = keep.replace(**{LAST: x})
         if diagnose:
@@ -296,7 +299,7 @@ class VectorisedEngine(Engine):
                     PROGRESS: torch.as_tensor(done.result.progress).double(),
                 }
             )
-        works = [errand.work for errand in chunk.errands]
+        works = [assignment.work for assignment in chunk.assignments]
         return Reply(
             client=chunk.client,
             upload=upload,
@@ -312,23 +315,23 @@ class VectorisedEngine(Engine):
     def _rows(self, method: Method, done: Finished, diagnose: bool) -> Iterator[Reply]:
         """The replies of a chunk one by one."""
         whole = self._stacked(done, diagnose)
-        number = len(done.chunk.errands)
+        number = len(done.chunk.assignments)
         first = "first_gradient" in done.problem.ask
-        for row, errand in enumerate(done.chunk.errands):
+        for row, assignment in enumerate(done.chunk.assignments):
             upload, keep = done.upload.row(row), done.keep.row(row)
-            if errand.work.damaged:
+            if assignment.work.damaged:
                 upload = damaged(upload)
             wrong = fault(method, upload, keep, done.result.x[row])
             wrong = wrong or fault_of_buffers(done.buffers)
-            solver, samples = done.chunk.group.solver, int(errand.client.samples)
+            solver, samples = done.chunk.group.solver, int(assignment.client.samples)
             yield replace(
                 whole,
-                client=errand.client,
+                client=assignment.client,
                 upload=whole.upload.row(row) if wrong is None else upload,
                 keep=whole.keep.row(row) if wrong is None else keep,
-                steps=errand.work.steps,
-                evaluations=solver.evaluations(errand.work.steps, samples) + first * samples,
-                complete=errand.work.steps >= errand.work.expected,
+                steps=assignment.work.steps,
+                evaluations=solver.evaluations(assignment.work.steps, samples) + first * samples,
+                complete=assignment.work.steps >= assignment.work.expected,
                 down={name: size // number for name, size in whole.down.items()},
                 up={name: size // number for name, size in whole.up.items()},
                 wrong=wrong,

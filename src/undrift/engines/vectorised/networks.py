@@ -11,17 +11,17 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from undrift.dropout import Coins, KeyedDropout, with_keyed_dropout
 from undrift.engines.vectorised.batches import Batch
 from undrift.engines.vectorised.draws import Draws
 from undrift.engines.vectorised.layers import Dropout, Layer, Sink
 from undrift.engines.vectorised.steps import Lists, vectors_like
 from undrift.engines.vectorised.tracing import stacked_layers
-from undrift.errors import first_line
-from undrift.keys import torch_generator_set_to
-from undrift.modes import set_training
-from undrift.modules import ModuleLosses
-from undrift.tasks import Task, cross_entropies, squared_errors
+from undrift.nets.criteria import Criterion, cross_entropies, squared_errors
+from undrift.nets.dropout import Coins, KeyedDropout, with_keyed_dropout
+from undrift.nets.modes import set_training
+from undrift.nets.modules import ModuleLosses
+from undrift.utils.errors import first_line
+from undrift.utils.keys import torch_generator_set_to
 
 SMALL = 16_384
 """Numbers in a small parameter."""
@@ -178,7 +178,7 @@ class VmappedNetwork(Network):
 
     name = "vmap"
 
-    def __init__(self, module: nn.Module, names: Sequence[str], task: Task):
+    def __init__(self, module: nn.Module, names: Sequence[str], task: Criterion):
         self._module = module
         self._names = list(names)
         self._task = task

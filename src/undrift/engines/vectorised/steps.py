@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from undrift.engines.vectorised.layers import Sink
-from undrift.solvers import SGD
+from undrift.local.solvers import SGD
 
 ALIGNED = 16
 """The vectors of clients lie so many numbers, or a multiple, apart."""

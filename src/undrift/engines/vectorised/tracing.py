@@ -23,8 +23,8 @@ from undrift.engines.vectorised.layers import (
     Tanh,
     chained,
 )
-from undrift.errors import first_line
-from undrift.modes import rests, set_training
+from undrift.nets.modes import rests, set_training
+from undrift.utils.errors import first_line
 
 aten = torch.ops.aten
 

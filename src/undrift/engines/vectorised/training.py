@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from undrift.core.problem import LocalProblem, Number, Work
 from undrift.engines.vectorised.batches import Stream, indices
 from undrift.engines.vectorised.draws import Draws
 from undrift.engines.vectorised.networks import Network
@@ -22,10 +23,9 @@ from undrift.engines.vectorised.steps import (
     Terms,
     vectors_like,
 )
-from undrift.modules import ModuleLosses
-from undrift.problem import LocalProblem, Number
-from undrift.schedules import as_schedule
-from undrift.solvers import SGD, Progress, Work
+from undrift.local.schedules import as_schedule
+from undrift.local.solvers import SGD, Progress
+from undrift.nets.modules import ModuleLosses
 
 
 class Group:

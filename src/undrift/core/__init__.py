@@ -1,0 +1,1 @@
+"""The contract between methods, engines and loops: problems, messages, sums, clients, losses."""

@@ -1,0 +1,180 @@
+"""The contract between methods and engines.
+
+A method turns what it sent to a client and what the client remembers into a
+`LocalProblem`; an engine works on it and hands back a `LocalResult`. Everything here is
+flat-vector algebra: `[P]` for one client, `[C, P]` for several (then numbers that belong
+to a client are `[C, 1]` tensors). The same expressions serve both by broadcasting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from undrift.utils.errors import UndriftError
+
+Number = float | Tensor
+"""A number that belongs to a client: a float for one, a `[C, 1]` tensor for several."""
+
+
+@dataclass(frozen=True)
+class LocalProblem:
+    """What a client is asked to (approximately) minimise, starting at `start`:
+
+        scale·f_k(x) + <linear, x> + (weight/2)·|x − center|²
+
+    The local gradient is the data gradient plus one affine term. A solver with momentum
+    accumulates all of it, so that it minimises this problem; with `pull_outside_momentum`
+    the pull weight·(x − center) is applied to each step by itself instead, as the proximal
+    updates of FedProx and FedNova are. `ask` names what the method needs besides the end
+    point: "first_gradient", the full gradient of f_k at `start`, or "last_gradient", the
+    minibatch gradient of the last step.
+    """
+
+    start: Tensor
+    linear: Tensor | None = None
+    center: Tensor | None = None
+    weight: Number = 0.0
+    scale: Number = 1.0
+    pull_outside_momentum: bool = False
+    ask: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class LocalResult:
+    """What a client's work on its problem came to.
+
+    `progress` is ‖a‖₁, how much gradient the solver accumulated in units of `rate`, the
+    nominal learning rate η of the round: the client moved by −η Σ_s a_s g_s. It is NaN for
+    a solver that does not take gradient steps. `expected` is the number of steps the client
+    should have done; the work is complete when it did that many.
+    """
+
+    x: Tensor
+    steps: Number
+    expected: Number
+    progress: Number
+    rate: float
+    first_gradient: Tensor | None = None
+    last_gradient: Tensor | None = None
+    evaluations: int = 0
+
+    @property
+    def complete(self) -> Any:
+        """Whether the expected work was done (a bool, or a `[C, 1]` tensor of bools)."""
+        return self.steps >= self.expected
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a client does in a round: which round, how many steps, and its own draws."""
+
+    client: Hashable
+    round: int
+    """the round of its learning rate"""
+    turn: int
+    """what numbers its keyed draws: the round, or in asynchronous training the launch"""
+    steps: int
+    expected: int
+    rate: float
+    """η, the nominal learning rate of the round, in whose units progress is counted"""
+    key: int
+    """of the orders in which the client goes through its samples"""
+    damaged: bool = False
+    """whether its device damages the reply"""
+
+
+@dataclass(frozen=True)
+class Client:
+    """What a method may know of a client: its id, its share in F, how often it was drawn."""
+
+    id: Hashable
+    samples: Number
+    """n_k"""
+    q: Number
+    """q_k, the weight of f_k in F = Σ q_k f_k + g"""
+    scale: Number
+    """1 / (N·q_k): one for every client when the objective is the mean over clients"""
+    draws: Number = 1
+    """how often the client was drawn this round (sampling with replacement)"""
+    staleness: Number = 0
+    """how often the server's model was updated while the client worked (asynchronous training)"""
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    @staticmethod
+    def stack(clients: Sequence[Client], like: Tensor) -> Client:
+        """Several clients as one, with `[C, 1]` tensors for their numbers."""
+
+        names = [f.name for f in fields(Client) if f.name != "id"]
+        rows = [[float(getattr(client, name)) for name in names] for client in clients]
+        columns = torch.tensor(rows, dtype=like.dtype, device=like.device).split(1, dim=1)
+        numbers = dict(zip(names, columns, strict=True))
+        return Client(id=tuple(client.id for client in clients), **numbers)
+
+    def of(self, some: slice) -> Client:
+        """Some of several clients that are stacked."""
+        numbers = {f.name: getattr(self, f.name)[some] for f in fields(Client) if f.name != "id"}
+        return Client(id=self.id[some], **numbers)  # type: ignore[index]
+
+
+class Named:
+    """A few named vectors and numbers, read as attributes."""
+
+    def __init__(self, **values: Tensor | float | None):
+        self.__dict__.update(values)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        has = ", ".join(self.__dict__) or "nothing"
+        cure = "; declare it in the method's keeps" if isinstance(self, Keep) else ""
+        raise UndriftError(f"{type(self).__name__} has no {name!r}: it holds {has}{cure}.")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.__dict__
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """The names and values, in the order they were given."""
+        return iter(self.__dict__.items())
+
+    def row(self, row: int) -> Self:
+        """The values of one client of several that are stacked; what is a number for all stays."""
+        return type(self)(
+            **{
+                name: value[row] if isinstance(value, Tensor) and value.ndim else value
+                for name, value in self.__dict__.items()
+            }
+        )
+
+    def replace(self, **values: Tensor | float | None) -> Self:
+        """The same with some values changed or added."""
+        return type(self)(**{**self.__dict__, **values})
+
+    def __repr__(self) -> str:
+        def show(value: Any) -> str:
+            return f"{list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+
+        inside = ", ".join(f"{name}={show(value)}" for name, value in self.items())
+        return f"{type(self).__name__}({inside})"
+
+
+class ServerState(Named):
+    """What the server holds; `x` is the model."""
+
+
+class Download(Named):
+    """What travels from the server to a client."""
+
+
+class Keep(Named):
+    """What a client remembers from one participation to the next."""
+
+
+class Upload(Named):
+    """What travels from a client to the server."""

@@ -1,0 +1,76 @@
+"""Convex regularisers g of the objective F = Σ q_k f_k + g, with their prox operators.
+
+prox_{ηg}(y) = argmin_x g(x) + |x − y|²/(2η)
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from undrift.utils.errors import require, require_range
+
+
+class Regularizer(ABC):
+    """A convex function of the parameters whose prox has a closed form."""
+
+    @abstractmethod
+    def value(self, x: Tensor) -> float:
+        """g(x)"""
+
+    @abstractmethod
+    def prox(self, y: Tensor, eta: float) -> Tensor:
+        """prox_{ηg}(y)"""
+
+
+@dataclass(frozen=True)
+class L1(Regularizer):
+    """g(x) = strength·|x|₁: soft threshold, which makes parameters exactly zero."""
+
+    strength: float
+
+    def __post_init__(self) -> None:
+        require_range("L1's strength", self.strength, at_least=0)
+
+    def value(self, x: Tensor) -> float:
+        return self.strength * float(x.cpu().double().abs().sum())
+
+    def prox(self, y: Tensor, eta: float) -> Tensor:
+        return torch.nn.functional.softshrink(y, eta * self.strength)
+
+
+@dataclass(frozen=True)
+class L2(Regularizer):
+    """g(x) = (strength/2)·|x|²"""
+
+    strength: float
+
+    def __post_init__(self) -> None:
+        require_range("L2's strength", self.strength, at_least=0)
+
+    def value(self, x: Tensor) -> float:
+        return self.strength / 2 * float(x.cpu().double().square().sum())
+
+    def prox(self, y: Tensor, eta: float) -> Tensor:
+        return y / (1 + eta * self.strength)
+
+
+@dataclass(frozen=True)
+class Box(Regularizer):
+    """g(x) = 0 where every parameter lies in [low, high], infinite elsewhere."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        require_range("Box's low", self.low)
+        require_range("Box's high", self.high)
+        require(self.low <= self.high, f"Box needs low ≤ high, not {self.low:g} > {self.high:g}.")
+
+    def value(self, x: Tensor) -> float:
+        inside = bool(((x >= self.low) & (x <= self.high)).all())
+        return 0.0 if inside else float("inf")
+
+    def prox(self, y: Tensor, eta: float) -> Tensor:
+        return y.clamp(self.low, self.high)

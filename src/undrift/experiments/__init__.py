@@ -1,0 +1,1 @@
+"""Experiment files: tables, checks, schema, teaching texts, forecast of cost."""

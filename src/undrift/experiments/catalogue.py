@@ -1,0 +1,239 @@
+"""What an experiment can name: every part by its word, and the parameters it takes."""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from undrift.core.regularizers import L1, L2, Box, Regularizer
+from undrift.core.sampling import All, Bernoulli, Fixed, Sampler, Uniform, Weighted
+from undrift.data import PARTITIONS, SIZES, SOURCES, FederatedData, HorizontalFlip, RandomCrop
+from undrift.data.augmentation import Augmentation
+from undrift.data.partitions import Partition
+from undrift.data.sizes import Sizes
+from undrift.devices import AVAILABILITIES, KINDS, LAWS, Availability, Law
+from undrift.experiments.systems import SYSTEMS
+from undrift.local.amounts import NormalAmount, RandomAmount, UniformAmount
+from undrift.local.schedules import Constant, Exponential, Inverse, Milestones, Schedule, Theorem1
+from undrift.local.solvers import GD, SGD, Exact, Solver
+from undrift.loops.paces import PACES, Pace
+from undrift.methods import METHODS, staleness
+from undrift.methods.server_optimizers import Adagrad, Adam, Momentum, Plain, ServerOptimizer, Yogi
+from undrift.methods.staleness import Staleness
+from undrift.nets.models import MODELS
+
+SOLVERS: dict[str, type[Solver]] = {"SGD": SGD, "GD": GD, "Exact": Exact}
+SCHEDULES: dict[str, type[Schedule]] = {
+    each.__name__: each for each in (Constant, Inverse, Exponential, Milestones, Theorem1)
+}
+SERVERS: dict[str, type[ServerOptimizer]] = {
+    each.__name__: each for each in (Plain, Momentum, Adam, Yogi, Adagrad)
+}
+REGULARIZERS: dict[str, type[Regularizer]] = {each.__name__: each for each in (L1, L2, Box)}
+STALENESS: dict[str, type[Staleness]] = {
+    each.__name__: each for each in (staleness.Constant, staleness.Polynomial, staleness.Hinge)
+}
+SAMPLERS: dict[str, type[Sampler]] = {
+    "all": All,
+    "uniform": Uniform,
+    "weighted": Weighted,
+    "bernoulli": Bernoulli,
+    "fixed": Fixed,
+}
+AMOUNTS: dict[str, type[RandomAmount]] = {"uniform": UniformAmount, "normal": NormalAmount}
+AUGMENTATIONS: dict[str, type[Augmentation]] = {"crop": RandomCrop, "flip": HorizontalFlip}
+
+NONE = "none"
+"""The word for Python's None, which TOML does not have, where a parameter may be None."""
+REQUIRED: Any = inspect.Parameter.empty
+
+DERIVED = ("features", "classes", "characters", "channels", "side", "seed")
+"""Parameters of models that follow from the data or the run, unless they are given."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """Parts that stand in for a value, such as a schedule for a rate: a table names one."""
+
+    word: str
+    """the key of the table that says which"""
+    base: type
+    members: Mapping[str, type]
+    what: str
+
+
+PACE = Family("kind", Pace, PACES, "pace")
+FAMILIES = (
+    Family("schedule", Schedule, SCHEDULES, "schedule"),
+    Family("name", ServerOptimizer, SERVERS, "server optimiser"),
+    Family("name", Regularizer, REGULARIZERS, "regulariser"),
+    Family("name", Staleness, STALENESS, "staleness function"),
+    Family("kind", Sizes, SIZES, "law of sizes"),
+    Family("kind", Partition, PARTITIONS, "partition"),
+    Family("amount", RandomAmount, AMOUNTS, "drawn amount"),
+    Family("law", Law, LAWS, "law"),
+    Family("kind", Availability, AVAILABILITIES, "law of availability"),
+    PACE,
+)
+
+GROUPS: dict[str, Mapping[str, Any]] = {
+    "methods": METHODS,
+    "data": SOURCES,
+    "models": MODELS,
+    "partitions": PARTITIONS,
+    "sizes": SIZES,
+    "samplers": SAMPLERS,
+    "solvers": SOLVERS,
+    "amounts": AMOUNTS,
+    "schedules": SCHEDULES,
+    "servers": SERVERS,
+    "regularizers": REGULARIZERS,
+    "staleness": STALENESS,
+    "augmentations": AUGMENTATIONS,
+    "systems": SYSTEMS,
+    "devices": KINDS,
+    "laws": LAWS,
+    "availabilities": AVAILABILITIES,
+    "paces": PACES,
+}
+"""Everything that can be listed."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a part: its default, and what it may be."""
+
+    name: str
+    default: Any
+    hint: Any
+    """its type, or None where nothing is known"""
+
+    @property
+    def required(self) -> bool:
+        """Whether it must be given."""
+        return self.default is REQUIRED
+
+    @property
+    def optional(self) -> bool:
+        """Whether it may be None."""
+        return self.default is None or type(None) in _members(self.hint)
+
+    @property
+    def family(self) -> Family | None:
+        """The parts that a table may name in its place."""
+        kinds = [each for each in _members(self.hint) if inspect.isclass(each)]
+        return next((f for f in FAMILIES if any(issubclass(k, f.base) for k in kinds)), None)
+
+    def refuses(self, value: Any) -> str | None:
+        """What the value must be, in words, if it is something else."""
+        if self.hint is None or (value is None and self.optional):
+            return None
+        kinds = [each for each in _members(self.hint) if each is not type(None)]
+        plain = [each for each in kinds if _words(each)]
+        if any(_fits(value, each) for each in kinds) or not plain:
+            return None
+        return " or ".join(dict.fromkeys(_words(each) for each in plain))
+
+
+def parameters(build: Callable[..., Any]) -> Mapping[str, Parameter]:
+    """The parameters of a part, in the order of its signature."""
+    return _parameters(build)
+
+
+@lru_cache(maxsize=256)
+def _parameters(build: Callable[..., Any]) -> Mapping[str, Parameter]:
+    signature = _signature(build)
+    hints = _hints(build)
+    found = {}
+    for name, each in signature.parameters.items():
+        if each.kind is inspect.Parameter.VAR_KEYWORD:
+            continue
+        default, hint = each.default, hints.get(name)
+        if each.kind is inspect.Parameter.VAR_POSITIONAL:
+            default, hint = [], None if hint is None else list[hint]  # type: ignore[valid-type]
+        found[name] = Parameter(name, default, hint)
+    if build is GD:  # it passes on all but the batch size
+        found |= {n: p for n, p in parameters(SGD).items() if n not in found and n != "batch_size"}
+    return types.MappingProxyType(found)
+
+
+def source_of(name: str) -> Callable[..., FederatedData] | None:
+    """The function that makes the data of a name, written with "-" or "_"."""
+    return SOURCES.get(name.replace("_", "-"))
+
+
+def takes_anything(build: Callable[..., Any]) -> bool:
+    """Whether a function of the user's has **options."""
+    kinds = [each.kind for each in _signature(build).parameters.values()]
+    return inspect.Parameter.VAR_KEYWORD in kinds and build is not GD
+
+
+def _signature(build: Callable[..., Any]) -> inspect.Signature:
+    try:
+        return inspect.signature(build)
+    except (TypeError, ValueError):  # something written in C
+        return inspect.Signature()
+
+
+def _hints(build: Callable[..., Any]) -> dict[str, Any]:
+    """The types of the parameters; nothing for a user's code whose types cannot be found."""
+    fields = hasattr(build, "__dataclass_fields__")
+    where = build.__init__ if inspect.isclass(build) and not fields else build  # type: ignore[misc]
+    try:
+        return typing.get_type_hints(where)
+    except Exception:
+        return {}
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    """The types of a union, or the one type."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return typing.get_args(hint)
+    return (hint,)
+
+
+def _is_list(kind: Any) -> bool:
+    origin = typing.get_origin(kind) or kind
+    return origin in (list, tuple, Sequence, typing.Sequence)
+
+
+def _words(kind: Any) -> str:
+    """A plain type in words; nothing for others."""
+    if _is_list(kind):
+        inner = [each for each in typing.get_args(kind) if each is not Ellipsis]
+        names = {int: "whole numbers", float: "numbers", str: "words"}
+        return f"a list of {names.get(inner[0], 'values') if inner else 'values'}"
+    return {
+        bool: "true or false",
+        int: "a whole number",
+        float: "a number",
+        str: "a word",
+        Path: "a path",
+    }.get(kind, "")
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    if _is_list(kind):
+        inner = [each for each in typing.get_args(kind) if each is not Ellipsis]
+        own = isinstance(value, list | tuple)
+        plain = bool(inner) and any(_words(each) for each in _members(inner[0]))
+        return own and (
+            not plain or all(any(_fits(v, k) for k in _members(inner[0])) for v in value)
+        )
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if kind is Path:
+        return isinstance(value, str | Path)
+    if kind in (bool, str):
+        return isinstance(value, kind)
+    if inspect.isclass(kind) and not typing.get_args(kind):
+        return isinstance(value, kind)
+    return False

@@ -1,0 +1,240 @@
+"""What an experiment will cost, before it runs: gradients, bytes, states and virtual time."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from undrift.api import shared_sampler
+from undrift.core.clients import Roster
+from undrift.core.losses import Losses
+from undrift.core.sampling import Sampler
+from undrift.data.federated import FederatedData
+from undrift.devices import Fleet
+from undrift.experiments.building import (
+    build_devices,
+    build_limit,
+    build_local,
+    build_methods,
+    build_paces,
+    build_sampler,
+)
+from undrift.experiments.foreseen import foresee, shape_of
+from undrift.local.solvers import SGD
+from undrift.loops import pace_of
+from undrift.loops.paces import word_of
+from undrift.methods.traffic import traffic_of
+from undrift.utils.errors import UndriftError
+from undrift.utils.formatting import duration, short, size
+
+if TYPE_CHECKING:
+    from undrift.experiments.experiment import Experiment
+
+
+@dataclass(frozen=True)
+class MethodCost:
+    """What one method costs with one seed; a round is the mean over its rounds."""
+
+    label: str
+    cohort: float
+    """clients per round"""
+    gradients: float
+    """gradients of single samples per round"""
+    bytes_down: float
+    bytes_up: float
+    """per round"""
+    seen: float
+    """how many clients will have replied"""
+    state: float
+    """bytes of the states of those clients"""
+    pace: str
+    """the word for when the server goes on"""
+    seconds: float | None = None
+    """of the virtual clock per round, where there is one"""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What an experiment costs; every seed costs about the same."""
+
+    rounds: int
+    seeds: int
+    clients: int
+    samples: int
+    parameters: int
+    methods: tuple[MethodCost, ...]
+    at_most: bool = False
+    """whether a target or a tolerance may end work early"""
+
+    @property
+    def gradients(self) -> float:
+        """Gradients of single samples in all."""
+        return self.seeds * self.rounds * sum(each.gradients for each in self.methods)
+
+    @property
+    def bytes(self) -> float:
+        """Bytes down and up in all."""
+        travel = sum(each.bytes_down + each.bytes_up for each in self.methods)
+        return self.seeds * self.rounds * travel
+
+    @property
+    def state(self) -> float:
+        """Bytes of client states in all stores."""
+        return self.seeds * sum(each.state for each in self.methods)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All numbers, with the totals."""
+        return asdict(self) | {
+            "gradients": self.gradients,
+            "bytes": self.bytes,
+            "state": self.state,
+        }
+
+    def __rich__(self) -> Group:
+        return self.table()
+
+    def table(self) -> Group:
+        """For the terminal."""
+        runs = "run" if self.seeds * len(self.methods) == 1 else "runs"
+        head = (
+            f"{len(self.methods)} × {self.seeds} {runs} of {self.rounds} rounds: {self.clients} "
+            f"clients, {self.samples} samples, {self.parameters} parameters"
+        )
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        table.add_column("method", overflow="fold")
+        for name in ("cohort", "gradients", "down", "up", "gradients", "bytes", "state"):
+            table.add_column(name, justify="right", no_wrap=True)
+        table.add_row(
+            "", "", *(Text(w, style="dim") for w in ("a round",) * 3 + ("in all",) * 2), ""
+        )
+        for each in self.methods:
+            travel = each.bytes_down + each.bytes_up
+            table.add_row(
+                Text(each.label),
+                f"{each.cohort:.3g}",
+                short(each.gradients),
+                size(each.bytes_down),
+                size(each.bytes_up),
+                short(self.seeds * self.rounds * each.gradients),
+                size(self.seeds * self.rounds * travel),
+                size(self.seeds * each.state),
+            )
+        clock = any(each.seconds is not None for each in self.methods)
+        times: list[RenderableType] = [Text(""), self._times()] if clock else []
+        most = "At most" if self.at_most else "In all"
+        foot = (
+            f"{most} {short(self.gradients)} gradients of a sample, {size(self.bytes)} down and "
+            f"up, {size(self.state)} of client states on disk."
+        )
+        return Group(Text(head), Text(""), table, *times, Text(""), Text(foot))
+
+    def _times(self) -> Table:
+        """The virtual time of those methods that have a clock."""
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        table.add_column("method", overflow="fold")
+        table.add_column("pace", no_wrap=True)
+        for name in ("time of a round", "of all rounds"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for each in self.methods:
+            if each.seconds is not None:
+                times = duration(each.seconds), duration(self.rounds * each.seconds)
+                table.add_row(Text(each.label), each.pace, *times)
+        return table
+
+
+def estimate(
+    experiment: Experiment, data: FederatedData | Losses, model: torch.nn.Module | Losses
+) -> Cost:
+    """What an experiment costs on its data, with a model or with the losses of a run."""
+    if isinstance(model, Losses):
+        parameters, buffers = torch.zeros_like(model.initial()), model.initial_buffers()
+    else:
+        parameters, buffers = shape_of(model)
+    sizes = data.sizes if isinstance(data, Losses) else data.train.sizes
+    roster = Roster(data.ids, sizes, experiment.objective)
+    methods = build_methods(experiment)
+    paces = build_paces(experiment)
+    shared = _shared_sampler(experiment, data, roster)
+    local = {label: build_local(experiment, label) for label in methods}
+    early = bool(experiment.target) or any(
+        isinstance(each, SGD) and each.tolerance is not None for each in local.values()
+    )
+    last = bool({"all", "own"} & {*experiment.evaluation.models})
+    seed = experiment.seeds[0]
+    devices = build_devices(experiment)
+    fleet_of(experiment, roster, seed)  # refused with their key if they cannot be
+    found = []
+    for label, method in methods.items():
+        traffic = traffic_of(method)
+        try:
+            seen, run = foresee(
+                method,
+                list(data.ids),
+                sizes,
+                parameters,
+                buffers,
+                traffic,
+                experiment.rounds,
+                local=local[label],
+                sampler=shared,
+                objective=experiment.objective,
+                seed=seed,
+                limit=build_limit(experiment),
+                devices=devices,
+                pace=paces.get(label),
+            )
+        except UndriftError as error:
+            raise UndriftError(f"method.{label}: {error}") from None
+        clients = seen.seen_after(experiment.rounds, len(roster))
+        vectors = traffic.kept_vectors + last
+        kept = vectors * parameters.numel() + traffic.kept_numbers
+        rounds = max(1, seen.rounds)
+        pace = pace_of(method, paces.get(label))
+        found.append(
+            MethodCost(
+                label,
+                cohort=seen.asked / rounds,
+                gradients=seen.gradients / rounds,
+                bytes_down=seen.bytes_down / rounds,
+                bytes_up=seen.bytes_up / rounds,
+                seen=clients,
+                state=clients * kept * parameters.element_size(),
+                pace=word_of(pace),
+                seconds=None if run.fleet is None else seen.seconds / rounds,
+            )
+        )
+    return Cost(
+        rounds=experiment.rounds,
+        seeds=len(experiment.seeds),
+        clients=len(roster),
+        samples=int(sizes.sum()),
+        parameters=parameters.numel(),
+        methods=tuple(found),
+        at_most=early,
+    )
+
+
+def fleet_of(experiment: Experiment, roster: Roster, seed: int) -> Fleet | None:
+    """The devices of a run's clients, if they have any."""
+    devices = build_devices(experiment)
+    try:
+        return None if devices is None else devices.fleet(roster, seed)
+    except UndriftError as error:
+        raise UndriftError(f"devices: {error}") from None
+
+
+def _shared_sampler(experiment: Experiment, data: Any, roster: Roster) -> Sampler:
+    """One sampler for all methods, checked against the clients there are."""
+    methods = build_methods(experiment)
+    cohort = build_sampler(experiment, methods)
+    sizes = data.sizes if isinstance(data, Losses) else data.train.sizes
+    clients: Any = SimpleNamespace(ids=data.ids, sizes=sizes)
+    sampler = shared_sampler(cohort, methods.values(), clients, experiment.objective)
+    sampler.check(roster)
+    return sampler

@@ -1,0 +1,522 @@
+"""Experiment files: read, checked as a whole before anything runs, and written out in full."""
+
+from __future__ import annotations
+
+import tomllib
+from collections import Counter
+from collections.abc import Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Annotated, Any
+
+import tomli_w
+from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
+from pydantic_core import ErrorDetails
+
+from undrift.api import same_regularizer
+from undrift.core.method import Method
+from undrift.core.sampling import Fixed, as_sampler
+from undrift.core.targets import reached
+from undrift.devices import Devices, Profiles
+from undrift.experiments.catalogue import NONE
+from undrift.experiments.pacing import Circumstances, require_longest
+from undrift.experiments.parts import Wrong, pace_from, shown
+from undrift.experiments.presets import filled
+from undrift.experiments.settings import applied
+from undrift.experiments.tables import (
+    DataTable,
+    DeployTable,
+    EngineTable,
+    EvaluationTable,
+    HoldOut,
+    LocalTable,
+    MethodTable,
+    ModelTable,
+    OutputTable,
+    SamplingTable,
+)
+from undrift.experiments.tables.data import is_function
+from undrift.experiments.tables.devices import DevicesTable, LimitTable
+from undrift.experiments.tables.fields import (
+    Counting,
+    Objective,
+    Paced,
+    Table,
+    Text,
+    named,
+    or_none,
+)
+from undrift.experiments.tables.local import changed, local_of
+from undrift.local.solvers import Solver
+from undrift.loops.paces import Pace
+from undrift.runs.folder import slug
+from undrift.utils.errors import (
+    UndriftError,
+    first_line,
+    require,
+    require_choice,
+    require_range,
+    require_type,
+    require_whole,
+)
+from undrift.utils.files import written_whole
+
+DEPTH = 16
+"""How deep the tables of a file may lie inside each other."""
+LONGEST = 150
+"""How long a label may be: it names a folder."""
+SPREADS = ("client_accuracy_mean", "client_accuracy_std", "client_accuracy_worst_tenth")
+METRICS = (
+    *(
+        f"{part}_{measure}"
+        for part in ("train", "validation", "test")
+        for measure in ("loss", "accuracy", "absolute_error", *SPREADS)
+    ),
+    "objective",
+    "gradient_mapping",
+)
+"""What may be measured of a model, and so be a target."""
+
+
+def _seeds(value: Any, info: ValidationInfo) -> Any:
+    require_type("seeds", value, list, "a list of whole numbers such as [0, 1, 2]")
+    require(len(value) > 0, "seeds is empty, but must have at least one.")
+    for each in value:
+        require_whole("One of seeds", each, at_least=0)
+    twice = [each for each, times in Counter(value).items() if times > 1]
+    require(not twice, f"seeds has {twice[0] if twice else 0} twice.")
+    return value
+
+
+def _targets(value: Any, info: ValidationInfo) -> Any:
+    require_type("target", value, dict, "a table such as test_accuracy = 0.9")
+    for metric, target in value.items():
+        try:
+            require_choice("A target", metric.rpartition("/")[2], METRICS)
+            pair = isinstance(target, list) and len(target) == 2
+            if not pair:
+                require_range(f"target {metric!r}", target)
+            reached({metric: tuple(target) if pair else target}, {metric: 0.0})  # type: ignore[dict-item]
+        except UndriftError as error:
+            raise Wrong(str(error), metric) from None
+    return value
+
+
+def _sweep(value: Any, info: ValidationInfo) -> Any:
+    require_type("sweep", value, dict, 'a table such as "local.lr" = [0.1, 0.01]')
+    found: dict[str, Any] = {}
+    _flatten(value, "", found)
+    for key, values in found.items():
+        if isinstance(values, list):
+            if not values:
+                raise Wrong("There is no value to try: give a list of them.", key)
+        elif isinstance(values, dict):
+            _require_interval(key, values)
+        else:
+            raise Wrong(
+                f"It is {shown(values)}, but must be a list of values, or an interval "
+                f"{{low = …, high = …}}.",
+                key,
+            )
+    return found
+
+
+def _flatten(table: Mapping[str, Any], prefix: str, found: dict[str, Any]) -> None:
+    """Dotted keys without quotation marks are tables inside tables."""
+    for key, value in table.items():
+        if isinstance(value, dict) and not {"low", "high"} & value.keys():
+            _flatten(value, f"{prefix}{key}.", found)
+        else:
+            found[prefix + key] = value
+
+
+def _require_interval(key: str, table: Mapping[str, Any]) -> None:
+    try:
+        for name in table:
+            require_choice("A key of an interval", name, ("low", "high", "log"))
+        for name in ("low", "high"):
+            require_range(name, table.get(name))  # type: ignore[arg-type]
+        log = table.get("log", False)
+        require(isinstance(log, bool), f"log is {shown(log)}, but must be true or false.")
+        require(table["low"] < table["high"], "An interval needs low < high.")
+        require(not log or table["low"] > 0, "With log = true, low must be above 0.")
+    except UndriftError as error:
+        raise Wrong(str(error), key) from None
+
+
+def tables_in(path: Path) -> dict[str, Any]:
+    """The tables of a file as they stand there, unchecked."""
+    inside = path / "experiment.toml"
+    hint = f"; did you mean {inside}?" if inside.is_file() else "."
+    require(not path.is_dir(), f"{path} is a folder, but must be an experiment file{hint}")
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except FileNotFoundError:
+        raise UndriftError(f"There is no file {path}.") from None
+    except OSError as error:
+        raise UndriftError(f"{path} cannot be read: {first_line(error)}.") from None
+    except (ValueError, RecursionError, OverflowError) as error:
+        said = " ".join(str(error).split()).rstrip(".")
+        raise UndriftError(f"{path} is not TOML: {said or 'too deep'}.") from None
+
+
+class Experiment(Table):
+    """An experiment: data, model, methods, local work and all the rest, complete and checked."""
+
+    name: Text = Field(default="experiment", description="What the experiment is called.")
+    rounds: Counting = Field(default=100, description="The number of communication rounds.")
+    seeds: Annotated[list[int], BeforeValidator(_seeds)] = Field(
+        default=[0],
+        min_length=1,
+        description="A run for each: initial weights, cohorts and batches are functions of it.",
+    )
+    objective: Objective = Field(
+        default="samples", description="What is minimised: the mean over samples, or over clients."
+    )
+    system: Text | None = Field(
+        default=None,
+        description="A paper's system heterogeneity: it fills in [devices], [pace], [limit], "
+        "[sampling] and the work of [local] wherever the file does not say otherwise.",
+    )
+    data: DataTable = Field(description="The data and who holds which of them.")
+    model: ModelTable = Field(description="The model.")
+    local: LocalTable = Field(description="The clients' local work.")
+    sampling: SamplingTable = Field(
+        default=SamplingTable(), description="Who takes part in a round."
+    )
+    devices: Annotated[DevicesTable | None, BeforeValidator(or_none)] = Field(
+        default=None, description="What devices the clients have; left out, there is no clock."
+    )
+    pace: Paced = Field(
+        default=None,
+        description="When the server goes on; left out, as each method is meant: asynchronously "
+        "or with everyone.",
+    )
+    limit: Annotated[LimitTable | None, BeforeValidator(or_none)] = Field(
+        default=None, description="Clients that leave work undone; left out, none."
+    )
+    method: list[MethodTable] = Field(
+        min_length=1, description="The methods, on equal cohorts and batches."
+    )
+    evaluation: EvaluationTable = Field(
+        default=EvaluationTable(), description="What is measured, and how often."
+    )
+    target: Annotated[dict[str, Any], BeforeValidator(_targets)] = Field(
+        default={},
+        description="Stop once a metric reaches a value, or [below or above, value].",
+    )
+    engine: Annotated[EngineTable, BeforeValidator(named)] = Field(
+        default=EngineTable(),
+        description="How local problems are solved: a name, or a table.",
+    )
+    deploy: Annotated[DeployTable | None, BeforeValidator(or_none)] = Field(
+        default=None, description="How it runs across sites; left out, as usual."
+    )
+    output: OutputTable = Field(
+        default=OutputTable(), description="Where the run goes and how it is kept."
+    )
+    sweep: Annotated[dict[str, Any], BeforeValidator(_sweep)] = Field(
+        default={}, description="Keys to vary, each with a list of values; for undrift sweep only."
+    )
+
+    @staticmethod
+    def load(path: str | Path, settings: Mapping[str, Any] | None = None) -> Experiment:
+        """Read a file; `settings` are dotted keys with values that take the place of the file's."""
+        path = Path(path)
+        raw = tables_in(path)
+        name = path.stem if path.stem.isprintable() and path.stem.strip() else "experiment"
+        return Experiment.from_dict(
+            {"name": name, **raw}, settings, folder=path.parent, where=str(path)
+        )
+
+    @staticmethod
+    def from_dict(
+        raw: Mapping[str, Any],
+        settings: Mapping[str, Any] | None = None,
+        *,
+        folder: Path | None = None,
+        where: str = "",
+    ) -> Experiment:
+        """An experiment from plain values, as in a file.
+
+        Parameters
+        ----------
+        raw, settings
+            the tables, and values by dotted keys that take the place of some
+        folder
+            from which relative paths are seen; the working directory if left out
+        where
+            what sentences about problems begin with
+        """
+        try:
+            plain = applied(
+                _plain(raw, ()), {k: _plain(v, (k,)) for k, v in (settings or {}).items()}
+            )
+            context = {"folder": folder or Path.cwd()}
+            found = Experiment.model_validate(plain, context=context)
+            found._require_sweepable(folder)
+            return found
+        except ValidationError as error:
+            sentences = [_sentence(each, raw) for each in error.errors()]
+        except Wrong as error:
+            sentences = [_placed(error.keys, str(error))]
+        except UndriftError as error:
+            sentences = [str(error)]
+        except Exception as error:  # whatever a file holds, its reader gets a sentence
+            sentences = [f"The experiment cannot be understood: {first_line(error)}."]
+        prefix = f"{where}: " if where else ""
+        raise UndriftError("\n".join(prefix + each for each in dict.fromkeys(sentences)))
+
+    def with_settings(self, settings: Mapping[str, Any]) -> Experiment:
+        """The same experiment with other values at some dotted keys."""
+        return Experiment.from_dict(self.resolved(), settings)
+
+    def resolved(self) -> dict[str, Any]:
+        """Every key with its value, defaults included, as plain values."""
+        return self.model_dump(exclude_none=True)
+
+    def to_toml(self) -> str:
+        """The resolved experiment as the text of a file."""
+        return tomli_w.dumps(self.resolved())
+
+    def write(self, path: str | Path) -> None:
+        """Write the resolved experiment to a file."""
+        with written_whole(Path(path)) as partial:
+            partial.write_text(self.to_toml(), encoding="utf-8")
+
+    @property
+    def labels(self) -> list[str]:
+        """The labels of the methods."""
+        return [str(table.label) for table in self.method]
+
+    def of(self, label: str) -> MethodTable:
+        """The table of a method, by its label."""
+        require_choice("The method", label, self.labels)
+        return next(table for table in self.method if table.label == label)
+
+    def pace_of(self, label: str) -> Pace | None:
+        """The pace that is given for a method: its own, or that of all; None for none."""
+        table = self.of(label).pace or self.pace
+        return None if table is None else pace_from(table)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_system(cls, tables: Any) -> Any:
+        return filled(tables) if isinstance(tables, dict) else tables
+
+    @model_validator(mode="after")
+    def _as_a_whole(self) -> Experiment:
+        """What no table can know alone."""
+        methods = [table.build() for table in self.method]
+        self._label(methods)
+        if not self.output.folder:
+            self.output.folder = f"runs/{slug(self.name)}"
+        named = dict(zip(self.labels, methods, strict=True))
+        try:
+            same_regularizer(named)
+        except UndriftError as error:
+            raise Wrong(str(error), "method") from None
+        for table, method in zip(self.method, methods, strict=True):
+            base = self.local.model_dump()
+            try:
+                solver, complete = local_of(changed(base, table.local or {}))
+            except Wrong as error:
+                raise error.under("method", str(table.label), "local") from None
+            if table.local is not None:
+                table.local = {key: complete.get(key, NONE) for key in table.local} or None
+            self._require_pace(table, method, solver)
+        self._require_cohort(methods)
+        self._require_targets()
+        return self
+
+    def _label(self, methods: list[Method]) -> None:
+        """Give every method a label of its own: its name, or its parameters where names repeat."""
+        names = Counter(m.name for m, t in zip(methods, self.method, strict=True) if not t.label)
+        taken: dict[str, str] = {}
+        for number, (table, method) in enumerate(zip(self.method, methods, strict=True)):
+            if not table.label:
+                table.label = method.name if names[method.name] == 1 else repr(method)
+            label = table.label
+            where = ("method", str(number), "label")
+            if not any(each.isalnum() and each.isascii() for each in label):
+                raise Wrong(f"The label {label!r} names a folder, so it needs a letter.", *where)
+            if len(label) > LONGEST:
+                raise Wrong(f"A label has at most {LONGEST} characters.", *where)
+            same = slug(label).lower()
+            if same in taken:
+                raise Wrong(
+                    f"Two methods have the label {label!r}: give each a label of its own."
+                    if taken[same] == label
+                    else f"The labels {taken[same]!r} and {label!r} name the same folder.",
+                    *where,
+                )
+            taken[same] = label
+
+    def _require_pace(self, table: MethodTable, method: Method, solver: Solver) -> None:
+        """Refuse a method under what it cannot be defined for, whatever the data."""
+        label = str(table.label)
+        limit = None if self.limit is None else self.limit.build()
+        around = Circumstances(
+            sampler=as_sampler(self.sampling.build(), method.draws_by_weight),
+            clients=self._clients(),
+            devices=self._devices(),
+            limit=limit,
+        )
+        where = ("pace",) if table.pace is None else ("method", label, "pace")
+        around.require_possible(label, method, solver, self.pace_of(label), *where)
+        require_longest(limit, solver)
+
+    def _devices(self) -> Profiles | None:
+        """What there is to wait for: sites have a clock of their own, where they are deployed."""
+        if self.devices is None:
+            return Devices() if is_function(self.data.source) else None
+        return self.devices.build()
+
+    def _require_cohort(self, methods: list[Method]) -> None:
+        clients = self._clients()
+        sampler = as_sampler(self.sampling.build(), all(m.draws_by_weight for m in methods))
+        if clients is not None and not isinstance(sampler, Fixed):
+            try:
+                sampler.check(range(clients))  # type: ignore[arg-type]
+            except UndriftError as error:
+                raise Wrong(str(error), "sampling", "cohort") from None
+
+    def _clients(self) -> int | None:
+        clients = self.data.clients
+        return clients if clients is not None and clients < 2**31 else None
+
+    def _require_targets(self) -> None:
+        for metric in self.target:
+            model = metric.rpartition("/")[0] or "server"
+            models = self.evaluation.models
+            if model not in models:
+                raise Wrong(
+                    f"The target is about the model {model!r}, which is not among those that are "
+                    f"reported, evaluation.models = {models}.",
+                    "target",
+                    metric,
+                )
+            if metric.endswith("gradient_mapping") and self.evaluation.gradient_mapping is None:
+                raise Wrong(
+                    "It is measured only where evaluation.gradient_mapping is given.",
+                    "target",
+                    metric,
+                )
+            try:
+                self.evaluation.build().require_measured("The target", metric)
+            except UndriftError as error:
+                raise Wrong(str(error), "target", metric) from None
+
+    def _require_sweepable(self, folder: Path | None) -> None:
+        """Every value of the sweep must give an experiment."""
+        base = self.resolved() | {"sweep": {}}
+        for key, values in self.sweep.items():
+            if key == "system":
+                raise Wrong(
+                    "A system fills in what a file leaves out, so it cannot be varied: vary the "
+                    "keys it fills in.",
+                    "sweep",
+                    key,
+                )
+            tried = values if isinstance(values, list) else [values["low"], values["high"]]
+            for value in tried:
+                try:
+                    Experiment.from_dict(base, {key: value}, folder=folder)
+                except UndriftError as error:
+                    said = str(error).splitlines()[0]
+                    raise Wrong(f"With {shown(value)}: {said}", "sweep", key) from None
+
+
+CLOSED: dict[tuple[str, ...], type[Table]] = {
+    (): Experiment,
+    ("sampling",): SamplingTable,
+    ("evaluation",): EvaluationTable,
+    ("engine",): EngineTable,
+    ("deploy",): DeployTable,
+    ("output",): OutputTable,
+    ("limit",): LimitTable,
+    ("data", "validation"): HoldOut,
+    ("data", "test"): HoldOut,
+}
+"""The tables that know all their keys."""
+
+
+def _sentence(error: ErrorDetails, raw: Mapping[str, Any]) -> str:
+    """A problem that was found, in words."""
+    loc = [str(each) for each in error["loc"]]
+    if loc[:1] == ["method"] and len(loc) > 1:
+        loc[1] = _method_at(raw, int(loc[1]))
+    value, kind = error.get("input"), error["type"]
+    found = (error.get("ctx") or {}).get("error")
+    if isinstance(found, Wrong):
+        return _placed((*loc, *found.keys), str(found))
+    if isinstance(found, UndriftError):
+        return _placed(tuple(loc), str(found))
+    path = ".".join(loc)
+    if kind == "extra_forbidden":
+        table = CLOSED.get(tuple(loc[:-1]), Experiment)
+        what = f"A key of {'.'.join(loc[:-1])}" if loc[:-1] else "A key"
+        try:
+            require_choice(what, loc[-1], table.model_fields)
+        except UndriftError as refused:
+            return _placed(tuple(loc), str(refused))
+    if kind == "missing":
+        what = "a table" if loc[-1] in ("data", "model", "local") else "a key"
+        what = "at least one table" if loc[-1] == "method" else what
+        return f"{path} is missing: every experiment needs {what} of that name."
+    wanted = {
+        "model_type": "a table",
+        "model_attributes_type": "a table",
+        "dict_type": "a table",
+        "list_type": "a list of tables, each under [[method]]",
+        "too_short": "a list of at least one",
+        "string_type": "a text",
+    }
+    said = wanted.get(kind) or error["msg"][:1].lower() + error["msg"][1:]
+    return f"{path} is {shown(value)}, but must be {said}."
+
+
+def _method_at(raw: Mapping[str, Any], number: int) -> str:
+    """What a method of the file is called: its label, its name where that is unique, its number."""
+    tables = raw.get("method")
+    if not isinstance(tables, list) or number >= len(tables):
+        return str(number)
+    names = [t.get("label", t.get("name")) if isinstance(t, dict) else None for t in tables]
+    own = names[number]
+    readable = isinstance(own, str) and own.isprintable() and 0 < len(own) < LONGEST
+    return str(own) if readable and names.count(own) == 1 else str(number)
+
+
+def _placed(keys: tuple[str, ...], sentence: str) -> str:
+    """A sentence with the keys that lead to what it is about."""
+    path = ".".join(keys)
+    path = path if path.isprintable() and len(path) < LONGEST else "a key"
+    of_method = keys[:1] == ("method",) and len(keys) == 2  # the last key is a label
+    if keys and not of_method and sentence.startswith(f"{keys[-1]} "):
+        return path + sentence[len(keys[-1]) :]
+    return f"{path}: {sentence}" if path else sentence
+
+
+def _plain(value: Any, keys: tuple[str, ...]) -> Any:
+    """A copy with nothing in it that no key takes: dates, and whole numbers of more than 64 bits.
+
+    Python's None, which only settings can have, becomes the word for it.
+    """
+    if len(keys) > DEPTH:
+        raise Wrong(f"The tables lie more than {DEPTH} deep in each other.", keys[0])
+    if value is None:
+        return NONE
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each, (*keys, str(key))) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each, (*keys, str(k))) for k, each in enumerate(value)]
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise Wrong("A whole number has at most 64 bits.", *keys)
+    if not isinstance(value, bool | int | float | str):
+        raise Wrong(
+            f"It is a {type(value).__name__}, but must be a number, a text, true, false, a list or "
+            f"a table.",
+            *keys,
+        )
+    return deepcopy(value)

@@ -1,0 +1,257 @@
+"""Parts from tables and tables from parts: `{name = "Momentum", beta = 0.9}` and back.
+
+A part is checked by making it: what is wrong is said in its own sentence, with the keys that lead
+to the value at fault.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from undrift.data.partitions import Partition, as_partition
+from undrift.data.sizes import SIZES, Given, Sizes, as_sizes
+from undrift.experiments.catalogue import (
+    FAMILIES,
+    NONE,
+    PACE,
+    Family,
+    Parameter,
+    parameters,
+    takes_anything,
+)
+from undrift.loops.paces import Pace
+from undrift.methods import METHODS, Method
+from undrift.utils.errors import UndriftError, first_line, require, require_choice
+from undrift.verify import subjects
+from undrift.verify.subjects import module_of
+
+LONG = 60
+
+
+class Wrong(UndriftError):
+    """A problem with a value of a table, and the keys that lead to it."""
+
+    def __init__(self, sentence: str, *keys: str):
+        super().__init__(" ".join(sentence.split()))
+        self.keys = keys
+
+    def under(self, *keys: str) -> Wrong:
+        """The same, for a table inside a table."""
+        return Wrong(str(self), *keys, *self.keys)
+
+
+def shown(value: object) -> str:
+    """A value in a sentence: short, and on one line."""
+    text = "true" if value is True else "false" if value is False else repr(value)
+    short = len(text) <= LONG and text.isprintable()
+    return text if short else f"a {type(value).__name__}"
+
+
+def arguments(build: Callable[..., Any], given: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """What a part is called with: tables become parts, and the word "none" becomes None."""
+    known = parameters(build)
+    found = {}
+    for name, value in given.items():
+        if name in known:
+            found[name] = _value(known[name], value)
+        elif takes_anything(build):
+            found[name] = value
+        elif not known:
+            raise Wrong(f"{what} takes no parameters, but {name!r} is given.", name)
+        else:
+            try:
+                require_choice(f"A parameter of {what}", name, known)
+            except UndriftError as error:
+                raise Wrong(str(error), name) from None
+    return found
+
+
+def make(build: Callable[..., Any], given: Mapping[str, Any], what: str) -> Any:
+    """The part that a table describes."""
+    values = arguments(build, given, what)
+    known = parameters(build)
+    for name, each in known.items():
+        if each.required and name not in values:
+            raise Wrong(f"{what} needs its parameter {name!r}, which is missing.", name)
+    failure: Exception | None = None
+    part = None
+    try:
+        part = build(**values)
+    except UndriftError as error:
+        raise Wrong(str(error), *guilty(str(error), values)) from None
+    except Exception as error:
+        failure = error
+    require_types(known, values, what)
+    if failure is not None:
+        raise Wrong(f"{what} cannot be made: {first_line(failure)}.")
+    return part
+
+
+def require_types(known: Mapping[str, Parameter], values: Mapping[str, Any], what: str) -> None:
+    """Refuse a value that is not of its parameter's type."""
+    for name, value in values.items():
+        wanted = known[name].refuses(value) if name in known else None
+        if wanted is not None:
+            raise Wrong(f"{what}'s {name} is {shown(value)}, but must be {wanted}.", name)
+
+
+def guilty(sentence: str, names: Mapping[str, Any]) -> tuple[str, ...]:
+    """Which of the parameters a part's sentence is about, as far as it can be told."""
+    said = [name for name in names if re.search(rf"\b{re.escape(name)} is\b", sentence)]
+    said += [name for name in names if re.search(rf"'s {re.escape(name)}\b", sentence)]
+    return tuple(said[:1])
+
+
+def completed(build: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The table of a part's arguments with all defaults, so that it can be written."""
+    found = {}
+    for name, each in parameters(build).items():
+        value = values.get(name, each.default)
+        plain = None if each.required and name not in values else _plain(value)
+        if value is None and each.default is not None:
+            plain = NONE
+        if plain is not None:
+            found[name] = plain
+    return found | {n: v for n, v in values.items() if n not in found and _plain(v) is not None}
+
+
+def member(family: Family, table: Mapping[str, Any]) -> Any:
+    """The part of a family that a table names."""
+    if family.word not in table:
+        words = ", ".join(map(repr, family.members))
+        raise Wrong(f"A {family.what} needs its {family.word}, one of {words}.", family.word)
+    name = table[family.word]
+    _require_member(family, name)
+    given = {key: value for key, value in table.items() if key != family.word}
+    return make(family.members[name], given, name)
+
+
+def pace_from(value: Any) -> Pace:
+    """The pace of a table, or of a word for one that needs no parameters."""
+    if not isinstance(value, dict | str):
+        example = '{kind = "deadline", seconds = 10}'
+        raise Wrong(f"It is {shown(value)}, but must be a table such as {example}.")
+    pace: Pace = member(PACE, {PACE.word: value} if isinstance(value, str) else value)
+    return pace
+
+
+def table_of(part: object) -> dict[str, Any] | list[Any] | None:
+    """The table of a part; None for one that is of no known family."""
+    if isinstance(part, Given):
+        return list(part.sizes)
+    for family in FAMILIES:
+        for name, kind in family.members.items():
+            if type(part) is kind:
+                own = {each: getattr(part, each) for each in parameters(kind)}
+                return {family.word: name, **completed(kind, own)}
+    return None
+
+
+def from_words(text: str, what: str, known: Mapping[str, type]) -> Any:
+    """The part that words such as "lognormal:0.3" or "crop:4" stand for."""
+    word, colon, number = text.partition(":")
+    require_choice(what, word, known)
+    kind = known[word]
+    takes = list(parameters(kind).values())
+    require(not colon or bool(takes), f"{what} {word!r} takes no number, but {text!r} gives one.")
+    if not colon:
+        return kind()
+    try:
+        value: float = float(number)
+    except ValueError:
+        raise UndriftError(f"{what} {text!r} must give a number after the colon.") from None
+    return kind(int(value) if value.is_integer() and "int" in str(takes[0].hint) else value)
+
+
+def method_of(name: str, given: Mapping[str, Any]) -> tuple[Method, dict[str, Any]]:
+    """The method of a name, or of a user's "file.py:Class"; and its parameters with defaults."""
+    kind: Any = METHODS.get(name)
+    if kind is None and ":" not in name:
+        try:
+            require_choice("The method", name, METHODS)
+        except UndriftError as error:
+            raise Wrong(str(error), "name") from None
+    if kind is None:
+        source, _, attribute = name.rpartition(":")
+        try:
+            found = getattr(module_of(source), attribute, None) if source and attribute else None
+            own = inspect.isclass(found) and issubclass(found, Method)
+            if not own or inspect.isabstract(found):
+                return subjects.load(name, dict(given)).method, {}
+        except UndriftError as error:
+            raise Wrong(str(error), "name") from None
+        kind = found
+    what = kind.__name__
+    method = make(kind, given, what)
+    method.hyperparameters()
+    return method, completed(kind, arguments(kind, given, what))
+
+
+def user_object(where: str, what: str) -> Any:
+    """What "file.py:name" or "module:name" stands for in the user's code."""
+    source, colon, attribute = where.rpartition(":")
+    require(bool(colon and source and attribute), f"{where!r} does not name {what}.")
+    module = module_of(source)
+    found = getattr(module, attribute, None)
+    require(found is not None, f"{source} has no {attribute!r}.")
+    return found
+
+
+def anchored(where: str, folder: Path) -> str:
+    """A user's "file.py:name" with the file's absolute path, seen from a folder."""
+    source, colon, attribute = where.rpartition(":")
+    if not (colon and source.endswith(".py")):
+        return where
+    return f"{absolute(source, folder)}:{attribute}"
+
+
+def absolute(path: str, folder: Path) -> str:
+    """A path seen from a folder, written out."""
+    return str((folder / Path(path).expanduser()).resolve())
+
+
+def _value(parameter: Parameter, value: Any) -> Any:
+    """What a value of a table means for a parameter."""
+    if isinstance(value, str) and value == NONE and parameter.optional:
+        return None
+    family = parameter.family
+    if family is None:
+        return value
+    try:
+        if isinstance(value, dict):
+            return member(family, value)
+        if issubclass(family.base, Sizes) and isinstance(value, str):
+            return from_words(value, "sizes", SIZES)
+        if issubclass(family.base, Sizes) and isinstance(value, list):
+            return as_sizes(value)
+        if issubclass(family.base, Partition) and isinstance(value, str):
+            return as_partition(value)
+        if isinstance(value, str) and family.word in ("kind", "name"):
+            return member(family, {family.word: value})
+    except Wrong as error:
+        raise error.under(parameter.name) from None
+    except UndriftError as error:
+        raise Wrong(str(error), parameter.name) from None
+    return value
+
+
+def _require_member(family: Family, name: object) -> None:
+    try:
+        require_choice(f"The {family.what}", name, family.members)
+    except UndriftError as error:
+        raise Wrong(str(error), family.word) from None
+
+
+def _plain(value: Any) -> Any:
+    """A value as TOML has it; None for what it has not."""
+    if isinstance(value, bool | int | float | str | dict):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, list | tuple):
+        return list(value)
+    return table_of(value)

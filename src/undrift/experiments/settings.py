@@ -1,0 +1,118 @@
+"""Values by dotted keys, from the command line or a sweep, put into the tables of an experiment.
+
+`method.FedDyn.alpha` and `method.0.alpha` name a method by its label, its name or its number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from difflib import get_close_matches
+from typing import Any
+
+from undrift.data.partitions import as_partition
+from undrift.experiments.catalogue import NONE
+from undrift.experiments.parts import shown, table_of
+from undrift.utils.errors import UndriftError, require
+
+
+def applied(raw: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables with some values replaced."""
+    found = deepcopy(dict(raw))
+    for key, value in settings.items():
+        parts = _path(found, key)
+        require("" not in parts, f"{key!r} is no key: write a name such as local.lr.")
+        _set(found, parts, value, key)
+        _exchange(found, parts, settings)
+    return found
+
+
+def _path(raw: Mapping[str, Any], key: str) -> list[str | int]:
+    """The keys that a dotted one stands for; a label may have dots of its own."""
+    first, dot, rest = key.partition(".")
+    if first != "method" or not dot:
+        return [*key.split(".")]
+    number, own = _method(raw, rest, key)
+    return ["method", number, *([*own.split(".")] if own else [])]
+
+
+def _method(raw: Mapping[str, Any], rest: str, key: str) -> tuple[int, str]:
+    """The number of the method that is meant, and what of it."""
+    tables = raw.get("method")
+    tables = tables if isinstance(tables, list) else []
+    names: list[tuple[str, int, int]] = []
+    for number, table in enumerate(tables):
+        own = table if isinstance(table, dict) else {}
+        words = [own.get("label"), own.get("name"), str(number)]
+        names += [(word, rank, number) for rank, word in enumerate(words) if isinstance(word, str)]
+    fits = [each for each in names if rest == each[0] or rest.startswith(f"{each[0]}.")]
+    if not fits:
+        known = list(dict.fromkeys(name for name, _, _ in names if not name.isdigit()))
+        near = get_close_matches(rest.partition(".")[0], known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else "."
+        raise UndriftError(
+            f"{key} names no method of the experiment, which has "
+            f"{', '.join(map(repr, known)) or 'none'} (or a number from 0){hint}"
+        )
+    longest = max(len(name) for name, _, _ in fits)
+    rank = min(rank for name, rank, _ in fits if len(name) == longest)
+    meant = {number for name, r, number in fits if len(name) == longest and r == rank}
+    require(
+        len(meant) == 1,
+        f"{key} could be any of {len(meant)} methods: name it by its label, or by its number from "
+        f"0, such as method.{min(meant)}.",
+    )
+    number = meant.pop()
+    return number, rest[longest + 1 :]
+
+
+def _set(table: Any, parts: list[str | int], value: Any, key: str) -> None:
+    for place, part in enumerate(parts[:-1]):
+        if isinstance(table, dict) and isinstance(table.get(part), str):  # type: ignore[call-overload]
+            table[part] = _opened(parts[: place + 1], table[part])
+        if isinstance(part, int):
+            table = table[part]
+        else:
+            table = table.setdefault(part, {})
+        said = ".".join(map(str, parts[: place + 1]))
+        require(
+            isinstance(table, dict | list) and not (isinstance(table, list) and part != "method"),
+            f"{key} cannot be set: {said} is {shown(table)}, not a table.",
+        )
+    last = parts[-1]
+    if isinstance(last, int):
+        table[last] = value
+    else:
+        require(isinstance(table, dict), f"{key} cannot be set: it is not in a table.")
+        table[last] = value
+
+
+def _opened(parts: list[str | int], words: str) -> Any:
+    """The table that the word of a part stands for, so that a part of it can be set."""
+    if parts == ["data", "partition"]:
+        return table_of(as_partition(words))
+    if parts == ["engine"]:
+        return {"name": words}
+    if words != NONE and parts[-1] in ("pace", "availability"):
+        return {"kind": words}
+    return words
+
+
+def _exchange(raw: dict[str, Any], parts: list[str | int], settings: Mapping[str, Any]) -> None:
+    """Local work in steps takes the place of work in epochs, and a cohort that of everyone."""
+    sampling = raw.get("sampling")
+    if parts == ["sampling", "cohort"] and isinstance(sampling, dict):
+        if sampling.get("kind") == "all" and "sampling.kind" not in settings:
+            del sampling["kind"]
+        return
+    others = {"steps": "epochs", "epochs": "steps"}
+    place = parts.index("local") if "local" in parts else len(parts)
+    unit = str(parts[place + 1]) if place + 1 < len(parts) else ""
+    if unit not in others:
+        return
+    other = others[unit]
+    table: Any = raw
+    for part in parts[: place + 1]:
+        table = table[part]
+    if not any(f"local.{other}" in key for key in settings):
+        table.pop(other, None)

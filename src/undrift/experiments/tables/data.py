@@ -1,0 +1,205 @@
+"""[data]: the source, its parameters, and what is held out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
+
+from undrift.data import SOURCES, FederatedData
+from undrift.data.augmentation import Augmentation
+from undrift.experiments.catalogue import AUGMENTATIONS, NONE, parameters, source_of
+from undrift.experiments.parts import (
+    Wrong,
+    absolute,
+    anchored,
+    arguments,
+    completed,
+    from_words,
+    require_types,
+    shown,
+    user_object,
+)
+from undrift.experiments.tables.fields import (
+    Fraction,
+    Natural,
+    OpenTable,
+    Plain,
+    Table,
+    Text,
+    allowed_words,
+    one_of,
+    or_none,
+    seen_from,
+)
+from undrift.utils.errors import (
+    UndriftError,
+    require,
+    require_choice,
+    require_range,
+    require_type,
+    require_whole,
+)
+
+BY = ("client", "overall")
+FOLDER = "folder"
+"""What a folder of client files is called where a source is named."""
+
+By = Annotated[str, BeforeValidator(one_of(BY)), allowed_words(BY)]
+
+
+def _share(value: Any, info: ValidationInfo) -> Any:
+    """A number alone is the share that is held out."""
+    value = or_none(value)
+    if value is None or isinstance(value, dict):
+        return value
+    require_range(str(info.field_name), value, above=0, below=1)
+    return {"share": value}
+
+
+def _augmentations(value: Any, info: ValidationInfo) -> Any:
+    require_type("augment", value, list, 'a list of words such as "crop:4" and "flip"')
+    for each in value:
+        require_type("One of augment", each, str, 'a word such as "crop:4" or "flip"')
+        from_words(each, "augment", AUGMENTATIONS)
+    return value
+
+
+class HoldOut(Table):
+    """Samples set aside from training."""
+
+    share: Fraction = Field(description="Which share of the training samples.")
+    by: By = Field(
+        default="client",
+        description="The share of every client's samples, or of all samples in a common part.",
+    )
+    seed: Natural = Field(default=0, description="Who is set aside is a function of it.")
+
+
+class DataTable(OpenTable):
+    """The data and who holds which of them; other keys are parameters of the source."""
+
+    source: Text = Field(
+        description="The name of a data set, a folder of client files, or file.py:function that "
+        "gives the data of a site."
+    )
+    seed: Natural = Field(
+        default=0,
+        description="The data and the partition are functions of it, not of the run's seed.",
+    )
+    test: Annotated[HoldOut | None, BeforeValidator(_share)] = Field(
+        default=None, description="The share set aside for test, where the source has no test part."
+    )
+    validation: Annotated[HoldOut | None, BeforeValidator(_share)] = Field(
+        default=None, description="The share set aside to choose settings on."
+    )
+    augment: Annotated[list[str], BeforeValidator(_augmentations)] = Field(
+        default=[], description='Random changes of training images: "crop:4", "flip" or "flip:0.5".'
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, table: Any, info: ValidationInfo) -> Any:
+        if not isinstance(table, dict) or not isinstance(table.get("source"), str):
+            return table
+        fixed = {key: table[key] for key in cls.model_fields if key in table}
+        given = {key: value for key, value in table.items() if key not in fixed}
+        source = fixed["source"]
+        if source_of(source) is not None:
+            fixed["source"] = source = source.replace("_", "-")
+        elif is_function(source):
+            fixed["source"] = source = anchored(source, seen_from(info))
+        elif "\0" not in source:
+            fixed["source"] = source = _client_folder(source, seen_from(info))
+        if isinstance(given.get("folder"), str) and given["folder"] != NONE:
+            given["folder"] = absolute(given["folder"], seen_from(info))
+        seed = {"seed": fixed["seed"]} if isinstance(fixed.get("seed"), int) else {}
+        for name in ("test", "validation"):  # a part is held out by the data's seed
+            held = or_none(fixed.get(name))
+            if isinstance(held, dict):
+                fixed[name] = seed | held
+            elif held is not None and not isinstance(held, bool) and isinstance(held, int | float):
+                fixed[name] = (seed | {"share": held}) if 0 < held < 1 else held
+        return fixed | completed_source(source, given)
+
+    def augmentations(self) -> list[Augmentation]:
+        """The random changes of training images."""
+        return [from_words(each, "augment", AUGMENTATIONS) for each in self.augment]
+
+    @property
+    def clients(self) -> int | None:
+        """The number of clients, where it is given rather than found."""
+        number = self.parameters.get("clients")
+        partition = self.parameters.get("partition")
+        may_be_empty = isinstance(partition, dict) and partition.get("min_size") == 0
+        return number if isinstance(number, int) and not may_be_empty else None
+
+
+def source_function(source: str) -> tuple[Callable[..., FederatedData], str]:
+    """What makes the data of a source, and its name in sentences."""
+    build = source_of(source)
+    if build is None and is_function(source):
+        return FederatedData.from_function, "a function of the user's"
+    return (FederatedData.from_folder, "a folder") if build is None else (build, source)
+
+
+def is_function(source: str) -> bool:
+    """Whether a source is the user's own, file.py:function."""
+    return source.rpartition(":")[0].endswith(".py")
+
+
+def user_data(where: str) -> Callable[[str], Any]:
+    """The user's function that reads the data of a site."""
+    try:
+        found = user_object(where, "a function: write file.py:function")
+        require(callable(found), f"{where} is {shown(found)}, but must be a function of a site.")
+    except UndriftError as error:
+        raise Wrong(str(error), "source") from None
+    return found
+
+
+def completed_source(source: str, given: Mapping[str, Any]) -> Plain:
+    """The parameters of a source with all defaults; ranges are the source's own to check."""
+    build, what = source_function(source)
+    known = parameters(build)
+    if "partition" in given and "partition" not in known:
+        why = "is made client by client" if source_of(source) else "has a file for every client"
+        raise Wrong(f"{what} {why}, so it takes no partition.", "partition")
+    if "folder" in given and source_of(source) is None:
+        raise Wrong("The source is a folder already: it takes no other.", "folder")
+    values = arguments(build, given, what)
+    require_types(known, values, what)
+    if is_function(source) and "sites" not in given:
+        raise Wrong('The source is a function of sites: name them, sites = ["a", "b"].', "sites")
+    clients = values.get("clients")
+    if clients is not None:
+        try:
+            require_whole("clients", clients, at_least=1)
+        except UndriftError as error:
+            raise Wrong(str(error), "clients") from None
+    found = completed(build, values)
+    return {
+        key: value
+        for key, value in found.items()
+        if key not in ("seed", "folder", "function") or key in given
+    }
+
+
+def _client_folder(source: str, folder: Path) -> str:
+    """The absolute path of a folder of client files."""
+    path = Path(absolute(source, folder))
+    if not path.is_dir():
+        try:
+            require_choice("The data set", source, SOURCES)
+        except UndriftError as error:
+            near = "did you mean" in str(error)
+            raise Wrong(
+                str(error)
+                if near
+                else f"There is no folder {path}, and no data set {source!r}: undrift list data "
+                f"names them.",
+                "source",
+            ) from None
+    return str(path)

@@ -1,0 +1,76 @@
+"""[sampling]: who takes part in a round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from undrift.core.sampling import Sampler
+from undrift.experiments.catalogue import NONE, SAMPLERS, parameters
+from undrift.experiments.parts import Wrong, shown
+from undrift.experiments.tables.fields import Table, allowed_words, or_none
+from undrift.utils.errors import UndriftError, require, require_choice, require_type, require_whole
+
+
+class SamplingTable(Table):
+    """Who takes part in a round; everyone, unless it says otherwise."""
+
+    kind: Annotated[str | None, BeforeValidator(or_none), allowed_words(SAMPLERS)] = Field(
+        default=None,
+        description="all; uniform (without replacement); weighted (with replacement, by q_k); "
+        "bernoulli; fixed. Left out: as the methods are defined.",
+    )
+    cohort: Any = Field(
+        default=None,
+        description="How many clients; for bernoulli, the probability; for fixed, the ids or one "
+        "list of ids per round, in turn.",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> SamplingTable:
+        try:
+            self.build()
+        except Wrong:
+            raise
+        except UndriftError as error:
+            raise Wrong(str(error), "cohort") from None
+        if self.kind is None and self.cohort is None:
+            self.kind = "all"
+        return self
+
+    def build(self) -> Sampler | int | None:
+        """What `train` takes as its cohort."""
+        kind, cohort = self.kind, self.cohort
+        cohort = None if isinstance(cohort, str) and cohort == NONE else cohort
+        if kind is None:
+            return None if cohort is None else require_whole("The cohort", cohort, 1)
+        try:
+            require_choice("The kind of sampling", kind, SAMPLERS)
+        except UndriftError as error:
+            raise Wrong(str(error), "kind") from None
+        takes = list(parameters(SAMPLERS[kind]))
+        if not takes:
+            require(cohort is None, "With kind = 'all' everyone takes part: leave cohort out.")
+            return SAMPLERS[kind]()
+        require(cohort is not None, f"The sampling {kind!r} needs a cohort, which is missing.")
+        if kind == "fixed":
+            _require_cohorts(cohort)
+        build: Callable[..., Sampler] = SAMPLERS[kind]
+        return build(cohort)
+
+
+def _require_cohorts(cohort: Any) -> None:
+    """Ids, or lists of ids."""
+    wanted = "a list of client ids, or a list of such lists"
+    require_type("The fixed cohort", cohort, list, wanted)
+    nested = any(isinstance(each, list) for each in cohort)
+    lists = cohort if nested else [cohort]
+    for each in lists:
+        require_type("One of the fixed cohorts", each, list, "a list of client ids like the others")
+        for id in each:
+            require(
+                isinstance(id, int | str) and not isinstance(id, bool),
+                f"The fixed cohort has {shown(id)}, but a client's id is a whole number or a word.",
+            )

@@ -1,0 +1,373 @@
+"""What can be named, and what it means: the texts of `undrift init`, `list` and `show`.
+
+Everything is read from the parts themselves: their docstrings, signatures and declarations.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+import tomli_w
+from rich.console import Group, RenderableType
+from rich.syntax import Syntax
+from rich.table import Table
+from rich.text import Text
+
+from undrift.core.method import INITIAL, NUMBER, Method
+from undrift.devices import Between, Normal
+from undrift.experiments.catalogue import DERIVED, GROUPS, NONE, REQUIRED, Parameter, parameters
+from undrift.experiments.method_rows import row_of, steps_of
+from undrift.experiments.parts import completed, table_of
+from undrift.experiments.systems import System
+from undrift.local.amounts import NormalAmount, UniformAmount
+from undrift.utils.errors import require_choice
+
+SINGULAR = {
+    "method": "methods",
+    "data": "data",
+    "model": "models",
+    "partition": "partitions",
+    "sizes": "sizes",
+    "sampler": "samplers",
+    "solver": "solvers",
+    "schedule": "schedules",
+    "server": "servers",
+    "regularizer": "regularizers",
+    "staleness": "staleness",
+    "augmentation": "augmentations",
+    "amount": "amounts",
+    "system": "systems",
+    "device": "devices",
+    "law": "laws",
+    "availability": "availabilities",
+    "pace": "paces",
+}
+"""The words of `undrift show`, with the group each belongs to."""
+
+WHERE = {
+    "methods": "[[method]]",
+    "data": "[data] source",
+    "models": "[model] name",
+    "partitions": "[data] partition",
+    "sizes": "[data] partition.sizes",
+    "samplers": "[sampling] kind",
+    "solvers": "[local] solver",
+    "schedules": "[local] lr",
+    "servers": "[[method]] server",
+    "regularizers": "[[method]] g, for FedDR",
+    "staleness": "[[method]] staleness, for FedAsync and FedBuff",
+    "augmentations": "[data] augment",
+    "amounts": "[local] epochs or steps",
+    "systems": "system",
+    "devices": "[devices] kind",
+    "laws": "[devices] speed and other quantities",
+    "availabilities": "[devices] availability",
+    "paces": "[pace] kind, or [[method]] pace",
+}
+"""Where in an experiment file the words of a group stand."""
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What a docstring says: a first line, what follows, and the meaning of the parameters."""
+
+    first: str
+    rest: str
+    meanings: dict[str, str]
+
+
+def starter() -> str:
+    """The commented file that `undrift init` writes."""
+    return files("undrift.experiments").joinpath("starter.toml").read_text(encoding="utf-8")
+
+
+def listing(group: str | None = None) -> RenderableType:
+    """Names of a group with a line each, or of all groups."""
+    if group is None:
+        parts: list[RenderableType] = []
+        for each in GROUPS:
+            parts += [Text(f"{each}: {WHERE[each]}", style="bold"), _names(each), Text("")]
+        return Group(*parts[:-1])
+    group = SINGULAR.get(group, group)
+    require_choice("The list", group, GROUPS)
+    return _names(group)
+
+
+def names(group: str) -> list[tuple[str, str]]:
+    """Every name of a group, and what it is."""
+    return [(name, lesson(build).first) for name, build in GROUPS[group].items()]
+
+
+def showing(kind: str, name: str) -> RenderableType:
+    """Everything about one part: what it is, formula, paper, parameters, traffic, an example."""
+    require_choice("The kind of part", kind, [*SINGULAR, *GROUPS])
+    group = SINGULAR.get(kind, kind)
+    name = name.replace("_", "-") if group == "data" else name
+    require_choice(f"The {kind}", name, GROUPS[group])
+    build = GROUPS[group][name]
+    if isinstance(build, System):
+        return _system(name, build)
+    told = lesson(build)
+    parts: list[RenderableType] = [Text(name, style="bold"), Text(told.first)]
+    if told.rest:
+        parts += [Text(""), Text(told.rest)]
+    if isinstance(build, type) and issubclass(build, Method):
+        parts += [Text(""), *(Text(line) for line in formulas(build()))]
+        if build.paper:
+            parts += [Text(""), Text(f"Paper: {build.paper}")]
+    own = shown_parameters(group, build)
+    if own:
+        parts += [Text(""), _table(own, meanings(build))]
+    if isinstance(build, type) and issubclass(build, Method):
+        parts += [Text(""), *(Text(line) for line in traffic(build()))]
+    parts += [Text(""), Syntax(example(group, name), "toml", background_color="default")]
+    return Group(*parts)
+
+
+def _system(name: str, system: System) -> RenderableType:
+    """What a system is, how to name it, and the tables it stands for."""
+    toml = (
+        Syntax(text, "toml", background_color="default")
+        for text in (example("systems", name), _tables(system.tables))
+    )
+    stands = Text("It stands for this, wherever the file does not say otherwise:")
+    head = [Text(name, style="bold"), Text(system.about), Text("")]
+    return Group(*head, next(toml), stands, Text(""), next(toml))
+
+
+def _tables(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    return "\n".join(_lines(f"[{name}]", dict(table)) for name, table in tables.items())
+
+
+def lesson(build: Callable[..., Any]) -> Lesson:
+    """What a part's docstring says, or a system's words."""
+    if isinstance(build, System):
+        return Lesson(build.about, "", {})
+    text = inspect.cleandoc(build.__doc__ or "")
+    before, _, after = text.partition("\nParameters\n----------\n")
+    first, _, rest = before.strip().partition("\n\n")
+    return Lesson(" ".join(first.split()), _reflowed(rest.rstrip()), _meanings(after))
+
+
+def meanings(build: Callable[..., Any]) -> dict[str, str]:
+    """What each parameter means; where a part does not say, those it inherits or refers to."""
+    found: dict[str, str] = {}
+    related = list(build.__mro__[1:]) if isinstance(build, type) else []
+    text = build.__doc__ or ""
+    for other in re.findall(r"parameters are those of\s+`(\w+)`", text):
+        related += [each for group in GROUPS.values() for n, each in group.items() if n == other]
+    for each in related:
+        found = (meanings(each) if not isinstance(build, type) else lesson(each).meanings) | found
+    own = lesson(build).meanings
+    return (
+        found
+        | {name: words for name, words in own.items() if not words.startswith("as for ")}
+        | {name: words for name, words in own.items() if name not in found}
+    )
+
+
+def shown_parameters(group: str, build: Callable[..., Any]) -> list[Parameter]:
+    """The parameters that a file may give."""
+    own = parameters(build)
+    hidden = {"models": ("features", "classes", "channels", "side", "characters")}.get(group, ())
+    return [each for each in own.values() if each.name not in hidden]
+
+
+def traffic(method: Method) -> list[str]:
+    """What travels and what is kept, in words."""
+    first = {INITIAL: "starts at x⁰", NUMBER: "a number"}
+    kept = [f"{n} ({first.get(kind, 'starts at 0')})" for n, kind in method.kept().items()]
+    lines = [
+        f"Travels down: {', '.join(method.sends)}.  Up: {', '.join(method.uploads)}.",
+        f"A client keeps: {', '.join(kept) or 'nothing'}.",
+    ]
+    if method.converges_to is not None:
+        where = {"optimum": "the optimum of F"}
+        point = where.get(method.converges_to, f"the fixed point of {method.converges_to}")
+        lines.append(f"Converges to {point}.")
+    if method.meant_asynchronous:
+        lines.append("Runs asynchronously, unless a pace says otherwise.")
+    elif method.asynchronous:
+        lines.append('Can run asynchronously: pace = {kind = "asynchronous"}.')
+    if method.needs_all:
+        lines.append("Every client must take part in every round.")
+    return lines
+
+
+def formulas(method: Method) -> list[str]:
+    """The local problem and the round of one of our methods."""
+    row = row_of(method)
+    if row is None:
+        return []
+    return [
+        "A client minimises f_k(x) + ⟨v, x⟩ + (r/2)|x − z|²:",
+        f"  start {row.start},  v = {row.linear},  z = {row.center},  r = {row.weight}",
+        f"  {row.work}; uploads {', '.join(row.uploads)}",
+        *(f"  {line}" for line in steps_of(row)),
+        *(f"  {letters}: {words}" for letters, words in row.words.items()),
+    ]
+
+
+def example(group: str, name: str) -> str:
+    """A piece of an experiment file that names the part, with its defaults."""
+    build = GROUPS[group][name]
+    if group == "systems":
+        return f"system = {inline(name)}\n"
+    if (group, name) == ("devices", "classes"):
+        rows = {"phone": {"share": 0.8, "speed": 10.0}, "laptop": {"share": 0.2, "speed": 50.0}}
+        return _tables(
+            {"devices": {"kind": name}, **{f"devices.classes.{n}": t for n, t in rows.items()}}
+        )
+    needed = {n: EXAMPLES.get(n, 0.1) for n, p in parameters(build).items() if p.required}
+    values = completed(build, needed | OWN.get(build, {}))
+    if group == "methods":
+        return _lines("[[method]]", {"name": name, **values})
+    if group == "data":
+        return _lines("[data]", {"source": name, **values})
+    if group == "models":
+        own = {"hidden": [200, 100]} if name == "mlp" else {}
+        own = {n: v for n, v in (values | own).items() if n not in DERIVED}
+        return _lines("[model]", {"name": name, **own})
+    if group == "solvers":
+        work = {"epochs": 1} if "epochs" in parameters(build) else {}
+        return _lines("[local]", {"solver": name, **values, **work})
+    if group == "samplers":
+        cohorts = {"uniform": 10, "weighted": 10, "bernoulli": 0.1, "fixed": [0, 1, 2]}
+        cohort = {"cohort": cohorts[name]} if name in cohorts else {}
+        return _lines("[sampling]", {"kind": name, **cohort})
+    if group == "partitions":
+        return _lines("[data]", {"partition": {"kind": name, **values}})
+    if group == "sizes":
+        return _lines("[data]", {"partition": {"kind": "iid", "sizes": {"kind": name, **values}}})
+    if group == "schedules":
+        return _lines("[local]", {"lr": {"schedule": name, **values}})
+    if group == "servers":
+        return _lines("[[method]]", {"name": "FedAvg", "server": {"name": name, **values}})
+    if group == "regularizers":
+        return _lines("[[method]]", {"name": "FedDR", "g": {"name": name, **values}})
+    if group == "staleness":
+        return _lines("[[method]]", {"name": "FedAsync", "staleness": {"name": name, **values}})
+    if group == "amounts":
+        return _lines("[local]", {"epochs": {"amount": name, **values}})
+    if group == "devices":
+        return _lines("[devices]", {"kind": name, **values})
+    if group == "laws":
+        return _lines("[devices]", {"speed": {"law": name, **values}})
+    if group == "availabilities":
+        return _lines("[devices]", {"availability": {"kind": name, **values}})
+    if group == "paces":
+        return _pace(name, values)
+    return _lines("[data]", {"augment": [f"{name}:{next(iter(values.values()))}"]})
+
+
+def _pace(name: str, values: dict[str, Any]) -> str:
+    """A pace with what it needs: devices, or a method that can."""
+    if name == "asynchronous":
+        return _lines("[[method]]", {"name": "FedBuff", "pace": {"kind": name, **values}})
+    return _tables({"devices": {"speed": 100.0}, "pace": {"kind": name, **values}})
+
+
+def _lines(head: str, table: dict[str, Any]) -> str:
+    return "\n".join([head, *(f"{key} = {inline(value)}" for key, value in table.items()), ""])
+
+
+def inline(value: Any) -> str:
+    """A value as TOML writes it on one line."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key} = {inline(each)}' for key, each in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(inline, value))}]"
+    return tomli_w.dumps({"v": value}).partition("= ")[2].strip()
+
+
+EXAMPLES: dict[str, Any] = {
+    "milestones": [50, 80],
+    "gamma": 0.998,
+    "mu": 0.1,
+    "L": 1.0,
+    "E": 10,
+    "strength": 0.001,
+    "low": -1.0,
+    "high": 1.0,
+    "K": 10,
+    "cohorts": [0, 1, 2],
+    "slowest": 50.0,
+    "fastest": 100.0,
+    "median": 50.0,
+    "sigma": 0.5,
+    "value": 100.0,
+    "period": 86400.0,
+    "share": 0.3,
+    "seconds": 10.0,
+    "replies": 10,
+    "path": "devices.csv",
+}
+"""Values for parameters that have no default."""
+
+OWN: dict[Any, dict[str, Any]] = {
+    Between: {"low": 10.0, "high": 100.0},
+    Normal: {"mean": 30.0, "std": 20.0, "low": 1.0, "high": 96.0},
+    UniformAmount: {"low": 2, "high": 5},
+    NormalAmount: {"mean": 30.0, "std": 20.0, "low": 1, "high": 96},
+}
+"""Values for parts that those above do not fit."""
+
+
+def _names(group: str) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    grid.add_column()
+    for name, about in names(group):
+        grid.add_row(Text(name, style="bold"), Text(about))
+    return grid
+
+
+def _table(own: list[Parameter], told: dict[str, str]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    columns = ("parameter", "default", "meaning") if told else ("parameter", "default")
+    for column in columns:
+        table.add_column(column, no_wrap=column == "parameter", overflow="fold")
+    for each in own:
+        cells = [Text(each.name, style="bold"), Text(default(each)), Text(told.get(each.name, ""))]
+        table.add_row(*cells[: len(columns)])
+    return table
+
+
+def default(parameter: Parameter) -> str:
+    """A parameter's default as a file has it."""
+    value = parameter.default
+    if value is REQUIRED:
+        return "required"
+    if value is None:
+        return NONE
+    table = table_of(value)
+    return inline(value if table is None else table)
+
+
+def _reflowed(text: str) -> str:
+    """Paragraphs without their line breaks, so that they fit any width; formulas stay."""
+    paragraphs = text.split("\n\n")
+    return "\n\n".join(
+        each if each.startswith(" ") else " ".join(each.split()) for each in paragraphs
+    )
+
+
+def _meanings(text: str) -> dict[str, str]:
+    """Names and meanings of a numpydoc list of parameters."""
+    found: dict[str, str] = {}
+    current: list[str] = []
+    for line in text.splitlines():
+        if line and not line.startswith(" "):
+            if not re.fullmatch(r"[\w, ]+", line):
+                break
+            current = [name.strip() for name in line.split(",")]
+            found |= dict.fromkeys(current, "")
+        else:
+            for name in current:
+                found[name] = f"{found[name]} {line.strip()}".strip()
+    return found

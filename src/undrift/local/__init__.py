@@ -1,0 +1,1 @@
+"""What a client runs: solvers, learning-rate schedules, amounts of work."""

@@ -1,0 +1,136 @@
+"""How much local work a client does, where it is drawn or where devices do not finish."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from undrift.utils.errors import require, require_choice, require_range, require_whole
+from undrift.utils.keys import generator, hashes, uniforms
+
+PER = ("round", "client")
+
+
+class RandomAmount(ABC):
+    """A whole number of epochs or steps that is drawn, for every round anew or once per client."""
+
+    per: str
+
+    @abstractmethod
+    def drawn(self, rng: np.random.Generator) -> int:
+        """One draw."""
+
+    def of(self, client: Hashable, round: int, seed: int) -> int:
+        """The amount of a client in a round, a function of the seed and of both."""
+        when = round if self.per == "round" else 0
+        return self.drawn(generator(seed, f"work per {self.per}", when, client))
+
+
+@dataclass(frozen=True)
+class UniformAmount(RandomAmount):
+    """Any whole number from `low` to `high`, both included: FedNova's E ~ U(2, 5).
+
+    Parameters
+    ----------
+    low, high
+        the least and the most
+    per
+        "round": drawn anew in every round; "client": once for each client
+    """
+
+    low: int
+    high: int
+    per: str = "round"
+
+    def __post_init__(self) -> None:
+        require_whole("UniformAmount's low", self.low, at_least=1)
+        require_whole("UniformAmount's high", self.high, at_least=self.low)
+        require_choice("UniformAmount's per", self.per, PER)
+
+    def drawn(self, rng: np.random.Generator) -> int:
+        return int(rng.integers(self.low, self.high, endpoint=True))
+
+
+@dataclass(frozen=True)
+class NormalAmount(RandomAmount):
+    """N(mean, std²), rounded and clipped: FedNova's τ ~ N(30, 20²) within [1, 96].
+
+    Parameters
+    ----------
+    mean, std
+        of the normal distribution
+    low, high
+        the least and the most (None: no bound above)
+    per
+        "round": drawn anew in every round; "client": once for each client
+    """
+
+    mean: float
+    std: float
+    low: int = 1
+    high: int | None = None
+    per: str = "round"
+
+    def __post_init__(self) -> None:
+        require_range("NormalAmount's mean", self.mean)
+        require_range("NormalAmount's std", self.std, at_least=0)
+        require_whole("NormalAmount's low", self.low, at_least=1)
+        if self.high is not None:
+            require_whole("NormalAmount's high", self.high, at_least=self.low)
+        require_choice("NormalAmount's per", self.per, PER)
+
+    def drawn(self, rng: np.random.Generator) -> int:
+        most = np.inf if self.high is None else self.high
+        return int(np.clip(np.rint(rng.normal(self.mean, self.std)), self.low, most))
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """A share ρ of every cohort is slow and leaves work undone (FedLGA).
+
+    A slow client, asked for E epochs (or steps), manages E − τ + 1 of them, with τ uniform on
+    {1 … longest}. Who is slow, and how slow, is drawn anew in every round.
+
+    Parameters
+    ----------
+    share
+        ρ, the share of the cohort that is slow
+    longest
+        τ_max; None for E − 1
+    """
+
+    share: float = 0.5
+    longest: int | None = None
+
+    def __post_init__(self) -> None:
+        require_range("Unfinished's share", self.share, at_least=0, at_most=1)
+        if self.longest is not None:
+            require_whole("Unfinished's longest", self.longest, at_least=1)
+
+    def managed(
+        self, asked: Mapping[Hashable, int], round: int, seed: int
+    ) -> dict[Hashable, int | None]:
+        """How much each client of a cohort manages of what it is asked for."""
+        ids = list(asked)
+        order = np.argsort(uniforms(seed, "slow", round, hashes(ids)), kind="stable")
+        found: dict[Hashable, int | None] = dict.fromkeys(ids)
+        for place in order[: round_half_up(self.share * len(ids))]:
+            client = ids[place]
+            full = asked[client]
+            longest = max(1, full - 1) if self.longest is None else self.longest
+            require(
+                longest <= full,
+                f"Unfinished's longest is {longest}, but client {client!r} is asked for {full} "
+                f"only: it must be at most that.",
+            )
+            late = int(generator(seed, "unfinished", round, client).integers(1, longest + 1))
+            found[client] = full - late + 1
+        return found
+
+
+def round_half_up(value: float) -> int:
+    """The nearest whole number."""
+    return int(np.floor(value + 0.5))

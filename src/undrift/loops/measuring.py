@@ -1,0 +1,86 @@
+"""Measures the models of a run: losses, accuracy, the gradient mapping, clients' own models."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from undrift.core.losses import Losses
+from undrift.core.regularizers import Regularizer
+
+if TYPE_CHECKING:
+    from undrift.engines.base import Engine
+    from undrift.loops.base import Loop
+
+
+def measure(run: Loop) -> dict[str, float]:
+    """The metrics of a run's models at its present round."""
+    found: dict[str, float] = {}
+    for name in run.evaluation.models:
+        prefix = "" if name == "server" else f"{name}/"
+        metrics = _own(run) if name == "own" else _metrics(run, _model(run, name))
+        found |= {prefix + metric: value for metric, value in metrics.items()}
+    return found
+
+
+def _model(run: Loop, name: str) -> Tensor:
+    if name == "cohort":
+        return run.cohort_mean
+    return run.last_mean if name == "all" else run.server.x
+
+
+def _metrics(run: Loop, x: Tensor) -> dict[str, float]:
+    """Loss, objective and accuracy of one model."""
+    parts = run.evaluation.parts
+    found = run.engine.evaluate(x, run.weights, run.buffers, parts)
+    if "train" not in parts:
+        return found
+    decay = run.local.weight_decay / 2 * float(x.cpu().double().square().sum())
+    g = run.method.g.value(x) if run.method.g is not None else 0.0
+    found["objective"] = found["train_loss"] + decay + g
+    eta = run.evaluation.gradient_mapping
+    if eta is not None:
+        found["gradient_mapping"] = gradient_mapping(
+            run.engine, x, run.weights, eta, run.method.g, run.local.weight_decay
+        )
+    return found
+
+
+def _own(run: Loop) -> dict[str, float]:
+    """The clients' own last models on their own data: means with the objective's weights.
+
+    A client without test samples does not count in the mean over test samples, and one that is
+    not in the sample of clients does not count in the means over training samples.
+    """
+    parts = run.evaluation.parts
+    totals: Mapping[str, float] = defaultdict(float)
+    shares: Mapping[str, float] = defaultdict(float)
+    places = [run.roster.place[run.roster.position[id]] for id in run.roster.ids]
+    judged = [[p for p in parts if p != "train" or run.weights[k] > 0] for k in places]
+    several = zip(run.roster.ids, run.roster.weights.tolist(), places, judged, strict=True)
+    clients = [each for each in several if each[-1]]
+    models = ((k, run.last_of(id), own) for id, _, k, own in clients)
+    metrics = run.engine.evaluate_own(models, run.buffers)
+    for (_, q, _, _), found in zip(clients, metrics, strict=True):
+        for metric, value in found.items():
+            totals[metric] += q * value  # type: ignore[index]
+            shares[metric] += q  # type: ignore[index]
+    return {metric: total / shares[metric] for metric, total in totals.items()}
+
+
+def gradient_mapping(
+    losses: Losses | Engine,
+    x: Tensor,
+    weights: Tensor,
+    eta: float,
+    g: Regularizer | None = None,
+    weight_decay: float = 0.0,
+) -> float:
+    """|x − prox_{ηg}(x − η∇f(x))|/η, zero exactly at the stationary points of F = f + g."""
+    gradient = losses.total_gradient(x, weights) + weight_decay * x
+    ahead = x - eta * gradient
+    ahead = ahead if g is None else g.prox(ahead, eta)
+    return float((x - ahead).norm()) / eta

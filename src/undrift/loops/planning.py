@@ -1,0 +1,99 @@
+"""Plans the work of a round: how many steps each client of a cohort does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+
+from undrift.core.method import Method
+from undrift.core.problem import Client, Work
+from undrift.core.sampling import Cohort
+from undrift.engines.base import Job
+from undrift.local.amounts import Unfinished
+from undrift.local.solvers import Solver, call, require_known
+from undrift.utils.errors import require_whole
+from undrift.utils.keys import keys
+
+Limit = Unfinished | Mapping[Hashable, int | None] | Callable[[Hashable, int], int | None]
+"""How much a client manages in a round, in the unit of its local work (None: everything): a share
+of the cohort that does not finish, by client id, or a function of (client id, round), with rounds
+counted from 0."""
+Within = Callable[[Client, Solver, int], int]
+"""How many of so many steps a client's device manages in time."""
+
+
+@dataclass
+class WorkPlanner:
+    """Decides how many steps each client of a cohort does in a round.
+
+    `limit` says which clients do less than their local work asks for.
+    """
+
+    job: Job
+    limit: Limit | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.limit, Mapping):
+            require_known("limit", self.limit, self.job.roster.position)
+
+    def work(
+        self,
+        method: Method,
+        cohort: Cohort,
+        round: int,
+        turn: int | None = None,
+        within: Within | None = None,
+    ) -> dict[Client, Work]:
+        """What each client of a cohort does, as its local work, its limit and the method say.
+
+        A client that manages nothing is left out. `within` says what its device manages in time.
+        """
+        turn = round if turn is None else turn
+        asked = {id: self.job.local.of(id).amount(id, round, self.job.seed, turn) for id in cohort}
+        limits = self._limits(asked, round)
+        clients, full, managed = [], [], []
+        for id, draws in cohort.items():
+            client, solver = self.job.roster.client(id, draws), self.job.local.of(id)
+            samples = int(client.samples)
+            whole = steps = solver.steps_of(asked[id], samples)
+            amount = limits.get(id)
+            if amount is not None:
+                steps = min(steps, solver.steps_of(amount, samples)) if amount else 0
+            if within is not None and steps:
+                steps = min(steps, within(client, solver, steps))
+            if steps:
+                clients.append(client)
+                full.append(whole)
+                managed.append(steps)
+        if not clients:
+            return {}
+        rate, positions = self.job.local.rate(round), self.job.roster.position
+        hashed = self.job.roster.hashes[[positions[client.id] for client in clients]]
+        own = keys(self.job.seed, "batches", turn, hashed).tolist()
+        return {
+            client: Work(
+                client=client.id,
+                round=round,
+                turn=turn,
+                steps=steps,
+                expected=whole if steps == could else steps,
+                rate=rate,
+                key=key,
+            )
+            for client, steps, could, whole, key in zip(
+                clients, method.steps(managed), managed, full, own, strict=True
+            )
+        }
+
+    def _limits(self, asked: Mapping[Hashable, int], round: int) -> Mapping[Hashable, int | None]:
+        """How much the clients manage of what they are asked for, where it is less."""
+        limit = self.limit
+        if limit is None or isinstance(limit, Mapping):
+            return limit or {}
+        if isinstance(limit, Unfinished):
+            return limit.managed(asked, round, self.job.seed)
+        found = {id: call("limit", limit, id, round) for id in asked}
+        for id, amount in found.items():
+            if amount is not None:
+                require_whole(f"The limit of client {id!r} in round {round + 1}", amount, 0)
+        return found

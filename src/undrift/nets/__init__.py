@@ -1,0 +1,1 @@
+"""PyTorch modules as functions of a flat vector: models, losses on data, evaluation passes."""

@@ -1,0 +1,147 @@
+"""What is learned: the loss, and the metrics by which a model is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from undrift.utils.errors import UndriftError, first_line, require
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""(outputs, targets) → the mean loss over the batch, a scalar tensor."""
+Metric = Callable[[Tensor, Tensor], float | Tensor]
+"""(outputs, targets) → a number, over all samples of a part at once."""
+LOSS = "loss"
+"""What the loss is called among metrics."""
+FEW = 16
+"""Over fewer classes, torch's softmax takes several times as long as the formula in steps."""
+
+
+def correct(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Whether each sample's class is right (for sequences: that of each place)."""
+    # `max` gives the same places as `argmax`, in less time.
+    return (outputs.max(1).indices == targets).cpu().double()
+
+
+def absolute_errors(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The absolute error of each sample."""
+    return (outputs - targets).abs()
+
+
+def cross_entropies(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The cross-entropy of each sample."""
+    if outputs.shape[1] >= FEW:
+        return F.cross_entropy(outputs, targets, reduction="none")
+    below = outputs - outputs.detach().amax(1, keepdim=True)
+    return below.exp().sum(1).log() - below.gather(1, targets[:, None])[:, 0]
+
+
+def squared_errors(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The squared error of each sample."""
+    return F.mse_loss(outputs, targets, reduction="none")
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """A loss and the metrics that fit it."""
+
+    loss: Loss
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    """the user's own, which need the outputs of all samples at once"""
+    per_sample: Loss | None = None
+    """the loss of each sample, where it is known"""
+    means: Mapping[str, Loss] = field(default_factory=dict)
+    """the metrics that are means over samples, each as its value for every sample; "accuracy" is
+    there where outputs are scores for classes"""
+
+    @property
+    def needs_outputs(self) -> bool:
+        """Whether something can be told only from the outputs of all samples at once."""
+        return self.per_sample is None or bool(self.metrics)
+
+    def each(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """The loss and the metrics of each sample, `[n]`, as far as they are means over samples."""
+        known = {} if self.per_sample is None else {LOSS: self.per_sample}
+        return {
+            name: _of_samples(f(outputs, targets)) for name, f in {**known, **self.means}.items()
+        }
+
+    def weighted(self, weights: Tensor) -> Loss:
+        """Σ w_i · the loss of sample i, where that is known."""
+        assert self.per_sample is not None
+        per_sample = self.per_sample
+        return lambda outputs, targets: weights @ _of_samples(per_sample(outputs, targets))
+
+    def measured(self, part: str, outputs: Tensor, targets: Tensor) -> dict[str, float]:
+        """The user's own metrics of a part, under their names."""
+        found = {}
+        for name, metric in self.metrics.items():
+            try:
+                found[f"{part}_{name}"] = float(metric(outputs, targets))
+            except Exception as error:
+                raise UndriftError(
+                    f"The metric {name!r} gives no number on the {part} part: {first_line(error)}."
+                ) from error
+        return found
+
+
+def _of_samples(values: Tensor) -> Tensor:
+    """The mean of each sample's values, `[n]`."""
+    return values.flatten(1).mean(1) if values.ndim > 1 else values
+
+
+def criterion_for(
+    outputs: Tensor,
+    targets: Tensor,
+    labels: tuple[int, int] | None,
+    loss: Loss | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+) -> Criterion:
+    """The task that fits a model's outputs and the targets.
+
+    Without a loss of the user's own, whole-number targets are classes (cross-entropy) and others
+    are values (squared error), and outputs that do not fit are refused. With one, only that loss
+    must fit; accuracy is measured where outputs are scores for classes. `labels` are the smallest
+    and the largest whole-number target.
+    """
+    shape, wanted = list(outputs.shape), list(targets.shape)
+    many = len(shape) > 1 and shape[1] > 1
+    scores = len(shape) == len(wanted) + 1 and [shape[0], *shape[2:]] == wanted
+    if labels is None:
+        require(
+            loss is not None or shape == wanted,
+            f"The model returns shape {shape}, but the targets have shape {wanted}: for "
+            f"regression the two must be the same, so use targets[:, None] or .squeeze(-1)"
+            + (
+                "; if they are classes, make them whole numbers: 1 and not 1.0 in a file, "
+                "targets.long() in Python."
+                if many
+                else "."
+            ),
+        )
+        means: dict[str, Loss] = {"absolute_error": absolute_errors} if loss is None else {}
+        task = Criterion(F.mse_loss, {}, squared_errors, means)
+    else:
+        low, high = labels
+        known = scores and low >= 0 and high < shape[1]
+        require(
+            loss is not None or scores,
+            f"The model returns shape {shape} for targets of shape {wanted}, but classification "
+            f"needs [batch, classes]: one score per class and sample (targets for regression are "
+            f"floating-point numbers).",
+        )
+        require(
+            loss is not None or known,
+            f"The labels go from {low} to {high}, but the model has scores for classes 0 … "
+            f"{shape[1] - 1 if scores else 0}"
+            + ("." if many else "; if they are values, make them floating-point, targets.float()."),
+        )
+        means = {"accuracy": correct} if known else {}
+        task = Criterion(F.cross_entropy, {}, cross_entropies, means)
+    own = dict(metrics or {})
+    if loss is None:
+        return replace(task, metrics=own)
+    return Criterion(loss, own, None, means)

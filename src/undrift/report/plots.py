@@ -1,0 +1,244 @@
+"""Pictures of runs: metrics against rounds or what they cost, with the spread over seeds."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING
+
+from undrift.utils.errors import require, require_choice, require_range
+from undrift.utils.formatting import time_unit
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from undrift.report.result import Result
+    from undrift.utils.pictures import Picture
+
+# Twelve colours that stay apart, also for most colour-blind readers, and two line styles.
+COLOURS = (
+    "#4477aa",
+    "#ee6677",
+    "#228833",
+    "#ccbb44",
+    "#66ccee",
+    "#aa3377",
+    "#777777",
+    "#e07b00",
+    "#004488",
+    "#994f00",
+    "#44aa99",
+    "#000000",
+)
+FIRST = ("objective", "test_loss", "validation_loss")
+"""What is drawn first, as far as it was measured."""
+AGAINST = {
+    "rounds": "rounds",
+    "bytes": "MB sent",
+    "gradients": "gradient evaluations",
+    "virtual_seconds": "virtual time",
+}
+"""What metrics are drawn against, with the name of the axis."""
+WIDTHS = {"column": 3.25, "page": 6.75}
+"""The widths of pictures in a paper, in inches."""
+
+
+def plot_histories(
+    results: Sequence[Result],
+    path: str | Path | None = None,
+    metrics: Sequence[str] | None = None,
+    against: str = "rounds",
+    width: str | float | None = None,
+) -> Path | Picture:
+    """Metrics, one line per method; losses on a logarithmic scale.
+
+    Runs of the same label are seeds: their mean is drawn, with the standard deviation around it.
+
+    Parameters
+    ----------
+    path
+        .png, .svg or .pdf; without one the picture is given back
+    metrics
+        by default a loss, and an accuracy or an error
+    against
+        "rounds", "bytes", "gradients" or "virtual_seconds"
+    width
+        for a paper: "column" (3.25 inches), "page" (6.75) or inches, with small letters and the
+        legend below
+    """
+    from undrift.utils.pictures import require_suffix, write
+
+    if path is not None:
+        require_suffix(path)
+    require_choice("What to plot against", against, AGAINST)
+    found = [name for result in results for r in result.records for name in r.metrics]
+    metrics = [metrics] if isinstance(metrics, str) else metrics
+    metrics = _chosen(found) if metrics is None else metrics
+    require(len(metrics) > 0, "There is no metric to plot.")
+    for metric in metrics:
+        require_choice("A metric to plot", metric, dict.fromkeys(found))
+    figure = _figure(results, metrics, against, width)
+    return figure if path is None else write(figure, path, dpi=144 if width is None else 300)
+
+
+def _chosen(found: Sequence[str]) -> list[str]:
+    """A loss, and an accuracy or an error of the test part, as far as they were measured."""
+    others = [m for m in found if m.startswith("test_") and m != "test_loss"]
+    second = [*others, *(m for m in found if m == "gradient_norm")]
+    first = [m for m in FIRST if m in found]
+    return list(dict.fromkeys([*first[:1], *second[:1]])) or list(found[:1])
+
+
+def _figure(
+    results: Sequence[Result], metrics: Sequence[str], against: str, width: str | float | None
+) -> Picture:
+    from matplotlib.ticker import MaxNLocator
+
+    from undrift.utils.pictures import Picture
+
+    several: dict[str, list[Result]] = {}
+    for result in results:
+        several.setdefault(result.label, []).append(result)
+    wide = _inches(width)
+    letters = 11.0 if wide is None else 8.0
+    columns = max(1, min(len(several), int((wide or 0) / 1.05)))
+    rows = -(-len(several) // columns)
+    if wide is None:
+        size = 5.2 * len(metrics) + 1.6, 4.2
+    else:
+        size = wide, 0.78 * wide / len(metrics) + 0.17 * rows
+    figure = Picture(figsize=size, layout="constrained")
+    divisor, axis = _axis(results, against)
+    panels = figure.subplots(1, len(metrics), squeeze=False)[0]
+    for panel, metric in zip(panels, metrics, strict=True):
+        values: list[float] = []
+        for number, (label, own) in enumerate(several.items()):
+            x, mean, low, high = over_seeds(own, metric, against)
+            values += mean
+            x = [at / divisor for at in x]
+            if falls(metric):  # a band below zero has no place on a logarithmic scale
+                low = [at if at > 0 else m for at, m in zip(low, mean, strict=True)]
+            colour = COLOURS[number % len(COLOURS)]
+            style = "-" if number < len(COLOURS) else "--"
+            thick = 3.0 - 1.8 * number / max(1, len(several) - 1)  # equal lines both show
+            panel.plot(
+                *(x, mean, style),
+                label=_literal(label),
+                color=colour,
+                linewidth=thick if wide is None else 1.2,
+            )
+            if len(own) > 1:
+                panel.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+        _dress(panel, metric, values, letters)
+        panel.set_xlabel(axis, fontsize=letters)
+        panel.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=against == "rounds"))
+    handles, labels = panels[0].get_legend_handles_labels()
+    if wide is None or len(labels) > 1:
+        figure.legend(
+            handles,
+            labels,
+            loc="outside right center" if wide is None else "outside lower center",
+            ncols=1 if wide is None else columns,
+            frameon=False,
+            fontsize=letters - (2 if wide is None else 0),
+            handlelength=2.0 if wide is None else 1.4,
+        )
+    return figure
+
+
+def over_seeds(
+    results: Sequence[Result], metric: str, against: str = "rounds"
+) -> tuple[list[float], list[float], list[float], list[float]]:
+    """Where a metric was measured for all seeds: x, mean, and mean ∓ standard deviation."""
+    places: list[dict[int, tuple[float, float]]] = []
+    for result in results:
+        spent = _spent(result, against)
+        pairs = zip(result.records, spent, strict=True)
+        places.append({r.round: (at, r.metrics[metric]) for r, at in pairs if metric in r.metrics})
+    together = [t for t in places[0] if all(t in own for own in places)]
+    x = [fmean(own[t][0] for own in places) for t in together]
+    values = [[own[t][1] for own in places] for t in together]
+    mean = [fmean(v) for v in values]
+    spread = [stdev(v) if len(v) > 1 and all(map(math.isfinite, v)) else 0.0 for v in values]
+    low = [m - s for m, s in zip(mean, spread, strict=True)]
+    high = [m + s for m, s in zip(mean, spread, strict=True)]
+    return x, mean, low, high
+
+
+def _spent(result: Result, against: str) -> list[float]:
+    """What had been spent after each record."""
+    if against == "virtual_seconds":
+        return [r.virtual_seconds for r in result.records]
+    if against == "gradients":
+        return list(accumulate(float(r.gradients) for r in result.records))
+    if against == "bytes":
+        sent = (sum(r.bytes_down.values()) + sum(r.bytes_up.values()) for r in result.records)
+        return list(accumulate(float(each) for each in sent))
+    return [float(r.round) for r in result.records]
+
+
+def _dress(panel: Axes, metric: str, values: Sequence[float], letters: float) -> None:
+    """A scale that suits the metric, its name, and no more ink than that needs."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    finite = [value for value in values if math.isfinite(value)]
+    if falls(metric) and finite and min(finite) > 0:
+        panel.set_yscale("log")
+        panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        panel.yaxis.set_minor_formatter(NullFormatter())
+    panel.set_title(_literal(metric.replace("_", " ")), fontsize=letters)
+    panel.tick_params(labelsize=letters - 1)
+    panel.grid(alpha=0.25)
+    panel.spines[["top", "right"]].set_visible(False)
+
+
+def _axis(results: Sequence[Result], against: str) -> tuple[float, str]:
+    """By what to divide what metrics are drawn against, and the name it then has."""
+    if against == "bytes":
+        return 1e6, AGAINST[against]
+    if against != "virtual_seconds":
+        return 1.0, AGAINST[against]
+    ends = [result.records[-1].virtual_seconds for result in results if result.records]
+    require(any(ends), "There is no virtual time to plot against: give devices.")
+    divisor, unit = time_unit(max(ends))
+    return divisor, f"{AGAINST[against]}, {unit}"
+
+
+def falls(metric: str) -> bool:
+    """Whether a metric is a loss or an error, that is best seen on a logarithmic scale.
+
+    An accuracy is not, and neither is r², which may be negative and ends at one.
+    """
+    name = metric.rpartition("/")[2]
+    return "accuracy" not in name and not name.endswith(("_r2", "r²"))
+
+
+def _inches(width: str | float | None) -> float | None:
+    if isinstance(width, str):
+        require_choice("The width of a picture", width, WIDTHS)
+        return WIDTHS[width]
+    if width is not None:
+        require_range("The width of a picture", width, at_least=1, at_most=40)
+    return width
+
+
+def _literal(text: str) -> str:
+    """A text in which dollars are dollars, not mathematics; a label may begin with "_"."""
+    text = text.replace("$", r"\$")
+    return f"\u200b{text}" if text.startswith("_") else text
+
+
+def svg_of(figure: Figure) -> bytes:
+    """A figure as SVG; the same figure gives the same bytes."""
+    from matplotlib import rc_context
+
+    content = io.BytesIO()
+    with rc_context({"svg.hashsalt": "undrift"}):
+        figure.savefig(content, format="svg", metadata={"Date": None})
+    return content.getvalue()

@@ -1,0 +1,336 @@
+"""What a run gives back: the model, the records, a summary and a picture."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor, nn
+
+from undrift.core.method import Method
+from undrift.core.records import Record
+from undrift.loops.base import Loop
+from undrift.nets.modes import forget_resting
+from undrift.nets.modules import ModuleLosses, save_weights
+from undrift.report.headings import SHOWN
+from undrift.report.timeline import plot_timeline
+from undrift.utils.display import as_html
+from undrift.utils.errors import UndriftError, require
+from undrift.utils.formatting import duration
+
+LITTLE = 0.01
+"""Less wasted work is not worth a remark."""
+MANY = 5
+"""Metrics in a result's repr, at most."""
+
+
+class Result:
+    """A finished run of one method."""
+
+    def __init__(self, label: str, run: Loop):
+        self.label = label
+        self.run = run
+        self.method: Method = run.method
+        self.records: list[Record] = run.records
+        self.x: Tensor = run.server.x
+        """the server's final model, flat"""
+        self.stopped: str | None = run.stopped
+        """why the run ended before its last round, or None"""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The last metrics that were measured; none of a run that diverged."""
+        if self.run.diverged:
+            return {}
+        return next((r.metrics for r in reversed(self.records) if r.metrics), {})
+
+    def history(self, metric: str) -> tuple[list[int], list[float]]:
+        """The rounds in which a metric was measured, and its values."""
+        pairs = [(r.round, r.metrics[metric]) for r in self.records if metric in r.metrics]
+        if not pairs:
+            known = ", ".join(sorted(self.records[0].metrics)) or "none"
+            raise UndriftError(f"{self.label} has no metric {metric!r}; there are: {known}.")
+        rounds, values = zip(*pairs, strict=True)
+        return list(rounds), list(values)
+
+    @property
+    def bytes_down(self) -> int:
+        """What travelled from the server to clients, over all rounds."""
+        return sum(sum(r.bytes_down.values()) for r in self.records)
+
+    @property
+    def bytes_up(self) -> int:
+        """What travelled from clients to the server, over all rounds."""
+        return sum(sum(r.bytes_up.values()) for r in self.records)
+
+    @property
+    def gradients(self) -> int:
+        """Gradients of single samples that were computed."""
+        return sum(r.gradients for r in self.records)
+
+    @property
+    def rejected(self) -> int:
+        """Replies that were left out because they were unusable."""
+        return sum(len(r.rejected) for r in self.records)
+
+    def remarks(self) -> list[str]:
+        """What a reader of the numbers must know: an early end, replies that were left out."""
+        found = [self.stopped] if self.stopped else []
+        if not self.stopped and self.run.target:
+            found.append(f"the target {self.run.target} was not reached")
+        found += self._remarks_on_devices() if _clock(self) else self._remarks_on_absence()
+        if self.rejected:
+            first = next(r for r in self.records if r.rejected)
+            client, reason = first.rejected[0]
+            found.append(
+                f"{self.rejected} replies were left out, the first in round {first.round} from "
+                f"client {client!r}: {reason}"
+            )
+        return found
+
+    def _remarks_on_absence(self) -> list[str]:
+        absent = {client for r in self.records for client in r.absent}
+        never = absent - set(self.run.states.seen())
+        if not never:
+            return []
+        return [
+            f"{len(never)} of {len(self.run.roster)} clients never managed any work, for "
+            f"example client {sorted(never, key=str)[0]!r}"
+        ]
+
+    def _remarks_on_devices(self) -> list[str]:
+        """Who was left out, and what was done in vain."""
+        found = []
+        replied = {client for r in self.records for client in r.replied}
+        never = [client for client in self.run.roster.ids if client not in replied]
+        if never:
+            noun = "client" if len(self.run.roster) == 1 else "clients"
+            found.append(
+                f"{len(never)} of {len(self.run.roster)} {noun} never replied, for example "
+                f"client {never[0]!r}"
+            )
+        skipped = sum(r.round > 0 and not r.updates for r in self.records)
+        if skipped and not any(r.staleness for r in self.records):  # those have no such rounds
+            rounds = "round was" if skipped == 1 else "rounds were"
+            found.append(f"{skipped} {rounds} skipped because too few clients replied")
+        wasted = sum(r.wasted_gradients for r in self.records)
+        share = wasted / (wasted + self.gradients) if wasted else 0.0
+        if share >= LITTLE:
+            found.append(f"{100 * share:.0f} % of the work was wasted")
+        return found
+
+    def model(self) -> nn.Module:
+        """A module with the final parameters."""
+        losses = self.run.losses
+        if not isinstance(losses, ModuleLosses):
+            raise UndriftError("An analytic problem has no module; its solution is `result.x`.")
+        return forget_resting(losses.flat.filled(self.x, self.run.buffers))
+
+    def save(self, path: str | Path) -> None:
+        """Write the final model as a safetensors file."""
+        save_weights(self.model(), Path(path))
+
+    def summary(self) -> str:
+        """What came of the run, as a small table."""
+        return Comparison([self]).summary()
+
+    def plot(
+        self,
+        path: str | Path | None = None,
+        metrics: Sequence[str] | None = None,
+        against: str = "rounds",
+        width: str | float | None = None,
+    ) -> Any:
+        """Draw metrics into a file, or as a picture for a notebook; see `Comparison.plot`."""
+        return Comparison([self]).plot(path, metrics, against, width)
+
+    def timeline(self, path: str | Path | None = None) -> Any:
+        """Draw which client worked when in the first rounds, where there is a virtual clock.
+
+        Gives the path, or without one a picture that a notebook shows.
+        """
+        return plot_timeline(self.records, path, self.label)
+
+    def report(self, path: str | Path) -> Path:
+        """Write one self-contained HTML page about the run."""
+        return Comparison([self]).report(path)
+
+    def __repr__(self) -> str:
+        metrics = {SHOWN.get(name, name): value for name, value in self.metrics.items()}
+        told = [f"{name} {value:.4g}" for name, value in metrics.items() if name][:MANY]
+        rounds = self.records[-1].round if self.records else 0
+        state = "diverged" if self.run.diverged else ", ".join(told)
+        return f"Result({self.label}, seed {self.run.seed}: {rounds} rounds; {state})"
+
+    def _repr_html_(self) -> str:
+        return Comparison([self])._repr_html_()
+
+
+class Comparison(Sequence[Result]):
+    """Several methods on the same cohorts and batches, with one seed or several.
+
+    By a label it gives the result of that method, or, with several seeds, the comparison of its
+    seeds.
+    """
+
+    def __init__(self, results: Sequence[Result]):
+        require(len(results) > 0, "There is nothing to compare.")
+        self.results = list(results)
+
+    def __getitem__(self, which):  # type: ignore[no-untyped-def]
+        if isinstance(which, str):
+            found = [result for result in self.results if result.label == which]
+            known = ", ".join(self.labels)
+            require(bool(found), f"There is no method {which!r}; there are: {known}.")
+            return found[0] if len(found) == 1 else Comparison(found)
+        if isinstance(which, slice):
+            return Comparison(self.results[which])
+        return self.results[which]
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    @property
+    def labels(self) -> list[str]:
+        """The methods, by their labels."""
+        return list(dict.fromkeys(result.label for result in self.results))
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds that were run."""
+        return list(dict.fromkeys(result.run.seed for result in self.results))
+
+    def table(self) -> Table:
+        """The final metrics and the cost of every method."""
+        return results_table(self.results)
+
+    def summary(self) -> str:
+        """The table as text."""
+        text = io.StringIO()
+        console = Console(file=text, width=160, color_system=None, force_jupyter=False)
+        console.print(self.table())
+        for remark in self._remarks():
+            console.print(remark, soft_wrap=True, markup=False, highlight=False)
+        return text.getvalue().rstrip()
+
+    def _remarks(self) -> list[str]:
+        several = len(self.seeds) > 1
+        return [
+            f"{result.label}{f', seed {result.run.seed}' if several else ''}: {remark}"
+            for result in self.results
+            for remark in result.remarks()
+        ]
+
+    def plot(
+        self,
+        path: str | Path | None = None,
+        metrics: Sequence[str] | None = None,
+        against: str = "rounds",
+        width: str | float | None = None,
+    ) -> Any:
+        """Draw metrics, one line per method: the mean over seeds, with the standard deviation.
+
+        Gives the path, or without one a picture that a notebook shows.
+
+        Parameters
+        ----------
+        path
+            .png, .svg or .pdf
+        metrics
+            by default a loss, and an accuracy or an error
+        against
+            "rounds", "bytes", "gradients" or "virtual_seconds"
+        width
+            for a paper: "column" (3.25 inches), "page" (6.75) or inches, with small letters and
+            the legend below
+        """
+        from undrift.report.plots import plot_histories
+
+        return plot_histories(self.results, path, metrics, against, width)
+
+    def report(self, path: str | Path) -> Path:
+        """Write one self-contained HTML page about the runs."""
+        from undrift.report import of_results, write_page
+
+        return write_page(of_results(self.results), path)
+
+    def __repr__(self) -> str:
+        seeds = f"; {len(self.seeds)} seeds" if len(self.seeds) > 1 else ""
+        return f"Comparison({', '.join(self.labels)}{seeds})"
+
+    def _repr_html_(self) -> str:
+        return as_html([self.table(), *map(Text, self._remarks())], 160)
+
+
+def results_table(results: Sequence[Result]) -> Table:
+    """A row per method and reported model: rounds, metrics and traffic, in both directions.
+
+    Where a method was run with several seeds, means with standard deviations.
+    """
+    rows: dict[tuple[str, str], list[tuple[Result, dict[str, float]]]] = {}
+    for r in results:
+        for model in _models(r):
+            rows.setdefault((r.label, model), []).append((r, _of_model(r.metrics, model)))
+    found = {name for several in rows.values() for _, own in several for name in own}
+    metrics = [name for name in SHOWN if name in found and SHOWN[name]]
+    metrics += sorted(found - set(SHOWN))  # the user's own
+    if any(name.startswith("test_") for name in metrics):
+        kept = "train_client_accuracy_worst_tenth"
+        metrics = [name for name in metrics if not name.startswith("train_") or name == kept]
+    elif "objective" in metrics:
+        metrics = [name for name in metrics if name != "train_loss"]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("method", no_wrap=True)
+    heads = [SHOWN.get(name) or name.replace("_", " ") for name in metrics]
+    clock = any(map(_clock, results))
+    many = any(len(several) > 1 for several in rows.values())
+    for name in [*["seeds"] * many, "rounds", *heads, "MB sent", *["virtual time"] * clock]:
+        table.add_column(name, justify="right", no_wrap=True)
+    for (label, model), several in rows.items():
+        cells = [_over([own[m] for _, own in several if m in own], len(several)) for m in metrics]
+        done = [r.records[-1].round if r.records else 0 for r, _ in several]
+        sent = fmean((r.bytes_down + r.bytes_up) / 1e6 for r, _ in several)
+        table.add_row(
+            escape(label if model == "server" else f"{label}, {model}"),
+            *[str(len(several))] * many,
+            str(min(done)) if min(done) == max(done) else f"{min(done)}–{max(done)}",
+            *cells,
+            f"{sent:.2f}",
+            *[duration(fmean(_clock(r) for r, _ in several))] * clock,
+        )
+    return table
+
+
+def _over(values: Sequence[float], seeds: int) -> str:
+    """A metric: "0.9731", or over seeds "0.9731 ± 0.0012"; those that diverged do not count."""
+    if not values:
+        return "–"
+    text = f"{fmean(values):.4g}"
+    if len(values) > 1:
+        text += f" ± {stdev(values) if all(map(math.isfinite, values)) else math.nan:.2g}"
+    return text if len(values) == seeds else f"{text} ({len(values)} seeds)"
+
+
+def _clock(result: Result) -> float:
+    """The time of the virtual clock in the end, in seconds; 0 where there is none."""
+    return result.records[-1].virtual_seconds if result.records else 0.0
+
+
+def _models(result: Result) -> tuple[str, ...]:
+    return result.run.evaluation.models
+
+
+def _of_model(metrics: Mapping[str, float], model: str) -> dict[str, float]:
+    """The metrics of one reported model, without its prefix."""
+    if model == "server":
+        return {name: value for name, value in metrics.items() if "/" not in name}
+    prefix = f"{model}/"
+    return {n.removeprefix(prefix): v for n, v in metrics.items() if n.startswith(prefix)}

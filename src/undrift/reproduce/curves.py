@@ -1,0 +1,118 @@
+"""Numbers and lines from the runs of an experiment."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import fmean
+
+from undrift.core.targets import Target
+from undrift.report.reading import Group, RunFiles, Runs
+from undrift.report.tables import Over, target_table
+from undrift.reproduce.figure import Line
+
+
+def group(runs: Runs, label: str) -> Group:
+    """The runs of a method, with all of its seeds."""
+    return next(each for each in runs.groups if each.runs[0].label == label)
+
+
+def labels(runs: Runs) -> list[str]:
+    """The methods' labels, in the order of the experiment file."""
+    return [each.runs[0].label for each in runs.groups]
+
+
+def final(runs: Runs, label: str, metric: str, last: int = 1) -> Over:
+    """The last value of a metric, or the mean of the last few; infinite for a run that diverged."""
+    values = []
+    for run in group(runs, label).runs:
+        history = [r.metrics[metric] for r in run.records if metric in r.metrics]
+        diverged = run.status == "diverged" or not history
+        values.append(math.inf if diverged else fmean(history[-last:]))
+    return Over(tuple(values))
+
+
+def best(runs: Runs, label: str, metric: str, falls: bool = False) -> Over:
+    """The best value of a metric that each seed had."""
+    choose = min if falls else max
+    values = []
+    for run in group(runs, label).runs:
+        history = [r.metrics[metric] for r in run.records if metric in r.metrics]
+        values.append(choose((v for v in history if math.isfinite(v)), default=math.nan))
+    return Over(tuple(values))
+
+
+def cost(
+    runs: Runs, label: str, metric: str, target: Target, unit: str = "rounds", smooth: int = 1
+) -> Over:
+    """What a method spent until it first reached a target.
+
+    Parameters
+    ----------
+    unit
+        one of `undrift.report.reading.COSTS`: "rounds", "models", "bytes", "virtual_seconds", …
+    smooth
+        over how many evaluations the metric is averaged
+    """
+    if smooth == 1:
+        own = group(runs, label).label
+        return next(
+            row.costs[unit] for row in target_table(runs, [(metric, target)]) if row.method == own
+        )
+    direction, value = target if isinstance(target, tuple) else ("above", target)
+    values, missed = [], 0
+    for run in group(runs, label).runs:
+        spent = group(runs, label).totals(run)[unit]
+        at = [number for number, r in enumerate(run.records) if metric in r.metrics]
+        history = smoothed([run.records[number].metrics[metric] for number in at], smooth)
+        hits = [v <= value if direction == "below" else v >= value for v in history]
+        missed += not any(hits)
+        values.append(spent[at[hits.index(True)]] if any(hits) else spent[-1])
+    return Over(tuple(values), missed)
+
+
+def smoothed(values: Sequence[float], window: int) -> list[float]:
+    """The mean of each value and those before it, as many as the window has."""
+    return [fmean(values[max(0, at + 1 - window) : at + 1]) for at in range(len(values))]
+
+
+def line(
+    runs: Runs,
+    label: str,
+    metric: str,
+    against: str = "rounds",
+    name: str | None = None,
+    style: str = "-",
+    minus: float = 0.0,
+    smooth: int = 1,
+) -> Line:
+    """A metric against rounds or another cost: the mean over seeds, with their range.
+
+    A diverged run is drawn as far as it got; `minus` is taken off, as the optimum of a loss.
+    """
+    own = group(runs, label)
+    curves = [_curve(own, run, metric, against, smooth) for run in own.runs]
+    shortest = min(len(x) for x, _ in curves)
+    x = [fmean(each) for each in zip(*(x[:shortest] for x, _ in curves), strict=True)]
+    columns = [
+        [value - minus for value in each]
+        for each in zip(*(y[:shortest] for _, y in curves), strict=True)
+    ]
+    several = len(curves) > 1
+    return Line(
+        name or label,
+        x,
+        [fmean(each) for each in columns],
+        [min(each) for each in columns] if several else (),
+        [max(each) for each in columns] if several else (),
+        style,
+    )
+
+
+def _curve(
+    own: Group, run: RunFiles, metric: str, against: str, smooth: int
+) -> tuple[list[float], list[float]]:
+    spent = own.totals(run)[against]
+    at = [number for number, record in enumerate(run.records) if metric in record.metrics]
+    values = smoothed([run.records[number].metrics[metric] for number in at], smooth)
+    return [spent[number] for number in at], values

@@ -1,0 +1,127 @@
+"""CIFAR-10 in Tables 1, 2, 4 and 5 of FedDyn: models sent until two test accuracies."""
+
+from __future__ import annotations
+
+from undrift.reproduce.feddyn.cifar import (
+    CENTRALISED_SETTINGS,
+    FULL,
+    LEFT_OPEN,
+    ONE,
+    UNBALANCED,
+    M,
+    split,
+)
+from undrift.reproduce.feddyn.models_sent import (
+    DIGITS,
+    IID,
+    MILD,
+    NO_IMAGES,
+    STRONG,
+    Centralised,
+    Row,
+    parts_of,
+    reproduce_rows,
+)
+from undrift.reproduce.findings import Findings
+from undrift.reproduce.lab import Lab
+from undrift.reproduce.reproduction import Reproduction
+
+LARGE = {
+    "data.clients": 1000,
+    "sampling.cohort": 100,
+    "method.SCAFFOLD.local.steps": 5,  # a client's 50 images are one batch
+    "rounds": 2000,
+}
+
+
+# Models sent by FedDyn, SCAFFOLD, FedAvg and FedProx. Of 100 %, Dirichlet .3, SCAFFOLD's
+# count at 80.2 % is hard to read, and not what its ratio gives: it is left out.
+ROWS = (
+    Row("100 %, IID", {0.85: (198, 1860, M, M), 0.814: (67, 320, 754, 655)}, split(IID, FULL)),
+    Row(
+        "100 %, Dirichlet .6",
+        {0.84: (148, 1890, M, M), 0.803: (64, 392, 869, 724)},
+        split(MILD, FULL),
+    ),
+    Row(
+        "100 %, Dirichlet .3",
+        {0.825: (222, 1762, M, M), 0.802: (70, None, 705, M)},
+        split(STRONG, FULL),
+    ),
+    Row("10 %, IID", {0.845: (637, 1852, M, M), 0.823: (240, 512, 994, 825)}, split(IID)),
+    Row("10 %, Dirichlet .6", {0.835: (403, 1618, M, M), 0.813: (189, 486, 977, 943)}, split(MILD)),
+    Row(
+        "10 %, Dirichlet .3", {0.825: (444, 1880, M, M), 0.807: (232, 594, 863, 930)}, split(STRONG)
+    ),
+    Row(
+        "1 %, IID",
+        {0.826: (660, 1544, 892, M), 0.816: (543, 1150, 603, 707)},
+        split(IID, ONE),
+    ),
+    Row(
+        "1 %, Dirichlet .6",
+        {0.81: (561, 1510, 977, 841), 0.80: (436, 1100, 673, 623)},
+        split(MILD, ONE),
+    ),
+    Row(
+        "1 %, Dirichlet .3",
+        {0.79: (590, 1580, 955, 738), 0.78: (452, 1272, 653, 497)},
+        split(STRONG, ONE),
+    ),
+    Row(
+        "1000 devices, IID",
+        {0.80: (840, "4000+", "2000+", "2000+"), 0.623: (305, 928, 1277, 1274)},
+        split(IID, LARGE),
+    ),
+    Row(
+        "1000 devices, Dirichlet .3",
+        {0.80: (831, "4000+", "2000+", "2000+"), 0.706: (350, 2138, 1962, 1517)},
+        split(STRONG, LARGE),
+    ),
+    Row(
+        "unbalanced, IID",
+        {0.84: (335, 1152, M, M), 0.823: (213, 548, 834, 834)},
+        {"data.partition": {"kind": "iid", **UNBALANCED}},
+    ),
+    Row(
+        "unbalanced, Dirichlet .3",
+        {0.825: (524, 1998, M, M), 0.801: (274, 652, 893, M)},
+        {"data.partition": {"kind": "dirichlet", "alpha": 0.3, **UNBALANCED}},
+    ),
+    # Figure 11 shows curves only: the target is ours.
+    Row(
+        "ResNet-18, 10 %, IID",
+        {0.85: (None,) * 4},
+        split(IID, {"model": {"name": "resnet18"}}),
+        against=("SCAFFOLD", "FedAvg", "FedProx"),
+    ),
+)
+BASELINE = Centralised(0.852, CENTRALISED_SETTINGS)
+QUICK = Row("digits, Dirichlet .3", {0.95: (None,) * 4}, against=("FedAvg", "FedProx"))
+
+
+def _reproduce(lab: Lab) -> Findings:
+    return reproduce_rows(lab, ROWS, BASELINE, QUICK, [NO_IMAGES])
+
+
+REPRODUCTION = Reproduction(
+    name="feddyn-cifar10",
+    paper="FedDyn",
+    shows="Tables 1, 2, 4 and 5 and Figures 4, 6, 11 and 12, CIFAR-10",
+    about="A convolutional network, with 100 or 1000 clients, 100, 10 or 1 % of them in a round, "
+    "balanced and unbalanced data; and ResNet-18 with GroupNorm.",
+    cost="10 %, IID: about 50 hours, estimated; ten times that with 100 %, more with ResNet-18",
+    reproduce=_reproduce,
+    needs=("cifar10",),
+    parts=parts_of(ROWS),
+    left_open=(
+        *LEFT_OPEN,
+        "α: chosen by the authors among .001, .01 and .1 without saying which; .1 everywhere, "
+        "the best of their study of α.",
+        "ResNet-18: the text says 100 devices and the caption 1000, and only curves are given; 100 "
+        "devices and a target of 85 %.",
+    ),
+    quick={**DIGITS, "sampling.cohort": 10, "rounds": 60},
+    quick_is="digits of 8 × 8 with a small network in place of CIFAR-10, 20 clients with 10 in a "
+    "round.",
+)

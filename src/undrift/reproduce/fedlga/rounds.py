@@ -1,0 +1,115 @@
+"""What FedLGA's figures and tables are of: rounds until a test accuracy, and who is first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from undrift.report.reading import Runs
+from undrift.report.tables import Over
+from undrift.reproduce.curves import cost, group, line
+from undrift.reproduce.figure import Panel
+from undrift.reproduce.findings import Claim, Number
+
+METHODS = ("FedLGA", "FedDyn", "SCAFFOLD", "FedProx", "FedNova", "FedAvg")
+"""In the order in which they reach the target on Fashion-MNIST, as published."""
+ACCURACY = "test_accuracy"
+WINDOW = 5
+"""Over how many rounds the accuracy is averaged, since it jumps with each cohort's classes."""
+
+Rounds = Mapping[str, Over]
+"""Rounds to the target, by method."""
+
+
+def to_target(runs: Runs, labels: Sequence[str], target: float, window: int = WINDOW) -> Rounds:
+    """Rounds until the mean of the last few test accuracies is at the target."""
+    found = {}
+    for label in labels:
+        over = cost(runs, label, ACCURACY, target, smooth=window)
+        values = [
+            # A run that diverged before it got there never does.
+            run.rounds if run.status == "diverged" and value >= run.done else value
+            for run, value in zip(group(runs, label).runs, over.values, strict=True)
+        ]
+        found[label] = Over(tuple(values), over.missed)
+    return found
+
+
+def numbers(
+    where: str, runs: Runs, labels: Sequence[str], target: float, published: Mapping[str, float]
+) -> list[Number]:
+    """Rounds to the target, next to the published ones; and those of the accuracy as it is."""
+    smooth = to_target(runs, labels, target)
+    raw = to_target(runs, labels, target, window=1)
+    return [Number(where, label, published.get(label), smooth[label]) for label in labels] + [
+        Number(f"{where}, first crossing", label, None, raw[label]) for label in labels
+    ]
+
+
+def before(one: Over, other: Over) -> bool:
+    """Whether one method is earlier: in the mean over seeds, and later in none of them."""
+    never_later = all(a <= b for a, b in zip(one.values, other.values, strict=True))
+    return never_later and one.mean < other.mean
+
+
+def reached(rounds: Rounds) -> bool:
+    """Whether any of the methods got there at all."""
+    return any(over.missed < len(over.values) for over in rounds.values())
+
+
+def is_first(rounds: Rounds, ours: str, others: Sequence[str]) -> bool:
+    """Whether a method is before all of the others."""
+    return all(before(rounds[ours], rounds[other]) for other in others if other != ours)
+
+
+def is_published_order(rounds: Rounds, ours: str = "FedLGA") -> bool:
+    """Whether a reading of FedLGA is first, and the others follow as published, in the mean."""
+    order = [rounds[label].mean for label in METHODS[1:]]
+    first = is_first(rounds, ours, METHODS[1:])
+    return first and all(a <= b for a, b in pairwise(order))
+
+
+def first_claim(where: str, rounds: Rounds) -> Claim:
+    """That FedLGA gets there before everyone else."""
+    return Claim(
+        f"{where}: FedLGA is the first at the target.",
+        is_first(rounds, "FedLGA", list(rounds)) if reached(rounds) else None,
+        shown(rounds),
+    )
+
+
+def order_claim(where: str, rounds: Rounds) -> Claim:
+    """That all six come in the published order."""
+    return Claim(
+        f"{where}: FedLGA first, then {', '.join(METHODS[1:])}, in this order.",
+        is_published_order(rounds) if reached(rounds) else None,
+        shown(rounds),
+    )
+
+
+def rising_claim(text: str, values: Mapping[str, Over], falls: bool = False) -> Claim:
+    """That something rises (or falls) along a sweep, in the mean over seeds."""
+    means = [over.mean for over in values.values()]
+    steps = [b <= a if falls else b >= a for a, b in pairwise(means)]
+    moves = means[-1] < means[0] if falls else means[-1] > means[0]
+    told = all(map(math.isfinite, means)) and reached(values)
+    return Claim(text, all(steps) and moves if told else None, shown(values))
+
+
+def shown(values: Mapping[str, Over]) -> str:
+    """Means in one line: "FedLGA 27, FedAvg > 60"."""
+    return ", ".join(
+        f"{name} {'> ' if over.missed else ''}{over.mean:.3g}" for name, over in values.items()
+    )
+
+
+def panel(title: str, runs: Runs, labels: Sequence[str], target: float) -> Panel:
+    """Test accuracy against rounds, as in Figure 2, averaged over a few rounds."""
+    return Panel(
+        title,
+        "rounds",
+        f"test accuracy, mean of {WINDOW}",
+        [line(runs, label, ACCURACY, smooth=WINDOW) for label in labels],
+        marks=[(f"{100 * target:g} %", target)],
+    )

@@ -1,0 +1,112 @@
+"""The figure of a reproduction: panels of lines, drawn like the paper's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from undrift.report.plots import COLOURS
+from undrift.utils.files import written_whole
+
+WIDTH, HEIGHT, MOST = 4.6, 3.5, 3
+"""The size of a panel in inches, and how many stand side by side."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a panel; `low` and `high` are the range over seeds."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+    style: str = "-"
+    """as matplotlib has it; "o" for points"""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One panel: lines of one colour per label, the same in every panel."""
+
+    title: str
+    x: str
+    y: str
+    lines: Sequence[Line]
+    log_x: bool = False
+    log_y: bool = False
+    marks: Sequence[tuple[str, float]] = ()
+    """horizontal lines with a label, such as a target"""
+    y_limits: tuple[float, float] | None = None
+
+
+def draw(panels: Sequence[Panel], path: Path) -> Path:
+    """Draw panels side by side, smaller where there are many."""
+    from matplotlib.figure import Figure
+
+    columns = 2 if len(panels) == 4 else min(MOST, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    figure = Figure(figsize=(WIDTH * columns, HEIGHT * rows + 0.5), layout="constrained")
+    axes = list(chain.from_iterable(figure.subplots(rows, columns, squeeze=False)))
+    labels = list(dict.fromkeys(line.label for panel in panels for line in panel.lines))
+    colours = {label: COLOURS[number % len(COLOURS)] for number, label in enumerate(labels)}
+    handles = {}
+    for axis, panel in zip(axes, panels, strict=False):
+        for number, line in enumerate(panel.lines):
+            colour = colours[line.label]
+            (handles[line.label],) = axis.plot(
+                line.x,
+                line.y,
+                line.style,
+                color=colour,
+                linewidth=2.4
+                - 1.2 * number / max(1, len(panel.lines) - 1),  # equal lines both show
+                markersize=4,
+            )
+            if line.low:
+                axis.fill_between(
+                    line.x, line.low, line.high, color=colour, alpha=0.15, linewidth=0
+                )
+        for word, value in panel.marks:
+            axis.axhline(value, color="#777777", linewidth=0.8, linestyle=":")
+            axis.annotate(
+                word,
+                (0, value),
+                xytext=(2, 2),
+                xycoords=("axes fraction", "data"),
+                textcoords="offset points",
+                fontsize=7,
+                color="#555555",
+            )
+        axis.set(xlabel=panel.x, ylabel=panel.y)
+        axis.set_title(panel.title, fontsize=10)
+        if panel.log_x:
+            axis.set_xscale("log")
+        if panel.log_y:
+            axis.set_yscale("log")
+        if panel.y_limits is not None:
+            axis.set_ylim(*panel.y_limits)
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+    for axis in axes[len(panels) :]:
+        axis.set_visible(False)
+    figure.legend(
+        handles.values(),
+        handles.keys(),
+        loc="outside lower center",
+        ncols=min(len(handles), 3 * columns, _fitting(handles, WIDTH * columns)),
+        frameon=False,
+        fontsize=8,
+    )
+    with written_whole(path) as partial:
+        figure.savefig(partial, dpi=110 if len(panels) <= 2 * MOST else 80)
+    return path
+
+
+def _fitting(labels: Iterable[str], width: float) -> int:
+    """How many columns of a legend fit into so many inches."""
+    longest = max(map(len, labels), default=1)
+    return max(1, int(width / (0.07 * longest + 0.5)))

@@ -1,0 +1,104 @@
+"""Doing a reproduction, and writing what it found into its folder."""
+
+from __future__ import annotations
+
+import platform
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from undrift.report.page import write_report
+from undrift.reproduce.catalogue import find
+from undrift.reproduce.figure import draw
+from undrift.reproduce.findings import Findings
+from undrift.reproduce.lab import Lab
+from undrift.reproduce.page import CURVES, FIGURE, FINDINGS, write_page
+from undrift.reproduce.reproduction import Reproduction
+from undrift.runs.folder import alone_in, write_json
+from undrift.utils.errors import require, require_whole
+
+
+def reproduce(
+    name: str,
+    out: str | Path | None = None,
+    quick: bool = False,
+    seeds: int | None = None,
+    parts: Sequence[str] = (),
+    console: Console | None = None,
+) -> Findings:
+    """Reproduce a figure or table of a paper.
+
+    Runs that are in the folder already are gone on with, or read.
+
+    Parameters
+    ----------
+    name
+        one of `undrift.reproduce.NAMES`
+    out
+        the folder; `reproductions/<name>` if left out, with "-quick" for the quick version
+    quick
+        do a reduced version, in about a minute
+    seeds
+        how many; the reproduction's own number if left out, and one for the quick version
+    parts
+        which of its parts, if not all; those in the folder already are reported as well
+    console
+        where it is said what is being done
+    """
+    reproduction = find(name)
+    require(not (quick and parts), "The quick version has no parts: it is done as a whole.")
+    usual = 1 if quick else reproduction.seeds
+    seeds = usual if seeds is None else require_whole("seeds", seeds, at_least=1)
+    folder = Path(out) if out is not None else default_folder(name, quick)
+    with alone_in(folder), _paper_settings():
+        lab = Lab(reproduction, folder, quick, seeds, parts, console)
+        found = reproduction.reproduce(lab)
+        lab.done()
+        write(reproduction, lab, found)
+    return found
+
+
+def default_folder(name: str, quick: bool) -> Path:
+    """Where a reproduction goes, unless the user says."""
+    return Path("reproductions") / (f"{name}-quick" if quick else name)
+
+
+def write(reproduction: Reproduction, lab: Lab, found: Findings) -> None:
+    """Write the findings, the figure and the report."""
+    write_json(lab.folder / FINDINGS, _told(reproduction, lab, found))
+    if found.panels:
+        draw(found.panels, lab.folder / FIGURE)
+    if lab.folders:
+        write_report(lab.folders, lab.folder / CURVES)
+    write_page(reproduction, lab.folder)
+
+
+def _told(reproduction: Reproduction, lab: Lab, found: Findings) -> dict[str, Any]:
+    from undrift import __version__
+
+    return {
+        "name": reproduction.name,
+        "quick": lab.quick,
+        "seeds": lab.most_seeds,
+        "parts": lab.parts,
+        "seconds": round(lab.seconds, 1),
+        "undrift": __version__,
+        "threads": torch.get_num_threads(),
+        "machine": platform.machine(),
+        "made": datetime.now(UTC).date().isoformat(),
+        **found.as_dict(),
+    }
+
+
+@contextmanager
+def _paper_settings() -> Iterator[None]:
+    """Some papers' parameters are outside the bounds of their own theorems, knowingly."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="asyncFedDR's alpha")
+        yield

@@ -1,0 +1,1 @@
+"""Sweeps: grids and searches over the keys of an experiment."""

@@ -1,0 +1,141 @@
+"""Which point of a sweep is best: the validation part says, never the test part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from undrift.core.records import Record
+from undrift.core.targets import Target, reached
+from undrift.runs.folder import DONE, RECORDS, RUN, read_json, run_folder
+from undrift.utils.errors import UndriftError, require, require_choice
+
+METRICS = {"validation_accuracy": "above", "validation_loss": "below"}
+"""What points may be chosen by, and where it is better."""
+UNFINISHED = "unfinished"
+
+
+@dataclass(frozen=True)
+class Point:
+    """One method with its settings."""
+
+    label: str
+    settings: Mapping[str, Any]
+    """by the keys of the `[sweep]` table"""
+    id: str
+    """of what it computes"""
+
+
+@dataclass(frozen=True)
+class Judge:
+    """How points are compared: never by the test part.
+
+    A point is worth the mean over the seeds of the last evaluated value of `metric`; or, where the
+    experiment has a target on the validation part, the mean number of rounds to it, and `metric`
+    between equals. A point that diverged with any seed is the worst. Of equals the first is chosen.
+    """
+
+    metric: str = "validation_accuracy"
+    seeds: Sequence[int] = (0,)
+    target: tuple[str, Target] | None = None
+
+    @staticmethod
+    def of(metric: str, seeds: Sequence[int], targets: Mapping[str, Target]) -> Judge:
+        """The judge of an experiment; whatever would bring in the test part is refused."""
+        if _tested(metric):
+            raise UndriftError(
+                f"The metric {metric!r} is of the test part, which must not choose settings: use "
+                f"one of {', '.join(METRICS)}."
+            )
+        require_choice("The metric of a sweep", metric, METRICS)
+        for name in targets:
+            require(
+                not _tested(name),
+                f"target.{name} would stop the points of a sweep by the test part: use "
+                f"target.{name.replace('test_', 'validation_')}, or take it out.",
+            )
+        own = [(n, t) for n, t in targets.items() if n.startswith("validation_")]
+        return Judge(metric, tuple(seeds), own[0] if own else None)
+
+    @property
+    def rule(self) -> str:
+        """How the best is chosen, in a sentence."""
+        best = "highest" if METRICS[self.metric] == "above" else "lowest"
+        last = f"{best} last evaluated {self.metric}"
+        over = f"mean over {len(self.seeds)} seeds" if len(self.seeds) > 1 else "one seed"
+        if self.target is None:
+            return f"{last} ({over})"
+        name, value = self.target
+        value = value[1] if isinstance(value, tuple) else value
+        return f"fewest rounds to {name} {value:g}, then {last} ({over})"
+
+    def verdict(self, point: Point, folder: Path) -> Verdict:
+        """What came of a point."""
+        runs = []
+        for seed in self.seeds:
+            own = run_folder(folder, point.label, seed)
+            about = read_json(own / RUN) if (own / RUN).is_file() else {}
+            if about.get("status") not in DONE:
+                return Verdict(point, UNFINISHED)
+            runs.append((own, about))
+        for own, about in runs:
+            if about["status"] == "diverged":
+                return Verdict(point, "diverged", reason=about.get("reason") or f"see {own}")
+        values, rounds = [], []
+        for own, _ in runs:
+            records = [Record.from_json(line) for line in (own / RECORDS).read_text().splitlines()]
+            found = [r.metrics[self.metric] for r in records if self.metric in r.metrics]
+            require(
+                len(found) > 0,
+                f"{own / RECORDS} has no {self.metric}: where targets are values and no classes, "
+                f"choose by validation_loss.",
+            )
+            values.append(found[-1])
+            rounds.append(self._rounds(records))
+        if not all(math.isfinite(value) for value in values):
+            return Verdict(point, "diverged", values, reason=f"{self.metric} is not finite")
+        return Verdict(point, "finished", values, rounds if self.target else [])
+
+    def _rounds(self, records: Sequence[Record]) -> float:
+        """The rounds to the target; infinitely many, if it was not reached."""
+        if self.target is None:
+            return math.inf
+        name, goal = self.target
+        for record in records:
+            if name in record.metrics and reached({name: goal}, record.metrics):
+                return record.round
+        return math.inf
+
+    def cost(self, verdict: Verdict) -> tuple[float, float]:
+        """To be made small."""
+        if verdict.status != "finished":
+            return (math.inf, math.inf)
+        value = fmean(verdict.values)
+        value = -value if METRICS[self.metric] == "above" else value
+        return (fmean(verdict.rounds) if self.target else 0.0, value)
+
+    def best(self, verdicts: Sequence[Verdict]) -> Verdict | None:
+        """The chosen one of a method's points, if any is usable."""
+        usable = [each for each in verdicts if each.status == "finished"]
+        return min(usable, key=self.cost, default=None)  # the first of equals
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of a point: "finished", "diverged", "failed" or "unfinished"."""
+
+    point: Point
+    status: str
+    values: Sequence[float] = ()
+    """the metric, seed by seed"""
+    rounds: Sequence[float] = ()
+    """to the target, seed by seed, where there is one"""
+    reason: str | None = None
+
+
+def _tested(metric: str) -> bool:
+    return metric.rpartition("/")[2].startswith("test_")

@@ -1,0 +1,38 @@
+"""Files that are written whole, or not at all."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from undrift.utils.errors import UndriftError, first_line, require
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """A place to write a file to, which becomes `path` only when it is complete."""
+    require(path.parent.is_dir(), f"There is no folder {path.parent} to write {path.name} to.")
+    partial = path.with_name(f".{path.stem}.partial{path.suffix}")
+    try:
+        yield partial
+        synced(partial)
+        partial.replace(path)
+        synced(path.parent)
+    except (OSError, SafetensorError) as error:
+        raise UndriftError(f"{path} cannot be written: {first_line(error)}.") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def synced(path: Path) -> None:
+    """Have a file or a folder written to the disk, so that a power loss leaves no empty file."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except PermissionError:  # some systems do not open folders
+        return
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,99 @@
+"""Randomness as a function: every draw comes from (seed, purpose, round, client).
+
+Nothing here reads or sets a global generator for good, so the order of work, the number
+of workers and what ran before in the process change nothing.
+"""
+
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import blake2b
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import torch
+
+from undrift.utils.errors import UndriftError, require_type
+
+
+def key(seed: int, purpose: str, round: int = 0, client: Hashable = "") -> int:
+    """A 128-bit number that depends on its four arguments and on nothing else."""
+    text = repr((int(seed), purpose, int(round), client))
+    return int.from_bytes(blake2b(text.encode(), digest_size=16).digest(), "little")
+
+
+def generator(
+    seed: int, purpose: str, round: int = 0, client: Hashable = ""
+) -> np.random.Generator:
+    """A NumPy generator for one purpose, round and client."""
+    return np.random.Generator(np.random.Philox(key=key(seed, purpose, round, client)))
+
+
+def plain_id(id: Any) -> int | str:
+    """A client's id as Python's own int or str, so that equal ids draw equal numbers."""
+    if isinstance(id, Integral) and not isinstance(id, bool):
+        return int(id)
+    require_type("A client's id", id, str, "a whole number or a word")
+    try:
+        id.encode()
+    except UnicodeEncodeError:
+        raise UndriftError(f"The client's id {id!r} has characters that are no text.") from None
+    return str(id)
+
+
+def hashes(clients: Sequence[Hashable]) -> np.ndarray:
+    """A 64-bit number for each client id, to draw for many clients at once."""
+    numbers = [key(0, "client", 0, client) % 2**64 for client in clients]
+    return np.array(numbers, dtype=np.uint64)
+
+
+def keys(seed: int, purpose: str, round: int, hashed: np.ndarray) -> np.ndarray:
+    """A 64-bit key for each client, from the hash of its id."""
+    return _mixed(hashed ^ np.uint64(key(seed, purpose, round) % 2**64))
+
+
+def uniforms(seed: int, purpose: str, round: int, hashed: np.ndarray) -> np.ndarray:
+    """A uniform number in [0, 1) for each client, each by its own key."""
+    return (keys(seed, purpose, round, hashed) >> np.uint64(11)) * 2.0**-53
+
+
+def orders(keys: np.ndarray, first: int, number: int, samples: int) -> np.ndarray:
+    """Random orders of 0 … samples − 1, `[keys, number, samples]`.
+
+    The orders of a key are numbered, and each is a function of the key and its number: these are
+    `number` of them from `first` on.
+    """
+    numbered = np.arange(first, first + number, dtype=np.uint64)[:, None] << np.uint64(32)
+    counters = numbered | np.arange(samples, dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        drawn = _mixed(keys[:, None, None] + counters * np.uint64(0x9E3779B97F4A7C15))
+    return drawn.argsort(axis=-1)
+
+
+def _mixed(z: np.ndarray) -> np.ndarray:
+    """Numbers that look random, from numbers that differ (SplitMix64)."""
+    with np.errstate(over="ignore"):
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return z ^ (z >> np.uint64(31))
+
+
+@contextmanager
+def torch_generator_set_to(number: int, device: torch.device) -> Iterator[None]:
+    """Let code that draws from torch's own generators (Dropout) draw keyed numbers.
+
+    The generators of the CPU and of `device` are set for the block and put back after it.
+    """
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        generators.append(torch.cuda.default_generators[device.index or 0])
+    elif device.type == "mps":
+        generators.append(torch.mps._get_default_mps_generator())
+    before = [each.get_state() for each in generators]
+    for each in generators:
+        each.manual_seed(number % 2**63)
+    try:
+        yield
+    finally:
+        for each, state in zip(generators, before, strict=True):
+            each.set_state(state)

@@ -1,0 +1,66 @@
+"""The pages about methods, with their made parts and pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from tools.pages.methods import overview, parts
+from tools.pages.methods.made import Maker, refreshed
+from tools.pages.methods.picture import draw
+from tools.pages.methods.verified import stored
+from tools.pages.methods.walks import WALKS
+from undrift.methods import METHODS
+from undrift.utils.errors import UndriftError
+from undrift.utils.files import written_whole
+
+INDEX, SERVERS = "index", "servers"
+PAGES = {INDEX: INDEX, **{name: name.lower() for name in METHODS}, SERVERS: SERVERS}
+"""The file of every page, by its subject."""
+ORDER = ("problem", "traffic", "options", "paper", "verified", "ends", "file")
+"""What every page of a method holds, in this order."""
+
+
+def makers(name: str, folder: Path) -> Mapping[str, Maker]:
+    """What can be made for a page, by the word in its mark."""
+    if name == INDEX:
+        purposes = partial(overview.purposes, folder)
+        side_by_side = {
+            "overview": overview.overview,
+            "costs": overview.costs,
+            "facts": overview.facts,
+        }
+        return {"purposes": purposes, **side_by_side}
+    if name == SERVERS:
+        own = {part: partial(getattr(parts, part), name) for part in ("options", "ends", "file")}
+        return {"servers": overview.servers, **own}
+    found: dict[str, Maker] = {
+        part: partial(getattr(parts, part), name) for part in ORDER if part != "verified"
+    }
+    if name == "FedAvg":
+        found["schemes"] = overview.schemes
+    return {**found, "verified": lambda: parts.verified(name, stored(folder))}
+
+
+def page(name: str, folder: Path) -> str:
+    """A page as it should be."""
+    path = folder / f"{PAGES[name]}.md"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError:
+        raise UndriftError(f"There is no page {path}: write its words first.") from None
+    return refreshed(text, makers(name, folder), str(path))
+
+
+def write(folder: Path) -> list[Path]:
+    """Make every page and picture anew."""
+    written = []
+    for name, stem in PAGES.items():
+        path, text = folder / f"{stem}.md", page(name, folder)
+        with written_whole(path) as whole:
+            whole.write_text(text, encoding="utf-8")
+        written.append(path)
+        if name in WALKS:
+            written.append(draw(name, parts.walks(name), folder / f"{stem}.png"))
+    return written
