@@ -17,7 +17,10 @@ from pathlib import Path
 import torch
 
 import undrift as ud
-from undrift.runs.execution import Keeping, Plan, execute
+from undrift.nets.modules import ModuleLosses
+from undrift.runs.driver import execute
+from undrift.runs.plan import Plan
+from undrift.runs.storage import FolderStorage
 
 
 def anonymous() -> float:
@@ -47,15 +50,14 @@ def measure(method, arguments, folder, results):
             pass
 
     plan = Plan(
-        data=data,
-        model=lambda seed: ud.models.mlp(784, 200, 100, classes=10, seed=seed),
+        losses=lambda seed: ModuleLosses(ud.models.mlp(784, 200, 100, classes=10, seed=seed), data),
         methods={method.name: method},
         local={method.name: ud.SGD(lr=0.01, batch_size=2, steps=1)},
         rounds=arguments.rounds,
         cohort=arguments.cohort,
         evaluation=ud.Evaluation(every=arguments.rounds + 1),
     )
-    execute(plan, folder, Keeping(durability="process"), Look())
+    execute(plan, FolderStorage(folder, durability="process"), Look())
     results.put((method.name, seen[0], max(seen)))
 
 

@@ -14,8 +14,11 @@ from pathlib import Path
 import torch
 
 import undrift as ud
-from undrift.runs import execution
-from undrift.runs.execution import Keeping, Plan, execute
+from undrift.nets.modules import ModuleLosses
+from undrift.runs import storage
+from undrift.runs.driver import execute
+from undrift.runs.plan import Plan
+from undrift.runs.storage import FolderStorage
 
 
 def main() -> None:
@@ -26,7 +29,7 @@ def main() -> None:
     g = torch.Generator().manual_seed(0)
     x, y = torch.randn(60_000, 784, generator=g), torch.randint(0, 10, (60_000,), generator=g)
     data = ud.data.FederatedData.from_arrays(x, y, clients=100)
-    commit = execution.commit
+    commit = storage.commit
     print("method     durability   commit   round    share (best of the rounds)")
     for durability in ("power", "process"):
         for method in (ud.FedAvg(), ud.SCAFFOLD(), ud.FedDyn(), ud.FedDR()):
@@ -38,18 +41,19 @@ def main() -> None:
                 spent.append(time.perf_counter() - began)
                 whole.append(record.seconds)
 
-            execution.commit = timed
+            storage.commit = timed
             folder = Path(tempfile.mkdtemp())
             plan = Plan(
-                data=data,
-                model=lambda seed: ud.models.mlp(784, 200, 100, classes=10, seed=seed),
+                losses=lambda seed: ModuleLosses(
+                    ud.models.mlp(784, 200, 100, classes=10, seed=seed), data
+                ),
                 methods={method.name: method},
                 local={method.name: ud.SGD(lr=0.05, batch_size=50, epochs=1)},
                 rounds=arguments.rounds,
                 cohort=10,
                 evaluation=ud.Evaluation(every=arguments.rounds + 1),
             )
-            execute(plan, folder, Keeping(durability=durability))
+            execute(plan, FolderStorage(folder, durability=durability))
             shutil.rmtree(folder)
             cost, base = min(spent[1:]), min(whole[1:])
             print(

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 import undrift as ud
+from looping import synchronous
 from undrift.engines.strategies import Strategy
-from undrift.loops import Synchronous
 from undrift.nets.modules import ModuleLosses
 
 DATA = ud.data.synthetic(1, 1, clients=7, seed=0, most=60)
@@ -71,13 +71,13 @@ def losses_of(name="mlp", dtype=torch.float64):
 
 def trained(losses, engine=TWO, method=None, rounds=3, local=LOCAL, **options):
     method = method or ud.FedDyn(0.5)
-    loop = Synchronous(method, losses, local, ud.All(), rounds, engine=engine, **options)
+    loop = synchronous(method, losses, local, ud.All(), rounds, engine=engine, **options)
     return loop, list(loop.rounds())
 
 
 def described(strategy, losses):
     """A strategy in the words of the records."""
-    job = Synchronous(ud.FedAvg(), losses, LOCAL, ud.All(), 1).job
+    job = synchronous(ud.FedAvg(), losses, LOCAL, ud.All(), 1).job
     return strategy.engine(losses, job).strategy
 
 

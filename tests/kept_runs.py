@@ -5,7 +5,10 @@ import signal
 from pathlib import Path
 
 import undrift as ud
-from undrift.runs.execution import Keeping, Plan, execute
+from undrift.nets.modules import ModuleLosses
+from undrift.runs.driver import execute
+from undrift.runs.plan import Plan
+from undrift.runs.storage import FolderStorage
 from undrift.runs.store import Store
 
 
@@ -15,15 +18,18 @@ def plan(rounds=8, seeds=(0,), methods=None, **changed):
         "FedAvg": ud.FedAvg(),
         "SCAFFOLD": ud.SCAFFOLD(),
         "FedDyn": ud.FedDyn(alpha=0.5),
-        "FedDR": ud.FedDR(eta=0.5, g=ud.L1(1e-4)),
-        "AsyncFedDR": ud.AsyncFedDR(eta=0.5, alpha=0.3, g=ud.L1(1e-4)),
+        "FedDR": ud.FedDR(eta=0.5),
+        "AsyncFedDR": ud.AsyncFedDR(eta=0.5, alpha=0.3),
         "FedBuff": ud.FedBuff(buffer=3),
     }
     if "FedBuff" in methods:  # older replies are waited for, so that some are held back
         changed = {"paces": {"AsyncFedDR": ud.AsTheyArrive(max_delay=3)}, **changed}
+    data = changed.pop("data", None) or ud.data.synthetic(1, 1, clients=12, seed=0, most=60)
+    model = changed.pop("model", None) or (
+        lambda seed: ud.models.mlp(60, 20, classes=10, seed=seed)
+    )
     setting = dict(
-        data=ud.data.synthetic(1, 1, clients=12, seed=0, most=60),
-        model=lambda seed: ud.models.mlp(60, 20, classes=10, seed=seed),
+        losses=lambda seed: ModuleLosses(model(seed), data),
         methods=methods,
         local=dict.fromkeys(methods, ud.SGD(lr=0.05, batch_size=10, epochs=1, momentum=0.5)),
         rounds=rounds,
@@ -45,7 +51,7 @@ def run(folder, rounds=8, kill=None, **changed):
     """Do the plan in this process; `kill` = (n, moment) ends it by SIGKILL at the n-th write."""
     if kill is not None:
         _kill_in_write(*kill)
-    return execute(plan(rounds, **changed), Path(folder), Keeping(memory=0.05))
+    return execute(plan(rounds, **changed), FolderStorage(Path(folder), memory=0.05))
 
 
 def _kill_in_write(number, moment):

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import undrift as ud
+from looping import asynchronous, synchronous
 from undrift.core.clients import Roster
 from undrift.engines.serial import SerialEngine
-from undrift.loops import Asynchronous, Synchronous
 from undrift.nets.modules import ModuleLosses
 
 NEVER = ud.Evaluation(every=10**6)
@@ -48,7 +48,7 @@ def module():
 def test_without_delay_it_is_feddr_with_one_client_at_a_time(losses, local, objective):
     losses = losses()
     g = ud.L1(0.01)
-    alone = Asynchronous(
+    alone = asynchronous(
         ud.AsyncFedDR(eta=0.3, alpha=0.9, g=g),
         losses,
         local,
@@ -62,7 +62,7 @@ def test_without_delay_it_is_feddr_with_one_client_at_a_time(losses, local, obje
     order = [list(record.cohort) for record in records[1:]]
     assert len({client for (client,) in order}) > 3
     assert all(record.staleness == {0: 1} for record in records[1:])
-    rounds = Synchronous(
+    rounds = synchronous(
         ud.FedDR(eta=0.3, alpha=0.9, g=g),
         losses,
         local,
@@ -129,9 +129,9 @@ def test_a_step_size_outside_the_bound_is_warned_of():
 )
 def test_fedbuff_without_delay_is_fedavg_with_one_client_at_a_time(method):
     losses, local = problem(), ud.GD(lr=0.1, steps=3)
-    alone = Asynchronous(method, losses, local, ud.Uniform(1), 20, devices=LADDER)
+    alone = asynchronous(method, losses, local, ud.Uniform(1), 20, devices=LADDER)
     order = [record.cohort for record in list(alone.rounds())[1:]]
-    rounds = Synchronous(ud.FedAvg(), losses, local, ud.Fixed(order), 20)
+    rounds = synchronous(ud.FedAvg(), losses, local, ud.Fixed(order), 20)
     list(rounds.rounds())
     assert torch.equal(alone.server.x, rounds.server.x)
 
@@ -164,7 +164,7 @@ def test_what_the_engine_computes_together_changes_nothing(method):
     def end(engine):
         local = ud.SGD(lr=0.1, batch_size=10, epochs=1)
         devices = ud.Devices(speed=ud.devices.Ladder(1, 3), jitter=0.3, dropout=0.1)
-        loop = Asynchronous(method, module(), local, ud.All(), 5, devices=devices, engine=engine)
+        loop = asynchronous(method, module(), local, ud.All(), 5, devices=devices, engine=engine)
         return loop, list(loop.rounds())
 
     one, records = end(SerialEngine)
@@ -205,7 +205,7 @@ def test_what_is_saved_is_all_there_is(method, pace, stop, together):
             availability=ud.devices.Duty(period=20, share=0.7),
         )
         local = ud.SGD(lr=0.1, batch_size=10, steps=ud.UniformAmount(2, 6))
-        return Asynchronous(
+        return asynchronous(
             method, module(), local, ud.All(), 8, devices=devices, pace=pace, engine=Engine
         )
 
@@ -425,7 +425,7 @@ def test_rounds_of_the_records_have_the_same_number_of_clients():
 def test_the_mean_of_last_models_is_that_of_the_clients_between_updates():
     losses = problem()
     evaluation = ud.Evaluation(every=1, models=("server", "all"))
-    run_ = Asynchronous(
+    run_ = asynchronous(
         ud.FedBuff(4),
         losses,
         ud.GD(lr=0.1, steps=2),

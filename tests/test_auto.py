@@ -10,11 +10,12 @@ from torch import nn
 import kept_runs
 import undrift as ud
 from choosing import DATA, LOCAL, MODELS, TWO, described, losses_of, mlp, odd, trained, written
+from looping import synchronous
 from undrift.engines import SerialEngine, VectorisedEngine, auto, choices
 from undrift.engines.strategies import Strategy, candidates
-from undrift.loops import Synchronous
 from undrift.nets.modules import ModuleLosses
-from undrift.runs.execution import Keeping, execute
+from undrift.runs.driver import execute
+from undrift.runs.storage import FolderStorage
 from undrift.runs.watching import Lines
 
 pytestmark = pytest.mark.usefixtures("forgotten")
@@ -109,7 +110,7 @@ def test_a_strategy_that_the_model_does_not_bear_is_left_out(monkeypatch):
 
 
 def test_nothing_is_chosen_without_work(no_timing, forgotten):
-    loop = Synchronous(ud.FedAvg(), losses_of(), LOCAL, ud.All(), 1, engine=TWO)
+    loop = synchronous(ud.FedAvg(), losses_of(), LOCAL, ud.All(), 1, engine=TWO)
     no_timing()
     result = loop.engine.run(loop.method, [], loop.states, 0)
     assert not result.replies.count
@@ -136,7 +137,7 @@ def test_what_cannot_be_done_at_once_is_said_in_a_sentence():
 def test_the_choice_is_said_once(rigged, tmp_path, capsys):
     rigged("stacked")
     plan = kept_runs.plan(3, methods={"FedAvg": ud.FedAvg(), "FedDyn": ud.FedDyn(0.5)}, engine=TWO)
-    execute(plan, tmp_path / "run", Keeping(), Lines(3))
+    execute(plan, FolderStorage(tmp_path / "run"), Lines(3))
     lines = [line for line in capsys.readouterr().err.splitlines() if "engine: " in line]
     assert len(lines) == len(set(lines)) <= 2
     assert lines[0].startswith("FedAvg, seed 0: engine: stacked layers, ")

@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import undrift as ud
+from looping import loop
 from undrift.core.clients import ClientStates
 from undrift.core.records import LOST
 from undrift.devices import Always, Between, Duty, Ladder, LogNormal
 from undrift.engines.serial import SerialEngine
-from undrift.loops import loop
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*alpha:UserWarning")
 

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 import undrift as ud
 from agreement import assert_same
+from looping import asynchronous, synchronous
 from undrift.engines import SerialEngine, auto
 from undrift.engines.strategies import SERIAL, Choice, Strategy, candidates
-from undrift.loops import Asynchronous, Synchronous
 from undrift.nets.modules import ModuleLosses
 
 ROUNDS = 3
@@ -284,7 +284,7 @@ def strategies(losses, threads=2):
 
 def run(method, losses, local, engine, rounds=ROUNDS, **options):
     options = {"objective": "clients", "evaluation": ud.Evaluation(every=ROUNDS), **options}
-    loop = Synchronous(method, losses, local, ud.All(), rounds, engine=engine, **options)
+    loop = synchronous(method, losses, local, ud.All(), rounds, engine=engine, **options)
     return loop, list(loop.rounds())
 
 
@@ -350,7 +350,7 @@ def test_asynchronous_training(name):
     for method in (ud.AsyncFedDR(0.5, 0.5), ud.FedBuff(2)):
         ends = []
         for engine in (SerialEngine, *(each.engine for each in strategies(losses))):
-            loop = Asynchronous(
+            loop = asynchronous(
                 method, losses, SOLVERS["plain"], ud.All(), 6, devices=devices, engine=engine
             )
             ends.append((loop, list(loop.rounds())))
@@ -425,7 +425,7 @@ def test_a_client_whose_numbers_overflow_spoils_no_other():
     local = ud.SGD(lr=0.05, batch_size=20, epochs=1)
     ends = []
     for strategy in (SERIAL, *strategies(losses), Strategy("vmap", 3, 2)):
-        loop = Synchronous(ud.FedAvg(), losses, local, ud.All(), 2, engine=strategy.engine)
+        loop = synchronous(ud.FedAvg(), losses, local, ud.All(), 2, engine=strategy.engine)
         records = [loop.step()]
         ends.append((loop, records))
         assert [client for client, _ in records[0].rejected] == [0]

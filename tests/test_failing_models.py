@@ -6,8 +6,8 @@ from torch import nn
 
 import undrift as ud
 from choosing import TWO
+from looping import synchronous
 from undrift.engines.strategies import SERIAL, Strategy
-from undrift.loops import Synchronous
 from undrift.nets.modules import ModuleLosses
 
 pytestmark = pytest.mark.usefixtures("forgotten")
@@ -48,7 +48,7 @@ def test_a_model_that_fails_on_a_client_says_so_and_can_go_on(strategy):
     losses = with_a_bad_token()
     engine = TWO if strategy is None else strategy.engine
     local = ud.SGD(lr=0.1, batch_size=4, epochs=1)
-    loop = Synchronous(ud.SCAFFOLD(), losses, local, ud.All(), 4, engine=engine)
+    loop = synchronous(ud.SCAFFOLD(), losses, local, ud.All(), 4, engine=engine)
     for _ in range(2):
         with pytest.raises(ud.UndriftError) as caught:
             loop.step()
@@ -57,7 +57,7 @@ def test_a_model_that_fails_on_a_client_says_so_and_can_go_on(strategy):
         assert not list(loop.states.seen())
     inputs = losses.train_part.x
     inputs[inputs == BAD] = 0
-    serial = Synchronous(ud.SCAFFOLD(), losses, local, ud.All(), 4)
+    serial = synchronous(ud.SCAFFOLD(), losses, local, ud.All(), 4)
     for each in (loop, serial):
         each.step()
     assert torch.allclose(loop.server.x, serial.server.x, atol=1e-10, rtol=0)

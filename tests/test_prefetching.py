@@ -4,11 +4,11 @@ import pytest
 import torch
 
 import undrift as ud
+from looping import synchronous
 from undrift.core.problem import Keep
-from undrift.loops import Synchronous
 from undrift.nets.modules import ModuleLosses
-from undrift.runs.keeping import commit
 from undrift.runs.states import StoredStates
+from undrift.runs.storage import commit
 from undrift.runs.store import Store
 
 X0 = torch.zeros(3)
@@ -93,7 +93,7 @@ def test_every_cohort_but_the_first_is_read_ahead(store):
     local = ud.SGD(lr=0.01, batch_size=10, epochs=1)
 
     def run(**options):
-        return Synchronous(ud.SCAFFOLD(), losses, local, ud.Uniform(4), 8, **options)
+        return synchronous(ud.SCAFFOLD(), losses, local, ud.Uniform(4), 8, **options)
 
     size = 2 * 4 * losses.dimension
     kept = run(states=lambda kinds, x0: StoredStates(kinds, x0, store, memory=4 * size))

@@ -19,6 +19,7 @@ from torch import nn
 import undrift as ud
 from agreement import assert_same
 from commands import called
+from looping import synchronous
 from test_vectorised import METHODS
 from undrift.engines import EngineOptions, SerialEngine
 from undrift.loops import Asynchronous, Synchronous
@@ -199,13 +200,13 @@ class Killer(threading.Thread):
 def test_ten_workers_killed_at_random_moments_change_nothing():
     losses = losses_of(loss=unhurried)
     setting = ud.SCAFFOLD(), losses, LOCAL, ud.Uniform(6)
-    loop = Synchronous(*setting, 10_000, engine=TWO)
+    loop = synchronous(*setting, 10_000, engine=TWO)
     killer = Killer(loop, 10)
     killer.start()
     while killer.is_alive():
         loop.step()
     assert len(killer.killed) == 10
-    undisturbed = Synchronous(*setting, 10_000, engine=TWO)
+    undisturbed = synchronous(*setting, 10_000, engine=TWO)
     steps(undisturbed, loop.round)
     assert_same((loop, []), (undisturbed, []), tolerance=0.0)
 
@@ -213,7 +214,7 @@ def test_ten_workers_killed_at_random_moments_change_nothing():
 def test_a_worker_that_keeps_dying_is_left_out(monkeypatch):
     monkeypatch.setattr(crews, "DEATHS", 1)
     losses = losses_of(loss=unhurried)
-    loop = Synchronous(ud.FedAvg(), losses, LOCAL, ud.All(), 10, engine=TWO)
+    loop = synchronous(ud.FedAvg(), losses, LOCAL, ud.All(), 10, engine=TWO)
     loop.step()
     crew = loop.engine._crew
     while len(crew.processes) < 2:  # the other one may still be starting
@@ -293,7 +294,7 @@ NODES = """
     nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
     engine = EngineOptions("ray", workers=2, threads=1, address=cluster.address, inner="serial")
     setting = ud.SCAFFOLD(), losses_of(loss=unhurried), LOCAL, ud.Uniform(6), 1000
-    loop = Synchronous(*setting, engine=engine)
+    loop = synchronous(*setting, engine=engine)
     crew = loop.engine._crew
     while len(crew.processes) < 2:
         loop.step()
@@ -303,7 +304,7 @@ NODES = """
         loop.step()
     for _ in range(3):
         loop.step()
-    undisturbed = Synchronous(*setting, engine=engine)
+    undisturbed = synchronous(*setting, engine=engine)
     for _ in range(loop.round):
         undisturbed.step()
     assert torch.equal(loop.server.x, undisturbed.server.x)
@@ -329,7 +330,7 @@ ROUNDS = """
 
     data = ud.data.synthetic(1, 1, clients=2, seed=0, most=20)
     losses = ModuleLosses(ud.models.mlp(60, 100, classes=10, seed=0), data)
-    loop = Synchronous(ud.SCAFFOLD(), losses, LOCAL, ud.All(), 1000, engine=TWO)
+    loop = synchronous(ud.SCAFFOLD(), losses, LOCAL, ud.All(), 1000, engine=TWO)
     crew = loop.engine._crew
     while len(crew.processes) < 2:
         loop.step()

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,8 +15,9 @@ from safetensors.torch import load_file
 import undrift as ud
 from kept_runs import plan, run
 from undrift.core.records import Record
-from undrift.runs.execution import Keeping, execute
+from undrift.runs.driver import execute
 from undrift.runs.folder import alone_in
+from undrift.runs.storage import FolderStorage
 from undrift.runs.store import Store
 
 LABELS = ("FedAvg", "SCAFFOLD", "FedDyn", "FedDR", "AsyncFedDR", "FedBuff")
@@ -288,10 +290,10 @@ def test_a_run_that_reached_its_target_is_over(tmp_path):
 def test_a_run_that_diverges_says_so_and_the_others_go_on(tmp_path):
     methods = {"wild": ud.FedAvg(), "tame": ud.FedAvg("original")}
     local = {"wild": ud.SGD(lr=1e30, epochs=1), "tame": ud.SGD(lr=0.01, epochs=1)}
-    outcomes = execute(plan(3, methods=methods, local=local, cohort=None), tmp_path)
+    outcomes = execute(plan(3, methods=methods, local=local, cohort=None), FolderStorage(tmp_path))
     assert [o.status for o in outcomes] == ["diverged", "finished"]
     assert "smaller learning rate" in outcomes[0].reason
-    again = execute(plan(3, methods=methods, local=local, cohort=None), tmp_path)
+    again = execute(plan(3, methods=methods, local=local, cohort=None), FolderStorage(tmp_path))
     assert again == outcomes
 
 
@@ -371,4 +373,4 @@ def test_damaged_states_are_refused():
 
 def test_keeping_refuses_nonsense():
     with pytest.raises(ud.UndriftError, match="memory is -1"):
-        Keeping(memory=-1)
+        FolderStorage(Path(), memory=-1)

@@ -6,6 +6,7 @@ from torch import nn
 
 import undrift as ud
 from agreement import assert_same
+from looping import asynchronous, synchronous
 from undrift.engines import SerialEngine
 from undrift.engines.vectorised import (
     ModuleNetwork,
@@ -13,7 +14,6 @@ from undrift.engines.vectorised import (
     stacked_network,
     vmapped_network,
 )
-from undrift.loops import Asynchronous, Synchronous
 from undrift.nets.modules import ModuleLosses
 
 DATA = ud.data.synthetic(1, 1, clients=11, seed=0, most=60)  # sizes differ, so batches are ragged
@@ -85,7 +85,7 @@ def engine(network=stacked_network, chunk=4, threads=2):
 def run(method, losses, local, engine, rounds=3, objective="clients", **options):
     evaluation = ud.Evaluation(every=2, models=("server", "cohort", "all"))
     options = {"engine": engine, "evaluation": evaluation, **options}
-    loop = Synchronous(method, losses, local, ud.All(), rounds, objective, **options)
+    loop = synchronous(method, losses, local, ud.All(), rounds, objective, **options)
     return loop, list(loop.rounds())
 
 
@@ -223,7 +223,7 @@ def test_asynchronous_training_agrees_with_the_serial_engine():
     for method in (ud.AsyncFedDR(0.5, 0.5), ud.FedBuff(3)):
         ends = []
         for each in (SerialEngine, engine()):
-            loop = Asynchronous(
+            loop = asynchronous(
                 method, losses, SOLVERS["plain"], ud.All(), 4, devices=devices, engine=each
             )
             ends.append((loop, list(loop.rounds())))

@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 
 # fmt: off
 _HOMES: dict[str, tuple[str, ...]] = {
-    "undrift.api": ("train", "compare", "centralised"),
+    "undrift.api": ("train", "compare", "centralised", "resume"),
     "undrift.methods": (
         "METHODS", "FedAvg", "FedAvgMin", "DistributedSGD", "FedProx", "SCAFFOLD", "VRLSGD",
         "FedNova", "FedDyn", "FedPD", "FedSplit", "FedDR", "AsyncFedDR", "FedLGA", "FedAsync",
@@ -64,6 +64,7 @@ if TYPE_CHECKING:  # the same names for type checkers, editors and the API refer
     from undrift.advice import advise as advise
     from undrift.api import centralised as centralised
     from undrift.api import compare as compare
+    from undrift.api import resume as resume
     from undrift.api import train as train
     from undrift.core.evaluation import Evaluation as Evaluation
     from undrift.core.method import INITIAL as INITIAL

@@ -1,10 +1,12 @@
-"""`train`, `compare` and `centralised`: the ways to start a run from Python."""
+"""`train`, `compare`, `centralised` and `resume`: the ways to start runs from Python.
+
+Each call turns its arguments into a `Plan`, checks it, and hands it to the driver, which keeps the
+runs in memory or, with `out=`, in a run folder as `undrift run` does.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TypedDict, Unpack
@@ -13,24 +15,32 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from undrift.core.clients import Roster
 from undrift.core.evaluation import Evaluation
 from undrift.core.losses import Losses
-from undrift.core.sampling import Sampler, as_sampler
+from undrift.core.method import Method
+from undrift.core.sampling import Sampler
 from undrift.core.targets import Target
 from undrift.data.federated import FederatedData
 from undrift.devices import KINDS, Profiles
 from undrift.engines import EngineOptions, engine_options
 from undrift.local.amounts import Unfinished
 from undrift.local.solvers import SGD, Local
-from undrift.loops import Callback, Loop, loop
+from undrift.loops import Callback
+from undrift.loops.comparison import labels
 from undrift.loops.paces import Pace
 from undrift.loops.planning import Limit
-from undrift.methods import FedAvg, Method
+from undrift.methods import FedAvg
 from undrift.nets.criteria import Loss, Metric
 from undrift.nets.modules import ModuleLosses
 from undrift.report.result import Comparison, Result
-from undrift.runs.progress import Bars, progress_bars
+from undrift.runs.arguments import claim_arguments, described, stored_rounds
+from undrift.runs.driver import RunOutcome, execute
+from undrift.runs.folder import DIVERGED, EXPERIMENT, INTERRUPTED
+from undrift.runs.loggers import Logger, make_logger
+from undrift.runs.plan import Plan
+from undrift.runs.planning import resumed, run_experiment
+from undrift.runs.progress import progress_bars
+from undrift.runs.storage import FolderStorage
 from undrift.utils.errors import (
     Diverged,
     UndriftError,
@@ -41,6 +51,8 @@ from undrift.utils.errors import (
     require_whole,
 )
 
+Methods = Sequence[Method] | Mapping[str, Method]
+
 
 class Options(TypedDict, total=False):
     """The arguments of `train`, `compare` and `centralised`; see `train`."""
@@ -48,7 +60,7 @@ class Options(TypedDict, total=False):
     model: nn.Module
     data: FederatedData
     problem: Losses
-    local: Local
+    local: Local | Mapping[str, Local]
     rounds: int
     cohort: int | Sampler | None
     objective: str
@@ -63,6 +75,8 @@ class Options(TypedDict, total=False):
     pace: Pace | Mapping[str, Pace]
     target: Mapping[str, Target]
     callbacks: Sequence[Callback]
+    out: str | Path
+    loggers: Sequence[str | Logger]
     progress: bool | None
     device: str | torch.device
 
@@ -81,7 +95,8 @@ def train(method: Method, **options: Unpack[Options]) -> Result:
     problem
         instead of model and data: an analytic problem of `ud.theory`
     local
-        the clients' local work, e.g. `ud.SGD(lr=0.01, batch_size=10, epochs=5)`
+        the clients' local work, e.g. `ud.SGD(lr=0.01, batch_size=10, epochs=5)`; for `compare`
+        also a mapping from the methods' labels
     rounds
         the number of communication rounds (default 100)
     cohort
@@ -92,7 +107,7 @@ def train(method: Method, **options: Unpack[Options]) -> Result:
         cohorts, batches and dropout are functions of it (default 0); the initial weights are
         those of `model`
     loss, metrics
-        (outputs, targets) → number: the loss to train on (default: cross-entropy for whole-number
+        (outputs, targets) → number: the loss to train on (default: cross-entropy for integer
         targets, squared error otherwise), and further metrics by name
     evaluate
         an `Evaluation`: how often, which models to report, on which parts of the data, and from
@@ -107,7 +122,7 @@ def train(method: Method, **options: Unpack[Options]) -> Result:
         first round's work and remembered; "vectorised", many clients at once by a fixed rule;
         "serial", one after another; or `ud.EngineOptions(…)`. They agree to rounding.
     devices
-        what the clients' devices are like, e.g. `ud.Devices(speed=ud.devices.Ladder(50, 100))`:
+        the device profiles of the clients, e.g. `ud.Devices(speed=ud.devices.Ladder(50, 100))`:
         with them there is a virtual clock, and clients may be slow, away, or fail
     pace
         when the server goes on: `ud.WaitForAll()`, `ud.Deadline(seconds)`,
@@ -118,16 +133,22 @@ def train(method: Method, **options: Unpack[Options]) -> Result:
         needs a direction, `{"train_rmse": ("below", 0.1)}`
     callbacks
         functions of (run, record), called after every round; one that returns True ends the run
+    out
+        a run folder, as `undrift run` writes it: every round is committed, so that a killed process
+        loses at most the round in flight; `ud.resume` continues, and `undrift report` reads it.
+        In memory only if left out
+    loggers
+        with `out`: "tensorboard", "mlflow", "wandb", or loggers of your own
     progress
         whether to show progress bars (default: on a terminal and in a notebook)
     device
         where to compute, e.g. "cuda"
     """
-    return _run({labels([method])[0]: method}, options, catch=False)[0]
+    return _single(_execute(_labelled([method]), options))
 
 
 def compare(
-    methods: Sequence[Method] | Mapping[str, Method],
+    methods: Methods,
     *,
     seeds: Iterable[int] | None = None,
     **options: Unpack[Options],
@@ -144,47 +165,13 @@ def compare(
         run everything once with each of them, e.g. `range(5)`, in place of `seed`; `model` and
         `data` may then be functions of the seed, so that initial weights and partitions differ
     options
-        those of `train`
+        those of `train`; `local` and `pace` may be mappings from the methods' labels
     """
-    if not isinstance(methods, Mapping):
-        methods = dict(zip(labels(methods), methods, strict=True))
-    if seeds is None:
-        return Comparison(_run(methods, options, catch=True))
-    several = _require_seeds(seeds, options)
-    check_options(methods, options)
-    found: list[Result] = []
-    with _bars(methods, options, len(several)) as bars:
-        for seed in several:
-            found += _run(methods, _with_seed(options, seed), catch=True, bars=bars)
-    return Comparison(found)
-
-
-def _require_seeds(seeds: Iterable[int], options: Options) -> list[int]:
-    """The seeds, each once."""
-    require("seed" not in options, "Give either a seed or seeds, not both.")
-    require(
-        isinstance(seeds, Iterable) and not isinstance(seeds, str),
-        f"seeds is {seeds!r}, but must be a list of whole numbers or range(5).",
-    )
-    found = [require_whole("A seed", seed, at_least=0) for seed in seeds]
-    require(len(found) > 0, "There are no seeds.")
-    require(len(set(found)) == len(found), "A seed is given twice.")
-    return found
-
-
-def _with_seed(options: Options, seed: int) -> Options:
-    """The options with a seed; what is given as a function of it is made."""
-    found: Options = {**options, "seed": seed}
-    model, data = options.get("model"), options.get("data")
-    if model is not None and not isinstance(model, nn.Module) and callable(model):
-        found["model"] = model(seed)
-    if callable(data):
-        found["data"] = data(seed)
-    return found
+    return _comparison(_execute(_labelled(methods), options, _checked_seeds(seeds, options)))
 
 
 def centralised(**options: Unpack[Options]) -> Result:
-    """The baseline with all data in one place, in the hands of one client whose id is "all".
+    """Train with all data in one place, held by one client whose id is "all": the baseline.
 
     The options are those of `train`, with the federation's own `data`; `cohort`, `limit`,
     `devices` and `pace` do not apply. Local work in epochs goes over all data in every round, as
@@ -201,67 +188,202 @@ def centralised(**options: Unpack[Options]) -> Result:
     options = {**options, "data": data.pooled(), "cohort": None, "limit": {}}
     options.pop("devices", None)
     options.pop("pace", None)
-    return _run({"centralised": FedAvg("full")}, options, catch=False)[0]
+    return _single(_execute({"centralised": FedAvg("full")}, options))
 
 
-def _run(
-    methods: Mapping[str, Method], options: Options, catch: bool, bars: Bars | None = None
-) -> list[Result]:
-    """Run every method on the same losses, cohorts and batches."""
-    check_options(methods, options)
-    local = options.get("local")
-    require_type(
-        "local",
-        local,
-        Local,
-        "what clients run: SGD, GD, Exact or PerClient, for example local=ud.SGD(lr=0.01, "
-        "batch_size=10, epochs=5)",
-    )
-    assert local is not None
-    losses = losses_of(options)
-    objective = options.get("objective", "samples")
-    rounds = options.get("rounds", 100)
-    same_regularizer(methods)
-    sampler = shared_sampler(options.get("cohort"), methods.values(), losses, objective)
-    runs = {
-        label: loop(
-            method,
-            losses,
-            local,
-            sampler,
-            rounds,
-            objective=objective,
-            seed=options.get("seed", 0),
-            evaluation=options.get("evaluate", Evaluation()),
-            limit=options.get("limit"),
-            devices=options.get("devices"),
-            pace=_pace_for(label, options.get("pace")),
-            engine=engine_options(options.get("engine", "auto")),
-            target=options.get("target"),
-            callbacks=options.get("callbacks", ()),
+def resume(
+    folder: str | Path,
+    methods: Method | Methods | None = None,
+    *,
+    seeds: Iterable[int] | None = None,
+    **options: Unpack[Options],
+) -> Result | Comparison:
+    """Continue the runs of a folder from their last committed rounds.
+
+    Parameters
+    ----------
+    folder
+        a run folder of `ud.train(out=…)`, `ud.compare(out=…)` or `undrift run`
+    methods, seeds, options
+        for a folder written from Python: the arguments of the call that wrote it, since code and
+        data are not stored; arguments that differ are refused. A folder of `undrift run` needs
+        none. With a larger number of `rounds` the runs are extended; left out, it stays
+
+    Returns
+    -------
+    A `Result` for a single method, a `Comparison` for several and for a folder of `undrift run`.
+    """
+    path = Path(folder)
+    if (path / EXPERIMENT).is_file():
+        require(
+            methods is None and seeds is None and not set(options) - {"progress", "rounds"},
+            f"{path} was written from an experiment file, which says what to run: "
+            f"ud.resume({str(path)!r}) needs no methods or options but rounds and progress.",
         )
-        for label, method in methods.items()
-    }
-    with _bars(methods, options) if bars is None else nullcontext(bars) as shown:
-        return [_finish(label, run, catch, shown) for label, run in runs.items()]
+        return _comparison(_resume_experiment(path, options))
+    require("out" not in options, "resume continues in its folder: leave out= away.")
+    before = stored_rounds(path)
+    if methods is None:
+        raise UndriftError(
+            f"{path} was written from Python, and code and data are not stored: give "
+            f"ud.resume the arguments of the call that wrote it, ud.resume(folder, method, …)."
+        )
+    options = {**options, "out": path, "rounds": options.get("rounds", before)}
+    named = _labelled([methods] if isinstance(methods, Method) else methods)
+    found = _execute(named, options, _checked_seeds(seeds, options), extend=True)
+    return _single(found) if isinstance(methods, Method) else _comparison(found)
 
 
-def _bars(
-    methods: Mapping[str, Method], options: Options, seeds: int = 1
-) -> AbstractContextManager[Bars]:
-    """A bar per method over all seeds, if they are to be shown."""
-    rounds = options.get("rounds", 100)
-    return progress_bars(list(methods), rounds, seeds, options.get("progress"))
+def _resume_experiment(folder: Path, options: Options) -> list[RunOutcome]:
+    experiment = resumed(folder, {"rounds": options["rounds"]} if "rounds" in options else {})
+    seeds, shown = len(experiment.seeds), options.get("progress")
+    with progress_bars(experiment.labels, experiment.rounds, seeds, shown) as bars:
+        return run_experiment(experiment, folder, observer=bars, extend=True, read_ended=True)
 
 
-def check_options(methods: Mapping[str, Method], options: Options) -> None:
+def _labelled(methods: Methods) -> Mapping[str, Method]:
+    if isinstance(methods, Mapping):
+        return methods
+    return dict(zip(labels(methods), methods, strict=True))
+
+
+def _execute(
+    methods: Mapping[str, Method],
+    options: Options,
+    seeds: Sequence[int] | None = None,
+    extend: bool = False,
+) -> list[RunOutcome]:
+    """Turn the arguments into a plan and execute it."""
+    check_arguments(methods, options)
+    plan = _plan(methods, options, seeds)
+    storage = _storage(options, plan, extend)
+    shown = options.get("progress")
+    with progress_bars(list(methods), plan.rounds, len(plan.seeds), shown) as bars:
+        return execute(plan, storage, bars, read_ended=True)
+
+
+def _plan(methods: Mapping[str, Method], options: Options, seeds: Sequence[int] | None) -> Plan:
+    pace = options.get("pace")
+    paces = pace if isinstance(pace, Mapping) else dict.fromkeys(methods, pace)
+    plan = Plan(
+        methods=methods,
+        losses=_losses_by_seed(options, by_seed=seeds is not None),
+        local=_local_work(methods, options.get("local")),
+        rounds=options.get("rounds", 100),
+        seeds=[options.get("seed", 0)] if seeds is None else seeds,
+        cohort=options.get("cohort"),
+        objective=options.get("objective", "samples"),
+        evaluation=options.get("evaluate", Evaluation()),
+        limit=options.get("limit"),
+        devices=options.get("devices"),
+        paces={label: each for label, each in paces.items() if each is not None},
+        target=options.get("target") or {},
+        callbacks=options.get("callbacks", ()),
+        engine=engine_options(options.get("engine", "auto")),
+        description=described(methods, dict(options)),
+    )
+    return plan
+
+
+def _storage(options: Options, plan: Plan, extend: bool) -> FolderStorage | None:
+    """The run folder, if one is asked for; the folder of other runs is refused."""
+    out = options.get("out")
+    if out is None:
+        return None
+    folder = Path(out)
+    plan.engine.require_ready()
+    claim_arguments(folder, plan, extend)
+    wanted = options.get("loggers", ())
+
+    def loggers() -> Sequence[Logger]:
+        return [make_logger(each) if isinstance(each, str) else each for each in wanted]
+
+    return FolderStorage(folder, loggers=loggers)
+
+
+def _local_work(
+    methods: Mapping[str, Method], local: Local | Mapping[str, Local] | None
+) -> Mapping[str, Local]:
+    """The local work of each method."""
+    if isinstance(local, Mapping):
+        for label in local:
+            require_choice("A label of local", label, methods)
+        for label in methods:
+            require(label in local, f"local has no work for {label!r}: give it for every method.")
+    found = local if isinstance(local, Mapping) else dict.fromkeys(methods, local)
+    for each in found.values():
+        require_type(
+            "local",
+            each,
+            Local,
+            "what clients run: SGD, GD, Exact or PerClient, for example local=ud.SGD(lr=0.01, "
+            "batch_size=10, epochs=5)",
+        )
+    return found  # type: ignore[return-value]  # no value is None: checked above
+
+
+def _losses_by_seed(options: Options, by_seed: bool) -> Callable[[int], Losses]:
+    """The clients' losses of each seed; a model or data given as a function of it are made."""
+    if not by_seed:
+        found = losses_of(options)
+        return lambda seed: found
+
+    def losses(seed: int) -> Losses:
+        model, data = options.get("model"), options.get("data")
+        made: Options = {**options}
+        if model is not None and not isinstance(model, nn.Module) and callable(model):
+            made["model"] = model(seed)
+        if callable(data):
+            made["data"] = data(seed)
+        return losses_of(made)
+
+    return losses
+
+
+def _checked_seeds(seeds: Iterable[int] | None, options: Options) -> list[int] | None:
+    """The seeds, each once."""
+    if seeds is None:
+        return None
+    require("seed" not in options, "Give either a seed or seeds, not both.")
+    require(
+        isinstance(seeds, Iterable) and not isinstance(seeds, str),
+        f"seeds is {seeds!r}, but must be a list of integers or range(5).",
+    )
+    found = [require_whole("A seed", seed, at_least=0) for seed in seeds]
+    require(len(found) > 0, "There are no seeds.")
+    require(len(set(found)) == len(found), "A seed is given twice.")
+    return found
+
+
+def _single(outcomes: Sequence[RunOutcome]) -> Result:
+    """The result of the only run; one that diverged is an error."""
+    (outcome,) = outcomes
+    if outcome.status == DIVERGED:
+        raise Diverged(str(outcome.reason))
+    return _results(outcomes)[0]
+
+
+def _comparison(outcomes: Sequence[RunOutcome]) -> Comparison:
+    return Comparison(_results(outcomes))
+
+
+def _results(outcomes: Sequence[RunOutcome]) -> list[Result]:
+    """The results of runs; a run folder that was interrupted ends the program as Ctrl-C does."""
+    for outcome in outcomes:
+        if outcome.status == INTERRUPTED:
+            raise KeyboardInterrupt(f"{outcome.label} was {outcome.reason}; ud.resume continues it")
+    found = []
+    for outcome in outcomes:
+        assert outcome.run is not None
+        found.append(Result(outcome.label, outcome.run, outcome.folder))
+    return found
+
+
+def check_arguments(methods: Mapping[str, Method], options: Options) -> None:
     """Refuse arguments of the wrong kind before anything runs."""
     for name in options:
         if name not in Options.__annotations__:
             _refuse_argument(name)
-    require(len(methods) > 0, "There is no method to run.")
-    for method in methods.values():
-        _require_method(method)
     loss = options.get("loss")
     require(
         not isinstance(loss, type),
@@ -288,11 +410,14 @@ def check_options(methods: Mapping[str, Method], options: Options) -> None:
     for pace in paces.values() if isinstance(paces, Mapping) else [paces]:
         if pace is not None:
             require_type("pace", pace, Pace, "a pace such as ud.Deadline(10)")
-    if options.get("weights") is not None:
-        require_type("weights", options.get("weights"), (str, Path), "a safetensors file")
+    for name, what in (("weights", "a safetensors file"), ("out", "a folder")):
+        if options.get(name) is not None:
+            require_type(name, options.get(name), (str, Path), what)
+    require(
+        options.get("out") is not None or not options.get("loggers"),
+        "loggers follow a run folder: give out= as well.",
+    )
     engine_options(options.get("engine", "auto"))
-    require_whole("seed", options.get("seed", 0), at_least=0)
-    require_whole("rounds", options.get("rounds", 100), at_least=0)
     require_type("evaluate", options.get("evaluate", Evaluation()), Evaluation, "an Evaluation")
     for name in ("metrics", "target"):
         value = options.get(name)
@@ -321,42 +446,6 @@ def _refuse_argument(name: str) -> None:
         f"{name} belongs to the clients' local work: local=ud.SGD({name}=…).",
     )
     require_choice("An argument", name, Options.__annotations__)
-
-
-def _pace_for(label: str, pace: Pace | Mapping[str, Pace] | None) -> Pace | None:
-    return pace.get(label) if isinstance(pace, Mapping) else pace
-
-
-def _require_method(method: object) -> None:
-    require_type("A method", method, Method, "a method such as ud.FedAvg()")
-
-
-def _finish(label: str, run: Loop, catch: bool, bars: Bars) -> Result:
-    """Do all rounds of a run."""
-    bars.begin(label, run.seed, run.round)
-    try:
-        for record in run.rounds():
-            bars.show(label, run.seed, record)
-    except Diverged as error:
-        if not catch:
-            raise
-        run.stopped, run.diverged = str(error), True
-    bars.end(label, run.seed, "diverged" if run.diverged else "finished", run.stopped)
-    return Result(label, run)
-
-
-def labels(methods: Sequence[Method]) -> list[str]:
-    """A label for each method: its name, or its parameters too where names repeat."""
-    require_type("methods", methods, (list, tuple), "a list of methods, or {label: method}")
-    for method in methods:
-        _require_method(method)
-    names = Counter(method.name for method in methods)
-    found = [m.name if names[m.name] == 1 else repr(m) for m in methods]
-    require(
-        len(set(found)) == len(found),
-        "Two methods of the comparison are the same: give them labels, {label: method}.",
-    )
-    return found
 
 
 def losses_of(options: Options) -> Losses:
@@ -394,30 +483,3 @@ def _builder(data: object) -> str:
     if isinstance(data, Dataset):
         return "ud.data.FederatedData.from_dataset(dataset, partition='iid', clients=10)"
     return "ud.data.FederatedData.from_clients([(inputs, targets), …])"
-
-
-def shared_sampler(
-    cohort: int | Sampler | None, methods: Iterable[Method], losses: Losses, objective: str
-) -> Sampler:
-    """One sampler for all methods, as the schemes of all of them allow."""
-    by_weight = {method.draws_by_weight for method in methods}
-    if not isinstance(cohort, Sampler) and cohort is not None and len(by_weight) == 2:
-        # With equal q_k, uniform cohorts serve both kinds.
-        require(
-            Roster(losses.ids, losses.sizes, objective).equal,
-            "Some of these methods are defined for draws by q_k and some for uniform cohorts, so "
-            "they cannot share cohorts: use objective='clients', or name a sampler.",
-        )
-    return as_sampler(cohort, by_weight == {True})
-
-
-def same_regularizer(methods: Mapping[str, Method]) -> None:
-    """All methods of a comparison minimise the same F."""
-    found = {label: method.g for label, method in methods.items()}
-    (first, g), *others = found.items()
-    for label, other in others:
-        require(
-            other == g,
-            f"{first} has the regulariser g = {g} and {label} has g = {other}, so they minimise "
-            f"different objectives: only FedDR takes a g.",
-        )

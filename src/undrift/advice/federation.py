@@ -8,7 +8,7 @@ from functools import cached_property
 
 from torch import Tensor
 
-from undrift.api import Options, check_options, losses_of
+from undrift.api import Options, check_arguments, losses_of
 from undrift.core.clients import Roster
 from undrift.core.losses import Losses
 from undrift.core.regularizers import Regularizer
@@ -74,7 +74,7 @@ class Federation:
 
 def federation_of(options: Options, regularizer: Regularizer | None, stateless: bool) -> Federation:
     """The federation that the arguments of `train` describe."""
-    check_options({"FedAvg": FedAvg()}, options)
+    check_arguments({"FedAvg": FedAvg()}, options)
     pace, local = options.get("pace"), options.get("local")
     require(
         not isinstance(pace, Mapping),
@@ -83,6 +83,7 @@ def federation_of(options: Options, regularizer: Regularizer | None, stateless: 
     assert not isinstance(pace, Mapping)
     if local is not None:
         require_type("local", local, Local, "what clients run, e.g. ud.SGD(lr=0.01, epochs=5)")
+        assert isinstance(local, Local)
     if regularizer is not None:
         require_type("regularizer", regularizer, Regularizer, "ud.L1(…), ud.L2(…) or ud.Box(…)")
     require_type("stateless", stateless, bool, "True or False")

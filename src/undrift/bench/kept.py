@@ -10,10 +10,9 @@ from torch import Tensor
 
 from undrift.core.records import Record
 from undrift.loops import Loop
-from undrift.runs.execution import MEGABYTE, Keeping
 from undrift.runs.folder import RECORDS, STORE
-from undrift.runs.keeping import commit
 from undrift.runs.states import StoredStates
+from undrift.runs.storage import BYTES_PER_MB, FolderStorage, commit
 from undrift.runs.store import Store
 
 
@@ -22,9 +21,10 @@ class Kept:
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="undrift-bench-")
-        folder, keeping = Path(self._folder.name), Keeping()
+        folder = Path(self._folder.name)
+        keeping = FolderStorage(folder)
         self._store = Store(folder / STORE, {}, keeping.durability)
-        self._memory = int(keeping.memory * MEGABYTE)
+        self._memory = int(keeping.memory * BYTES_PER_MB)
         self._lines = (folder / RECORDS).open("a", encoding="utf-8")
 
     def states(self, kinds: Mapping[str, str], x0: Tensor) -> StoredStates:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from undrift.bench.kept import Kept
 from undrift.bench.timing import seconds_of, so_many_threads
 from undrift.bench.workloads import Workload
+from undrift.core.clients import ClientStates
 from undrift.core.evaluation import Evaluation
 from undrift.core.sampling import Uniform
 from undrift.data.federated import FederatedData
 from undrift.engines import EngineOptions
 from undrift.local.solvers import Local
-from undrift.loops import Loop, loop
+from undrift.loops import Loop, RunSpec, loop
 from undrift.loops.measuring import measure
 from undrift.methods import SCAFFOLD, FedAvg, FedDR, FedDyn, FedLGA, FedNova, FedProx, Method
 from undrift.nets.modules import ModuleLosses
@@ -72,18 +72,17 @@ class Ours:
         self.engine = engine
         self.threads = threads
         self._kept = Kept() if committed else None
-        options: dict[str, Any] = {} if self._kept is None else {"states": self._kept.states}
+        states = ClientStates if self._kept is None else self._kept.states
         with so_many_threads(threads):
-            self.loop: Loop = loop(
+            spec = RunSpec(
                 METHODS[method](),
                 ModuleLosses(workload.model(), data),
                 local or workload.local(),
                 Uniform(cohort or workload.cohort),
                 FOR_EVER,
                 evaluation=Evaluation(every=FOR_EVER),
-                engine=_engine(engine, threads),
-                **options,
             )
+            self.loop: Loop = loop(spec, _engine(engine, threads), states)
         self.steps = 0
         """of the last round, over all clients"""
 

@@ -21,7 +21,7 @@ from undrift.data import synthetic
 from undrift.devices import Devices, Ladder
 from undrift.engines import EngineOptions
 from undrift.local.solvers import SGD
-from undrift.loops import Loop, base, loop
+from undrift.loops import Loop, RunSpec, base, loop
 from undrift.loops.paces import Deadline
 from undrift.nets import models
 from undrift.nets.modules import ModuleLosses
@@ -89,7 +89,7 @@ def run_demo(
             with warnings.catch_warnings():
                 # α = 1, as in the paper's figure, is outside the bound of its theorem.
                 warnings.filterwarnings("ignore", message="asyncFedDR's alpha")
-                runs[label] = loop(
+                spec = RunSpec(
                     method,
                     losses,
                     LOCAL,
@@ -98,10 +98,10 @@ def run_demo(
                     objective="clients",
                     seed=seed,
                     evaluation=Evaluation(every=2),
-                    engine=EngineOptions(),
                     devices=DEVICES,
                     pace=None if method.meant_asynchronous else PACE,
                 )
+                runs[label] = loop(spec, EngineOptions())
         except UndriftError as refusal:
             if cohort is None or cohort > len(data):
                 raise

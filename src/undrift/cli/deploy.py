@@ -17,7 +17,7 @@ from undrift.cli.run import Json, Quiet, conclude
 
 if TYPE_CHECKING:
     from undrift.experiments.experiment import Experiment
-    from undrift.runs.execution import Outcome, Watcher
+    from undrift.runs.driver import Observer, RunOutcome
 
 deploy = typer.Typer(
     no_args_is_help=True,
@@ -85,7 +85,9 @@ def local(
     experiment = Experiment.load(experiment_of(folder))
     place = out or Path(str(experiment.output.folder))
 
-    def run(watcher: Watcher | None, waiting: Callable[[Collection[str]], None]) -> list[Outcome]:
+    def run(
+        watcher: Observer | None, waiting: Callable[[Collection[str]], None]
+    ) -> list[RunOutcome]:
         return run_here(folder, sites, place, watcher, waiting)
 
     serving(experiment, place, run, quiet, json)
@@ -113,7 +115,9 @@ def server(
     experiment = Experiment.load(experiment_of(folder))
     place = out or Path(str(experiment.output.folder))
 
-    def run(watcher: Watcher | None, waiting: Callable[[Collection[str]], None]) -> list[Outcome]:
+    def run(
+        watcher: Observer | None, waiting: Callable[[Collection[str]], None]
+    ) -> list[RunOutcome]:
         return run_server(experiment, place, host, port, certs, watcher, waiting)
 
     serving(experiment, place, run, quiet, json)
@@ -209,7 +213,7 @@ def _interrupt(*_: object) -> None:
 def serving(
     experiment: Experiment,
     folder: Path,
-    run: Callable[[Watcher | None, Callable[[Collection[str]], None]], list[Outcome]],
+    run: Callable[[Observer | None, Callable[[Collection[str]], None]], list[RunOutcome]],
     quiet: bool,
     as_json: bool,
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,7 +17,7 @@ from undrift.utils.display import redraws
 
 if TYPE_CHECKING:
     from undrift.experiments.experiment import Experiment
-    from undrift.runs.execution import Outcome
+    from undrift.runs.driver import RunOutcome
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 Workers = Annotated[
@@ -113,22 +114,34 @@ def resume(
     folder: Annotated[
         Path, typer.Argument(help="A run folder.", autocompletion=completing.run_folders)
     ],
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Extend the runs to this many rounds; as many as before if left out.",
+            show_default=False,
+        ),
+    ] = None,
     workers: Workers = None,
     address: Address = None,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Go on with the runs of a folder, from the last round of each that was committed."""
+    """Continue the runs of a folder, each from its last committed round.
+
+    A finished run can be extended: `undrift resume DIR --rounds 200`.
+    """
     from undrift.deploy.running import is_deployed, resume_server
     from undrift.runs.planning import resumed
 
-    found = resumed(folder, _engine(workers=workers, address=address))
+    longer = {} if rounds is None else {"rounds": rounds}
+    found = resumed(folder, longer | _engine(workers=workers, address=address))
     if is_deployed(folder):
         from undrift.cli.deploy import serving
 
         serving(found, folder, partial(resume_server, found, folder), quiet, json)
     else:
-        _do(found, folder, quiet, json)
+        _do(found, folder, quiet, json, extend=True)
 
 
 def _engine(**asked: str | int | None) -> dict[str, object]:
@@ -136,28 +149,22 @@ def _engine(**asked: str | int | None) -> dict[str, object]:
     return {f"engine.{key}": value for key, value in asked.items() if value is not None}
 
 
-def _do(experiment: Experiment, folder: Path, quiet: bool, as_json: bool) -> None:
-    from undrift.experiments.building import build_data, build_engine
-    from undrift.runs.planning import claim, run_experiment
+def _do(
+    experiment: Experiment, folder: Path, quiet: bool, as_json: bool, extend: bool = False
+) -> None:
+    from undrift.runs.planning import run_experiment
     from undrift.runs.watching import watching
 
-    build_engine(experiment).require_ready()  # so that no folder is begun in vain
-    claim(experiment, folder)
     said = Console(stderr=True, highlight=False, markup=False, quiet=quiet or as_json)
-    if redraws(said):
-        with said.status("reading the data"):
-            data = build_data(experiment)
-    else:
-        data = build_data(experiment)
-    with watching(
-        experiment.labels, experiment.rounds, len(experiment.seeds), quiet, as_json
-    ) as watcher:
-        outcomes = run_experiment(experiment, folder, data, watcher)
+    reading = said.status("reading the data") if redraws(said) else nullcontext()
+    labels, seeds = experiment.labels, len(experiment.seeds)
+    with watching(labels, experiment.rounds, seeds, quiet, as_json) as observer:
+        outcomes = run_experiment(experiment, folder, None, observer, reading, extend)
     conclude(outcomes, experiment, folder, said)
 
 
 def conclude(
-    outcomes: Sequence[Outcome], experiment: Experiment, folder: Path, said: Console
+    outcomes: Sequence[RunOutcome], experiment: Experiment, folder: Path, said: Console
 ) -> None:
     """Show where the runs ended, and how to go on."""
     from undrift.report.reading import read_runs

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from hashlib import blake2b
 
 import numpy as np
 import torch
@@ -54,8 +55,11 @@ class ClientLoss(ABC):
         return {}
 
 
-class Losses(ABC):
-    """All clients' losses."""
+class Federation(ABC):
+    """What a server knows of its clients and of the model: no losses, no data.
+
+    A simulation has `Losses` as well; in a deployment they are at the sites.
+    """
 
     ids: Sequence[Hashable]
     """a stable id per client; randomness follows it"""
@@ -67,6 +71,36 @@ class Losses(ABC):
     @abstractmethod
     def initial(self) -> Tensor:
         """x⁰, the model every run starts from."""
+
+    def initial_buffers(self) -> dict[str, Tensor]:
+        """The first values of what the model holds besides parameters."""
+        return {}
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The parts of the data that exist, of `PARTS`."""
+        return ("train",)
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """A hash that is equal for equal clients and data, to refuse resuming with others."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+class Losses(Federation):
+    """The losses of all clients, which a simulation can compute."""
+
+    def fingerprint(self) -> str:
+        """A hash of the clients and of their gradients at two points."""
+        found = blake2b(repr((type(self).__name__, list(self.ids))).encode(), digest_size=16)
+        x = self.initial()
+        for k, size in enumerate(self.sizes.tolist()):
+            for point in (x, x + 1):
+                found.update(repr(size).encode())
+                found.update(self.gradient(k, point).detach().cpu().numpy().tobytes())
+        return found.hexdigest()
 
     @abstractmethod
     def value(self, k: int, x: Tensor) -> float:
@@ -95,15 +129,6 @@ class Losses(ABC):
     def training(self, k: int, buffers: Mapping[str, Tensor], number: int) -> Iterator[ClientLoss]:
         """Client k's loss, ready for a solver; `number` keys what the model draws itself."""
 
-    def initial_buffers(self) -> dict[str, Tensor]:
-        """The first values of what the model holds besides parameters."""
-        return {}
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """The parts of the data that there are, of `PARTS`."""
-        return ("train",)
-
     def evaluate_own(
         self,
         k: int,
@@ -126,5 +151,9 @@ class Losses(ABC):
                 total += weight * self.gradient(k, x)
         return total
 
-    def __len__(self) -> int:
-        return len(self.ids)
+
+def require_losses(federation: Federation) -> Losses:
+    """The same object as `Losses`; an error where the data are elsewhere."""
+    if not isinstance(federation, Losses):
+        raise UndriftError("The data of a deployment are at its sites, which compute on them.")
+    return federation

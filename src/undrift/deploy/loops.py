@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from undrift.core.messages import Assignment, Reply
-from undrift.core.method import Conditions, Method
+from undrift.core.method import Conditions
 from undrift.core.records import Record, Span
 from undrift.core.round_result import RoundResult
 from undrift.core.sampling import All, Cohort
@@ -22,6 +22,7 @@ from undrift.loops.asynchronous import Dispatched
 from undrift.loops.dispatch import Outing, without_clock
 from undrift.loops.event_queue import ANYBODY, WAKES, Flight
 from undrift.loops.paces import RoundPace, WaitForAll
+from undrift.loops.spec import EngineFactory, RunSpec, StatesFactory
 from undrift.utils.errors import UndriftError
 from undrift.utils.keys import generator
 
@@ -77,12 +78,15 @@ class Rounds(AcrossSites, Synchronous):
     A site that is away or still at work is not asked; one that does not answer is lost.
     """
 
-    def __init__(self, method: Method, *args: Any, pace: RoundPace = WaitForAll(), **options: Any):
-        self._by_the_clock = pace
-        super().__init__(method, *args, pace=WaitForAll(pace.min_replies), **options)
-        if method.needs_all:  # without one of them, a round changes nothing
+    def __init__(self, spec: RunSpec, engine: EngineFactory, states: StatesFactory):
+        super().__init__(spec, engine, states)
+        if self.method.needs_all:  # without one of them, a round changes nothing
             self.pace = WaitForAll(len(self.roster))
         self._clock = Clock()
+
+    def _round_pace(self, spec: RunSpec) -> RoundPace:
+        self._by_the_clock = super()._round_pace(spec)
+        return WaitForAll(self._by_the_clock.min_replies)
 
     def setting(self) -> Conditions:
         kind = self.sampler.kind(self.roster)
@@ -138,8 +142,8 @@ class Rounds(AcrossSites, Synchronous):
 class Arrivals(AcrossSites, Asynchronous):
     """Asynchronous training across sites: a site that has answered gets the newest model."""
 
-    def __init__(self, *args: Any, **options: Any):
-        super().__init__(*args, **options)
+    def __init__(self, spec: RunSpec, engine: EngineFactory, states: StatesFactory):
+        super().__init__(spec, engine, states)
         self.flights: Any = Underway(self)
 
     def _launch(self, k: int) -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from hashlib import blake2b
 
 import torch
 from torch import Tensor, nn
 
 from undrift.core.clients import ClientStates
-from undrift.core.losses import ClientLoss, Losses
+from undrift.core.losses import Federation
 from undrift.core.messages import Assignment, Reply
 from undrift.core.method import Method
 from undrift.core.problem import Client
@@ -21,10 +22,9 @@ from undrift.core.targets import PARTS
 from undrift.deploy.payloads import Refused, decode, encode
 from undrift.deploy.post import REFUSED, Arrival, Post
 from undrift.deploy.protocol import LOOK, SLACK, VERSION, Expected, Order, expected_of
-from undrift.engines.base import Engine, Job, OwnModel
+from undrift.engines.base import Engine, Job
 from undrift.loops.paces import Deadline, FirstToRespond, Pace
 from undrift.nets.modules import FlatModule
-from undrift.utils.errors import UndriftError
 from undrift.utils.keys import generator
 
 METRICS = 100
@@ -36,7 +36,7 @@ NO_ANSWER = "no answer"
 """What is said of a site that did not answer in time."""
 
 
-class RemoteLosses(Losses):
+class RemoteFederation(Federation):
     """The losses of sites: the server knows the model and how many samples each has, no more.
 
     Parameters
@@ -67,33 +67,13 @@ class RemoteLosses(Losses):
     def initial_buffers(self) -> dict[str, Tensor]:
         return {name: value.clone() for name, value in self._buffers.items()}
 
+    def fingerprint(self) -> str:
+        return blake2b(json.dumps(self.samples).encode(), digest_size=16).hexdigest()
+
     @property
     def parts(self) -> tuple[str, ...]:
         there = {part for own in self.samples.values() for part in own}
         return tuple(part for part in PARTS if part in there)
-
-    def value(self, k: int, x: Tensor) -> float:
-        raise UndriftError(ELSEWHERE)
-
-    def gradient(self, k: int, x: Tensor) -> Tensor:
-        raise UndriftError(ELSEWHERE)
-
-    def evaluate(
-        self,
-        x: Tensor,
-        weights: Tensor,
-        buffers: Mapping[str, Tensor],
-        parts: Collection[str] = PARTS,
-    ) -> dict[str, float]:
-        raise UndriftError(ELSEWHERE)
-
-    @contextmanager
-    def training(self, k: int, buffers: Mapping[str, Tensor], number: int) -> Iterator[ClientLoss]:
-        raise UndriftError(ELSEWHERE)
-        yield
-
-
-ELSEWHERE = "The data of a deployment are at its sites: only their engine can use them."
 
 
 class RemoteEngine(Engine):
@@ -117,12 +97,12 @@ class RemoteEngine(Engine):
         told who is waited for
     """
 
-    losses: RemoteLosses
+    losses: RemoteFederation
     strategy = "at the sites"
 
     def __init__(
         self,
-        losses: RemoteLosses,
+        losses: RemoteFederation,
         job: Job,
         post: Post,
         run: str,
@@ -272,15 +252,6 @@ class RemoteEngine(Engine):
                 result.take(found[assignment.client.id])
         return result
 
-    def replies(
-        self,
-        method: Method,
-        assignments: Iterable[Assignment],
-        states: ClientStates,
-        diagnose: bool = True,
-    ) -> Iterator[Reply]:
-        raise UndriftError("A deployment takes replies as they arrive, not in their order.")
-
     def _enough(self, found: Mapping[Hashable, Reply]) -> bool:
         good = sum(reply.wrong is None for reply in found.values())
         return isinstance(self._pace, FirstToRespond) and good >= self._pace.replies
@@ -344,16 +315,6 @@ class RemoteEngine(Engine):
         found, self._unmeasured = self._unmeasured, []
         return found
 
-    def evaluate_own(
-        self, models: Iterable[OwnModel], buffers: Mapping[str, Tensor]
-    ) -> Iterator[dict[str, float]]:
-        raise UndriftError(
-            "A deployment does not evaluate clients' own models: leave 'own' out of the models."
-        )
-
-    def total_gradient(self, x: Tensor, weights: Tensor) -> Tensor:
-        raise UndriftError("A deployment has no gradient_mapping: leave it out of [evaluation].")
-
 
 def _error_in(data: bytes, most: int) -> str | None:
     """The sentence with which a site refused, if it did."""
@@ -388,7 +349,7 @@ def _metrics_in(arrival: Arrival, parts: Collection[str]) -> dict[str, float]:
 
 
 def _together(
-    losses: RemoteLosses, weights: Tensor, found: Mapping[Hashable, Mapping[str, float]]
+    losses: RemoteFederation, weights: Tensor, found: Mapping[Hashable, Mapping[str, float]]
 ) -> dict[str, float]:
     """The metrics of sites as those of all: training losses by q_k, everything else by samples."""
     q = dict(zip(losses.ids, weights.tolist(), strict=True))
@@ -411,7 +372,7 @@ def _together(
 
 
 def _spread(
-    losses: RemoteLosses, found: Mapping[Hashable, Mapping[str, float]]
+    losses: RemoteFederation, found: Mapping[Hashable, Mapping[str, float]]
 ) -> dict[str, float]:
     """Accuracy per site: mean, standard deviation, and mean of the worst tenth."""
     for part in ("test", "train"):

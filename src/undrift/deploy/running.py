@@ -20,7 +20,7 @@ from undrift.deploy.flower.surroundings import (
 from undrift.deploy.server import DEPLOYMENT, require_deployable, serve, sites_of
 from undrift.deploy.site import Site
 from undrift.experiments.experiment import Experiment
-from undrift.runs.execution import Outcome, Watcher
+from undrift.runs.driver import Observer, RunOutcome
 from undrift.runs.folder import alone_in, read_json, write_json
 from undrift.runs.planning import claim
 from undrift.utils.errors import UndriftError, require
@@ -45,9 +45,9 @@ def run_server(
     host: str,
     port: int,
     certs: Path | None = None,
-    watcher: Watcher | None = None,
+    watcher: Observer | None = None,
     waiting: Waiting = lambda sites: None,
-) -> list[Outcome]:
+) -> list[RunOutcome]:
     """Start a SuperLink, and run an experiment with the sites that come."""
     _require_ready(experiment)
     host = host.strip("[]")
@@ -96,9 +96,9 @@ def _serve(
     host: str,
     port: int,
     certs: Path | None,
-    watcher: Watcher | None,
+    watcher: Observer | None,
     waiting: Waiting,
-) -> list[Outcome]:
+) -> list[RunOutcome]:
     from undrift.deploy.flower.post import FlowerPost
     from undrift.deploy.flower.session import SuperLink
 
@@ -118,9 +118,9 @@ def is_deployed(folder: Path) -> bool:
 def resume_server(
     experiment: Experiment,
     folder: Path,
-    watcher: Watcher | None = None,
+    watcher: Observer | None = None,
     waiting: Waiting = lambda sites: None,
-) -> list[Outcome]:
+) -> list[RunOutcome]:
     """Go on with a deployment where its server was stopped; sites that it had started come too."""
     found = read_json(folder / CONNECTION)
     if found.get("sites"):
@@ -202,9 +202,9 @@ def run_here(
     app: Path,
     sites: int | None,
     folder: Path,
-    watcher: Watcher | None = None,
+    watcher: Observer | None = None,
     waiting: Waiting = lambda sites: None,
-) -> list[Outcome]:
+) -> list[RunOutcome]:
     """A server and its sites on this machine, over loopback; they are gone afterwards."""
     experiment = Experiment.load(experiment_of(app))
     _require_ready(experiment)
@@ -221,8 +221,8 @@ def run_here(
 
 
 def _all_here(
-    experiment: Experiment, folder: Path, watcher: Watcher | None, waiting: Waiting
-) -> list[Outcome]:
+    experiment: Experiment, folder: Path, watcher: Observer | None, waiting: Waiting
+) -> list[RunOutcome]:
     from undrift.deploy.flower.session import LEFT
 
     _require_ready(experiment)

@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from hashlib import blake2b
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 import undrift
-from undrift.core.losses import Losses
-from undrift.core.method import NUMBER, Method
+from undrift.core.clients import ClientStates
+from undrift.core.losses import Federation
+from undrift.core.method import NUMBER
 from undrift.deploy.agreement import facts
 from undrift.deploy.loops import Arrivals, Rounds
 from undrift.deploy.payloads import Refused, decode, encode
 from undrift.deploy.post import Post
 from undrift.deploy.protocol import HELLO, SLACK, VERSION
-from undrift.deploy.remote import RemoteEngine, RemoteLosses
+from undrift.deploy.remote import RemoteEngine, RemoteFederation
+from undrift.engines.base import Job
 from undrift.experiments.building import build_evaluation, build_model
 from undrift.experiments.experiment import Experiment
 from undrift.experiments.tables.data import is_function
-from undrift.loops import Loop, pace_of
-from undrift.loops.paces import AsTheyArrive, RoundPace
-from undrift.runs.execution import Outcome, Plan, Watcher, execute
+from undrift.loops import Loop, RunSpec, StatesFactory
+from undrift.loops.paces import AsTheyArrive
+from undrift.runs.driver import Observer, RunOutcome, execute
 from undrift.runs.folder import alone_in, read_json, write_json
-from undrift.runs.planning import asked_of, claim, keeping_of
+from undrift.runs.planning import claim, plan_of, storage_of
 from undrift.utils.errors import UndriftError, require
 
 DEPLOYMENT = "deployment.json"
@@ -52,67 +54,55 @@ class Met:
     moving: tuple[str, ...]
 
 
-@dataclass
-class DeployedPlan(Plan):
-    """The runs of an experiment across sites."""
+@dataclass(frozen=True)
+class Deployment:
+    """Builds the loops of runs whose clients are at sites."""
 
-    post: Post = field(kw_only=True)
-    met: Met = field(kw_only=True)
-    timeout: float = field(kw_only=True)
-    waiting: Waiting = field(kw_only=True)
+    post: Post
+    met: Met
+    timeout: float
+    """seconds that a site may take to answer"""
+    waiting: Waiting
 
-    def losses(self, seed: int) -> Losses:
-        return RemoteLosses(self.model(seed), self.met.samples, self.met.moving)
+    def loop(self, label: str, spec: RunSpec, states: StatesFactory) -> Loop:
+        """The loop of a run across sites."""
+        pace = spec.effective_pace
 
-    def fingerprint(self) -> str:
-        """What tells these sites from others: who they are, and how many samples they have."""
-        return blake2b(json.dumps(self.met.samples).encode(), digest_size=16).hexdigest()
+        def engine(losses: Federation, job: Job) -> RemoteEngine:
+            assert isinstance(losses, RemoteFederation)
+            run = f"{self.met.run} {label} {spec.seed}"
+            return RemoteEngine(
+                losses, job, self.post, run, label, self.timeout, pace, self.waiting
+            )
 
-    def describe(self, folder: Path) -> None:
-        """Nothing is known of the data."""
+        def versions(kinds: Mapping[str, str], x0: Tensor) -> ClientStates:
+            """The states are at the sites: the server remembers which version it accepted."""
+            return states({VERSION: NUMBER}, x0)
 
-    def loop(self, label: str, method: Method, *args: Any, **options: Any) -> Loop:
-        pace = pace_of(method, options.pop("pace", None))
-        states = options.pop("states")
-        seed = options["seed"]
-
-        def engine(losses: Losses, job: Any) -> RemoteEngine:
-            assert isinstance(losses, RemoteLosses)
-            run = f"{self.met.run} {label} {seed}"
-            about = (run, label, self.timeout, pace, self.waiting)
-            return RemoteEngine(losses, job, self.post, *about)
-
-        options |= {
-            "engine": engine,
-            "states": lambda kinds, x0: states({VERSION: NUMBER}, x0),
-        }
-        if isinstance(pace, AsTheyArrive):
-            return Arrivals(method, *args, pace=pace, **options)
-        assert isinstance(pace, RoundPace)
-        return Rounds(method, *args, pace=pace, **options)
+        kind = Arrivals if isinstance(pace, AsTheyArrive) else Rounds
+        return kind(spec, engine, versions)
 
 
 def serve(
     experiment: Experiment,
     folder: Path,
     post: Post,
-    watcher: Watcher | None = None,
+    watcher: Observer | None = None,
     waiting: Waiting = lambda sites: None,
-) -> list[Outcome]:
+) -> list[RunOutcome]:
     """Run an experiment with its sites, or what is left of it, in a run folder."""
     require_deployable(experiment)
     claim(experiment, folder)
     met = meet(experiment, folder, post, waiting)
-    plan = DeployedPlan(
-        data=None,  # type: ignore[arg-type]  # it is at the sites
-        model=lambda seed: build_model(experiment, None, seed),  # type: ignore[arg-type]
-        post=post,
-        met=met,
-        waiting=waiting,
-        timeout=600.0 if experiment.deploy is None else experiment.deploy.timeout,
-        **asked_of(experiment),
-    )
-    return execute(plan, folder, keeping_of(experiment), watcher)
+    timeout = 600.0 if experiment.deploy is None else experiment.deploy.timeout
+    deployment = Deployment(post, met, timeout, waiting)
+
+    def federation(seed: int) -> RemoteFederation:
+        model = build_model(experiment, None, seed)  # type: ignore[arg-type]
+        return RemoteFederation(model, met.samples, met.moving)
+
+    plan = plan_of(experiment, federation, deployment.loop)
+    return execute(plan, storage_of(experiment, folder), watcher)
 
 
 def sites_of(experiment: Experiment) -> list[str]:

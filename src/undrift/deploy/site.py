@@ -21,7 +21,7 @@ from undrift.deploy.agreement import facts, first_difference
 from undrift.deploy.payloads import Refused, decode, encode
 from undrift.deploy.protocol import HELLO, LOOK, ORDER, WHO, WORK, Order, answer_to, order_from
 from undrift.deploy.shelf import Shelf
-from undrift.engines.base import Engine, Job
+from undrift.engines.base import Job, SimulationEngine
 from undrift.engines.options import EngineOptions
 from undrift.experiments.building import build_data, build_local, build_model
 from undrift.experiments.experiment import Experiment
@@ -57,7 +57,7 @@ class Site:
         self.data = build_data(experiment.with_settings({"data.sites": [name]}))
         self.shelf = Shelf(state)
         self._losses: dict[int, ModuleLosses] = {}
-        self._engines: dict[tuple[str, int], tuple[Method, Engine]] = {}
+        self._engines: dict[tuple[str, int], tuple[Method, SimulationEngine]] = {}
         self._pace: float | None = None
         """seconds per step, as measured last"""
 
@@ -129,7 +129,7 @@ class Site:
         self,
         budget: float,
         method: Method,
-        engine: Engine,
+        engine: SimulationEngine,
         assignment: Assignment,
         states: ClientStates,
     ) -> Assignment:
@@ -148,7 +148,7 @@ class Site:
     def _reply(
         self,
         method: Method,
-        engine: Engine,
+        engine: SimulationEngine,
         assignment: Assignment,
         states: ClientStates,
         diagnose: bool,
@@ -182,7 +182,7 @@ class Site:
         metrics = losses.evaluate_own(0, x, buffers, parts)
         return encode({"site": self.name, "metrics": metrics}, {})
 
-    def _engine(self, label: str, seed: int) -> tuple[Method, Engine]:
+    def _engine(self, label: str, seed: int) -> tuple[Method, SimulationEngine]:
         if (label, seed) not in self._engines:
             _require(label in self.experiment.labels, f"There is no method {label[:60]!r} here.")
             method = self.experiment.of(label).build()

@@ -12,7 +12,7 @@ from undrift.core.losses import Losses
 from undrift.core.messages import Assignment, Reply
 from undrift.core.method import Method
 from undrift.core.round_result import RoundResult
-from undrift.engines.base import Engine, Job
+from undrift.engines.base import Engine, Job, SimulationEngine
 from undrift.engines.choices import question, recall, remember
 from undrift.engines.strategies import SERIAL, Strategy, candidates
 from undrift.nets.modules import ModuleLosses
@@ -27,7 +27,7 @@ HOPELESS = 2.0
 """A strategy that takes so many times as long as the best is not timed again."""
 
 
-class AutoEngine(Engine):
+class AutoEngine(SimulationEngine):
     """Chooses a strategy on the first round's work, by time.
 
     The choice is remembered in the user's cache by machine, model and shapes, and by a run that is
@@ -57,7 +57,7 @@ class AutoEngine(Engine):
         self.job = job
         self._limits = threads, float(memory), chunk  # as one number: 1000 is 1000.0
         self._chosen: Strategy | None = None
-        self._engine: Engine | None = None
+        self._engine: SimulationEngine | None = None
         self._reason = ""
         if not isinstance(losses, ModuleLosses):
             self._use(SERIAL)
@@ -112,7 +112,7 @@ class AutoEngine(Engine):
 
     def settled(
         self, method: Method, assignments: list[Assignment], states: ClientStates
-    ) -> Engine:
+    ) -> SimulationEngine:
         """The engine that was chosen, or is chosen now, on this work."""
         if self._engine is None and assignments:
             self._choose(method, assignments, states)

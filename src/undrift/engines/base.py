@@ -17,29 +17,68 @@ from undrift.core.method import Method
 from undrift.core.replies import Weight, q, q_draws
 from undrift.core.round_result import RoundResult
 from undrift.local.solvers import Local
+from undrift.utils.errors import UndriftError
 
 OwnModel = tuple[int, Tensor, Collection[str]]
 """A client's place in the data, its own model, and the parts of its data to look at."""
 
 
-class Engine(ABC):
-    """Solves the local problems of clients.
+class Trainer(ABC):
+    """Solves the local problems of a round's clients."""
 
-    `together` is how many errands it likes to be given at once, where there is a choice.
-    """
-
-    together: int = 1
-    strategy: str = "serial"
-    """how it works, in a few words"""
     job: Job
-    losses: Losses
+    strategy: str = "serial"
+    """how it computes, in a few words"""
+
+    @abstractmethod
+    def run(
+        self,
+        method: Method,
+        assignments: Iterable[Assignment],
+        states: ClientStates,
+        round: int,
+        diagnose: bool = True,
+    ) -> RoundResult:
+        """The replies of one round, added up.
+
+        It changes no state: the caller stores the states it accepts. `diagnose` says whether what
+        `undrift.core.diagnostics` needs is uploaded as well.
+        """
 
     def saved(self) -> dict[str, Any]:
-        """What a run that goes on later needs, to compute the same bits."""
+        """What a resumed run needs to compute the same bits."""
         return {}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Go on as `saved` says."""
+        """Continue as `saved` says."""
+
+
+class Evaluator(ABC):
+    """Measures models on the clients' data."""
+
+    @abstractmethod
+    def evaluate(
+        self,
+        x: Tensor,
+        weights: Tensor,
+        buffers: Mapping[str, Tensor],
+        parts: Collection[str],
+    ) -> dict[str, float]:
+        """Metrics of a model, as `Losses.evaluate` gives them."""
+
+
+class Engine(Trainer, Evaluator):
+    """What a loop needs: training and evaluation, wherever the clients are."""
+
+
+class SimulationEngine(Engine):
+    """An engine that has the clients' losses: it can compute single replies and gradients, too.
+
+    `together` is how many assignments it likes to get at once, where there is a choice.
+    """
+
+    together: int = 1
+    losses: Losses
 
     @abstractmethod
     def replies(
@@ -49,10 +88,20 @@ class Engine(ABC):
         states: ClientStates,
         diagnose: bool = True,
     ) -> Iterator[Reply]:
-        """Each client's reply, in the order of the errands. It changes no state.
+        """Each client's reply, in the order of the assignments. It changes no state."""
 
-        `diagnose` says whether what `undrift.core.diagnostics` needs is uploaded as well.
-        """
+    def run(
+        self,
+        method: Method,
+        assignments: Iterable[Assignment],
+        states: ClientStates,
+        round: int,
+        diagnose: bool = True,
+    ) -> RoundResult:
+        result = self.job.result(method, round, diagnose)
+        for reply in self.replies(method, assignments, states, diagnose):
+            result.take(reply)
+        return result
 
     def evaluate(
         self,
@@ -61,7 +110,6 @@ class Engine(ABC):
         buffers: Mapping[str, Tensor],
         parts: Collection[str],
     ) -> dict[str, float]:
-        """Metrics of a model, as `Losses.evaluate` gives them."""
         return self.losses.evaluate(x, weights, buffers, parts)
 
     def evaluate_own(
@@ -75,19 +123,12 @@ class Engine(ABC):
         """Σ q_k ∇f_k(x)"""
         return self.losses.total_gradient(x, weights)
 
-    def run(
-        self,
-        method: Method,
-        assignments: Iterable[Assignment],
-        states: ClientStates,
-        round: int,
-        diagnose: bool = True,
-    ) -> RoundResult:
-        """The replies of one round, added up. The caller stores the states it accepts."""
-        result = self.job.result(method, round, diagnose)
-        for reply in self.replies(method, assignments, states, diagnose):
-            result.take(reply)
-        return result
+
+def require_simulation(engine: Engine, what: str) -> SimulationEngine:
+    """The same engine, if it has the clients' losses; an error that names what needs them."""
+    if not isinstance(engine, SimulationEngine):
+        raise UndriftError(f"{what} needs the clients' data in one place, not at their sites.")
+    return engine
 
 
 @dataclass

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from undrift.core.losses import Losses
+from undrift.core.losses import Federation, require_losses
 from undrift.engines.auto import AutoEngine
-from undrift.engines.base import Engine, Job
+from undrift.engines.base import Job, SimulationEngine
 from undrift.engines.ray.cluster import require_answer, require_ray
 from undrift.engines.serial import SerialEngine
 from undrift.engines.strategies import candidates
@@ -87,8 +87,9 @@ class EngineOptions:
             require_ray()
             require_answer(self.address)
 
-    def __call__(self, losses: Losses, job: Job) -> Engine:
-        """Make the engine."""
+    def __call__(self, losses: Federation, job: Job) -> SimulationEngine:
+        """Build the engine."""
+        losses = require_losses(losses)
         if self.name == "ray":
             self.require_ready()
             from undrift.engines.ray.engine import RayEngine

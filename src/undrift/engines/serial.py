@@ -8,7 +8,7 @@ from torch import Tensor
 
 from undrift.core.clients import ClientStates
 from undrift.core.diagnostics import MOVED, PROGRESS, SQUARE
-from undrift.core.losses import Losses
+from undrift.core.losses import Federation, require_losses
 from undrift.core.messages import (
     CHANGE,
     COHORT,
@@ -22,16 +22,16 @@ from undrift.core.messages import (
 from undrift.core.method import Method
 from undrift.core.problem import Client, Keep, LocalProblem, LocalResult, Upload, Work
 from undrift.core.validation import check_declared, fault, fault_of_buffers
-from undrift.engines.base import Engine, Job
+from undrift.engines.base import Job, SimulationEngine
 from undrift.utils.errors import UndriftError, first_line
 from undrift.utils.keys import key
 
 
-class SerialEngine(Engine):
+class SerialEngine(SimulationEngine):
     """Trains clients one after another."""
 
-    def __init__(self, losses: Losses, job: Job):
-        self.losses = losses
+    def __init__(self, losses: Federation, job: Job):
+        self.losses = require_losses(losses)
         self.job = job
 
     def replies(

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from undrift.core.losses import Losses
-from undrift.engines.base import Engine, Job
+from undrift.engines.base import Job, SimulationEngine
 from undrift.engines.checking import Check
 from undrift.engines.serial import SerialEngine
 from undrift.engines.vectorised.engine import VectorisedEngine
@@ -46,7 +46,7 @@ class Strategy:
     threads: int = 1
     channels_last: bool = False
 
-    def engine(self, losses: Losses, job: Job) -> Engine:
+    def engine(self, losses: Losses, job: Job) -> SimulationEngine:
         """The engine that works so."""
         if self.network == "serial" or not isinstance(losses, ModuleLosses):
             return SerialEngine(losses, job)

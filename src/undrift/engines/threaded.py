@@ -11,13 +11,13 @@ from undrift.core.clients import ClientStates
 from undrift.core.messages import Assignment, Reply
 from undrift.core.method import Method
 from undrift.core.problem import Keep
-from undrift.engines.base import Engine, Job
+from undrift.engines.base import Job, SimulationEngine
 from undrift.engines.pool import Pool
 from undrift.engines.serial import SerialEngine
 from undrift.nets.modules import ModuleLosses
 
 
-class ThreadedEngine(Engine):
+class ThreadedEngine(SimulationEngine):
     """Trains as many clients at the same time as there are threads.
 
     Replies come in the order of the errands, so that threads change nothing.

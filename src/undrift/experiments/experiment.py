@@ -13,7 +13,6 @@ import tomli_w
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
 from pydantic_core import ErrorDetails
 
-from undrift.api import same_regularizer
 from undrift.core.method import Method
 from undrift.core.sampling import Fixed, as_sampler
 from undrift.core.targets import reached
@@ -48,6 +47,7 @@ from undrift.experiments.tables.fields import (
 )
 from undrift.experiments.tables.local import changed, local_of
 from undrift.local.solvers import Solver
+from undrift.loops.comparison import same_regularizer
 from undrift.loops.paces import Pace
 from undrift.runs.folder import slug
 from undrift.utils.errors import (

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -18,14 +17,15 @@ from torch import Tensor
 
 from undrift.core.clients import ClientStates
 from undrift.core.evaluation import Evaluation
+from undrift.core.losses import Federation
 from undrift.core.messages import Assignment, Reply, bytes_of, statistics
 from undrift.core.method import Method
 from undrift.core.problem import Keep, Upload
 from undrift.core.sampling import All
 from undrift.core.targets import PARTS
-from undrift.engines.base import Engine, Job
+from undrift.engines.base import Job, SimulationEngine
 from undrift.local.amounts import RandomAmount
-from undrift.loops import Asynchronous, Loop, loop
+from undrift.loops import Asynchronous, Loop, RunSpec, loop
 from undrift.methods.traffic import Traffic
 
 DRAWN = 200
@@ -86,23 +86,17 @@ def foresee(
     """
     still = copy(method)
     still.fold = lambda server, replies: server  # type: ignore[method-assign]
-    losses: Any = SimpleNamespace(
-        ids=ids,
-        sizes=sizes,
-        parts=PARTS,
-        initial=lambda: parameters,
-        initial_buffers=lambda: dict(buffers),
-    )
+    losses = _KnownClients(ids, sizes, parameters, buffers)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run itself will warn
-        run = loop(
+        spec = RunSpec(
             still,
             losses,
             rounds=rounds + 1,
             evaluation=Evaluation(every=rounds + 2),
-            engine=lambda losses, job: Idle(job, traffic, parameters),
             **options,
         )
+        run = loop(spec, lambda losses, job: Idle(job, traffic, parameters))
     found = Foreseen()
     assert isinstance(run.engine, Idle)
     asked = run.per_round * 10 if isinstance(run, Asynchronous) else len(ids)
@@ -126,7 +120,37 @@ def foresee(
     return found, run
 
 
-class Idle(Engine):
+class _KnownClients(Federation):
+    """The clients and the model of a run that nobody trains."""
+
+    def __init__(
+        self,
+        ids: Sequence[Hashable],
+        sizes: Tensor,
+        parameters: Tensor,
+        buffers: Mapping[str, Tensor],
+    ):
+        self.ids = ids
+        self.sizes = sizes
+        self.dimension = parameters.numel()
+        self._parameters = parameters
+        self._buffers = buffers
+
+    def initial(self) -> Tensor:
+        return self._parameters
+
+    def initial_buffers(self) -> dict[str, Tensor]:
+        return dict(self._buffers)
+
+    def fingerprint(self) -> str:
+        return "none: nothing of a forecast is kept"
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return PARTS
+
+
+class Idle(SimulationEngine):
     """Says what work comes to without doing it."""
 
     def __init__(self, job: Job, traffic: Traffic, parameters: Tensor):

@@ -12,19 +12,23 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from undrift.core.clients import ClientStates
 from undrift.core.diagnostics import diagnose
 from undrift.core.messages import CHANGE, Assignment, Reply
 from undrift.core.method import Conditions
 from undrift.core.problem import Client, Download, Work
 from undrift.core.records import Record, Span
 from undrift.core.sampling import All, Uniform
-from undrift.devices import ARRIVES, Devices, share_done
+from undrift.devices import ARRIVES, Devices, Profiles, share_done
+from undrift.engines.base import require_simulation
+from undrift.engines.serial import SerialEngine
 from undrift.loops.base import Loop
 from undrift.loops.dispatch import spent, units
 from undrift.loops.event_queue import ANYBODY, WAKES, Flight, Flights
 from undrift.loops.paces import AsTheyArrive
 from undrift.loops.pending import packed, under, unpacked
-from undrift.utils.errors import Diverged, require, require_type
+from undrift.loops.spec import EngineFactory, RunSpec, StatesFactory
+from undrift.utils.errors import Diverged, UndriftError, require
 
 
 @dataclass(frozen=True)
@@ -46,11 +50,17 @@ class Asynchronous(Loop):
     do not train at all.
     """
 
-    def __init__(self, *args: Any, pace: AsTheyArrive = AsTheyArrive(), **options: Any):
-        require_type("An asynchronous run's pace", pace, AsTheyArrive, "AsTheyArrive(…)")
+    def __init__(
+        self,
+        spec: RunSpec,
+        engine: EngineFactory = SerialEngine,
+        states: StatesFactory = ClientStates,
+    ):
+        pace = AsTheyArrive() if spec.pace is None else spec.pace
+        if not isinstance(pace, AsTheyArrive):
+            raise UndriftError(f"An asynchronous run needs the pace AsTheyArrive, not {pace!r}.")
         self.pace = pace
-        options["devices"] = options.get("devices") or Devices()
-        super().__init__(*args, **options)
+        super().__init__(spec, engine, states)
         require(
             self.planner.limit is None,
             "limit is for rounds: in asynchronous training a client works at its own speed, so "
@@ -78,6 +88,9 @@ class Asynchronous(Loop):
         self._ended = 0
         """how often a client's work was over"""
         self._rejected_in_a_row = 0
+
+    def _devices(self) -> Profiles:
+        return self.spec.devices or Devices()
 
     @property
     def concurrency(self) -> int:
@@ -240,11 +253,12 @@ class Asynchronous(Loop):
         """What a client sends back; the engine may compute others that will be needed soon, too."""
         number = task.flight.number
         if number not in self._computed:
-            tasks = [task, *self._soon(self.engine.together - 1, number)]
+            engine = require_simulation(self.engine, "Computing a reply in advance")
+            tasks = [task, *self._soon(engine.together - 1, number)]
             assignments = [
                 Assignment(each.client, each.work, *self._read[each.version]) for each in tasks
             ]
-            replies = self.engine.replies(self.method, assignments, self.states)
+            replies = engine.replies(self.method, assignments, self.states)
             for each, reply in zip(tasks, replies, strict=True):
                 self._computed[each.flight.number] = reply
         return self._computed.pop(number)

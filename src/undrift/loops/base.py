@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from undrift.core.clients import ClientStates, Roster
-from undrift.core.evaluation import Evaluation
-from undrift.core.losses import Losses
 from undrift.core.messages import LAST, TrackedModels, statistics
-from undrift.core.method import INITIAL, Conditions, Method
+from undrift.core.method import INITIAL, Conditions
 from undrift.core.problem import ServerState
 from undrift.core.records import Record, Span
 from undrift.core.round_result import RoundResult
-from undrift.core.sampling import Sampler
-from undrift.core.targets import Target, reached
+from undrift.core.targets import reached
 from undrift.devices import Fleet, Profiles
-from undrift.engines.base import Engine, Job
+from undrift.engines.base import Job
 from undrift.engines.serial import SerialEngine
-from undrift.local.solvers import Local
 from undrift.loops.dispatch import Load
 from undrift.loops.measuring import measure
-from undrift.loops.planning import Limit, WorkPlanner
+from undrift.loops.planning import WorkPlanner
+from undrift.loops.spec import EngineFactory, RunSpec, StatesFactory
 from undrift.methods.traffic import traffic_of
-from undrift.utils.errors import Diverged, require, require_whole
+from undrift.utils.errors import Diverged, require
 from undrift.utils.threads import one_thread
-
-Callback = Callable[["Loop", Record], bool | None]
-"""Called after every round; returning True ends the run."""
 
 SPANS = 500
 """So many times that a client worked are written down for the picture of who worked when."""
@@ -45,32 +39,23 @@ class Loop(ABC):
 
     def __init__(
         self,
-        method: Method,
-        losses: Losses,
-        local: Local,
-        sampler: Sampler,
-        rounds: int,
-        objective: str = "samples",
-        seed: int = 0,
-        evaluation: Evaluation = Evaluation(),
-        limit: Limit | None = None,
-        target: Mapping[str, Target] | None = None,
-        callbacks: Sequence[Callback] = (),
-        engine: Callable[[Losses, Job], Engine] = SerialEngine,
-        states: Callable[[Mapping[str, str], Tensor], ClientStates] = ClientStates,
-        devices: Profiles | None = None,
+        spec: RunSpec,
+        engine: EngineFactory = SerialEngine,
+        states: StatesFactory = ClientStates,
     ):
-        require_whole("rounds", rounds, at_least=0)
+        method, losses, seed = spec.method, spec.losses, spec.seed
+        evaluation = spec.evaluation
+        self.spec = spec
         self.method = method
         self.losses = losses
-        self.local = local
-        self.sampler = sampler
-        self.total = rounds
+        self.local = spec.local
+        self.sampler = spec.sampler
+        self.total = spec.rounds
         self.seed = seed
         self.evaluation = evaluation
-        self.target = dict(target or {})
-        self.callbacks = list(callbacks)
-        self.roster = Roster(losses.ids, losses.sizes, objective)
+        self.target = dict(spec.target)
+        self.callbacks = list(spec.callbacks)
+        self.roster = Roster(losses.ids, losses.sizes, spec.objective)
         self.weights = evaluation.weights(self.roster, seed)
         """the q_k by which training losses are added up, in the order of the data"""
         require(
@@ -78,14 +63,13 @@ class Loop(ABC):
             f"The parts to evaluate on are {', '.join(map(repr, evaluation.parts))}, but the data "
             f"have only {', '.join(map(repr, losses.parts))}.",
         )
-        for metric in self.target:
-            evaluation.require_measured("The target", metric)
-        sampler.check(self.roster)
+        self.sampler.check(self.roster)
+        devices = self._devices()
         self.fleet: Fleet | None = devices.fleet(self.roster, seed) if devices else None
         models = evaluation.models
         tracked = TrackedModels(cohort="cohort" in models, last="all" in models or "own" in models)
-        self.job = Job(self.roster, local, seed, tracked)
-        self.planner = WorkPlanner(self.job, limit)
+        self.job = Job(self.roster, spec.local, seed, tracked)
+        self.planner = WorkPlanner(self.job, spec.limit)
         method.check(self.setting())
         self.engine = engine(losses, self.job)
 
@@ -108,6 +92,10 @@ class Loop(ABC):
     @abstractmethod
     def setting(self) -> Conditions:
         """What the method is asked to work in."""
+
+    def _devices(self) -> Profiles | None:
+        """The device profiles of the clients; None for no virtual clock."""
+        return self.spec.devices
 
     @abstractmethod
     def _step(self) -> Record:

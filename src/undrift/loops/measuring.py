@@ -10,9 +10,9 @@ from torch import Tensor
 
 from undrift.core.losses import Losses
 from undrift.core.regularizers import Regularizer
+from undrift.engines.base import SimulationEngine, require_simulation
 
 if TYPE_CHECKING:
-    from undrift.engines.base import Engine
     from undrift.loops.base import Loop
 
 
@@ -44,7 +44,12 @@ def _metrics(run: Loop, x: Tensor) -> dict[str, float]:
     eta = run.evaluation.gradient_mapping
     if eta is not None:
         found["gradient_mapping"] = gradient_mapping(
-            run.engine, x, run.weights, eta, run.method.g, run.local.weight_decay
+            require_simulation(run.engine, "The gradient mapping"),
+            x,
+            run.weights,
+            eta,
+            run.method.g,
+            run.local.weight_decay,
         )
     return found
 
@@ -63,7 +68,8 @@ def _own(run: Loop) -> dict[str, float]:
     several = zip(run.roster.ids, run.roster.weights.tolist(), places, judged, strict=True)
     clients = [each for each in several if each[-1]]
     models = ((k, run.last_of(id), own) for id, _, k, own in clients)
-    metrics = run.engine.evaluate_own(models, run.buffers)
+    engine = require_simulation(run.engine, "Evaluating the models 'own'")
+    metrics = engine.evaluate_own(models, run.buffers)
     for (_, q, _, _), found in zip(clients, metrics, strict=True):
         for metric, value in found.items():
             totals[metric] += q * value  # type: ignore[index]
@@ -72,7 +78,7 @@ def _own(run: Loop) -> dict[str, float]:
 
 
 def gradient_mapping(
-    losses: Losses | Engine,
+    losses: Losses | SimulationEngine,
     x: Tensor,
     weights: Tensor,
     eta: float,

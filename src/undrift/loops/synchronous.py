@@ -5,30 +5,37 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Hashable, Iterator
-from typing import Any
 
 import numpy as np
 
+from undrift.core.clients import ClientStates
 from undrift.core.diagnostics import diagnose
 from undrift.core.messages import Assignment
 from undrift.core.method import Conditions, Method
 from undrift.core.records import Record
 from undrift.core.round_result import RoundResult
 from undrift.core.sampling import All, Cohort, Fixed
+from undrift.engines.serial import SerialEngine
 from undrift.loops.base import Loop
 from undrift.loops.dispatch import Outing, on_the_clock, without_clock
 from undrift.loops.paces import RoundPace, WaitForAll
-from undrift.utils.errors import Diverged, UndriftError, require, require_type
+from undrift.loops.spec import EngineFactory, RunSpec, StatesFactory
+from undrift.utils.errors import Diverged, UndriftError, require
 from undrift.utils.keys import generator
 
 
 class Synchronous(Loop):
     """A run in rounds; `pace` says when a round ends, where there is a clock."""
 
-    def __init__(self, *args: Any, pace: RoundPace = WaitForAll(), **options: Any):
-        require_type("A synchronous run's pace", pace, RoundPace, "a pace of rounds")
+    def __init__(
+        self,
+        spec: RunSpec,
+        engine: EngineFactory = SerialEngine,
+        states: StatesFactory = ClientStates,
+    ):
+        pace = self._round_pace(spec)
         self.pace = pace
-        super().__init__(*args, **options)
+        super().__init__(spec, engine, states)
         require(
             self.fleet is not None or not pace.needs_devices,
             f"{type(pace).__name__} needs a clock: say what the devices are like, for example "
@@ -40,6 +47,13 @@ class Synchronous(Loop):
             f"{type(pace).__name__}'s min_replies is {pace.min_replies}, but no more than {most} "
             f"clients take part in a round: it must be at most that.",
         )
+
+    def _round_pace(self, spec: RunSpec) -> RoundPace:
+        """When a round ends."""
+        pace = WaitForAll() if spec.pace is None else spec.pace
+        if not isinstance(pace, RoundPace):
+            raise UndriftError(f"A synchronous run needs a pace of rounds, not {pace!r}.")
+        return pace
 
     def setting(self) -> Conditions:
         kind = self.sampler.kind(self.roster)

@@ -35,8 +35,10 @@ MANY = 5
 class Result:
     """A finished run of one method."""
 
-    def __init__(self, label: str, run: Loop):
+    def __init__(self, label: str, run: Loop, folder: Path | None = None):
         self.label = label
+        self.folder = folder
+        """the folder of the run, if it is kept in one"""
         self.run = run
         self.method: Method = run.method
         self.records: list[Record] = run.records

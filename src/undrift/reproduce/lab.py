@@ -20,9 +20,9 @@ from undrift.experiments.settings import applied
 from undrift.experiments.tables import DataTable
 from undrift.report.reading import Runs, read_runs
 from undrift.reproduce.reproduction import Reproduction
-from undrift.runs.execution import ended
 from undrift.runs.folder import EXPERIMENT, alone_in, read_json, run_folder, slug, write_json
 from undrift.runs.planning import claim, run_experiment
+from undrift.runs.storage import ended
 from undrift.runs.watching import watching
 from undrift.utils.errors import UndriftError, require, require_choice
 

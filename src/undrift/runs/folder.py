@@ -20,8 +20,12 @@ from undrift.utils.files import written_whole
 
 EXPERIMENT, ABOUT, DATA, PICTURE = "experiment.toml", "about.json", "data.json", "data.svg"
 RUN, RECORDS, MODEL, STORE = "run.json", "records.jsonl", "model.safetensors", "store"
-DONE = ("finished", "stopped", "diverged")
-"""The states of a run that is over; a run may also be "running" or "interrupted"."""
+ARGUMENTS = "arguments.toml"
+"""Describes the arguments of `ud.train` or `ud.compare`, in the place of an experiment file."""
+RUNNING, INTERRUPTED = "running", "interrupted"
+FINISHED, STOPPED, DIVERGED = "finished", "stopped", "diverged"
+DONE = (FINISHED, STOPPED, DIVERGED)
+"""The states of a run that is over."""
 
 
 def run_folder(folder: Path, label: str, seed: int) -> Path:
@@ -79,3 +83,16 @@ def about() -> dict[str, Any]:
         "platform": platform.platform(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def refuse_other_rounds(folder: Path, before: int, wanted: int, extend: bool) -> None:
+    """Runs may only be extended, and only when that is asked for."""
+    require(
+        wanted == before or (extend and wanted > before),
+        f"The runs of {folder} have {before} rounds, not {wanted}: "
+        + (
+            "they can be extended, not shortened."
+            if wanted < before
+            else f"extend them by undrift resume {folder} --rounds {wanted}, or by ud.resume."
+        ),
+    )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from undrift.core.losses import Federation
 from undrift.data.federated import FederatedData
 from undrift.experiments.building import (
     build_data,
@@ -21,77 +24,107 @@ from undrift.experiments.building import (
     build_target,
 )
 from undrift.experiments.experiment import Experiment
-from undrift.runs.execution import Keeping, Outcome, Plan, Watcher, execute
-from undrift.runs.folder import ABOUT, EXPERIMENT, about, alone_in, write_json
+from undrift.nets.modules import ModuleLosses
+from undrift.runs.driver import Observer, RunOutcome, execute
+from undrift.runs.folder import (
+    ABOUT,
+    ARGUMENTS,
+    EXPERIMENT,
+    about,
+    alone_in,
+    refuse_other_rounds,
+    write_json,
+)
 from undrift.runs.loggers import Logger, make_logger
+from undrift.runs.plan import LoopFactory, Plan
+from undrift.runs.storage import FolderStorage
 from undrift.utils.errors import UndriftError, require
 
 
-def plan_of(experiment: Experiment, data: FederatedData) -> Plan:
-    """The runs of an experiment."""
+def plan_of(
+    experiment: Experiment,
+    losses: Callable[[int], Federation],
+    make_loop: LoopFactory | None = None,
+) -> Plan:
+    """The runs of an experiment on the losses of each seed."""
+    methods = build_methods(experiment)
     return Plan(
-        data=data,
-        model=lambda seed: build_model(experiment, data, seed),
-        devices=build_devices(experiment),
+        methods=methods,
+        losses=losses,
+        local={label: build_local(experiment, label) for label in methods},
+        rounds=experiment.rounds,
+        seeds=experiment.seeds,
+        cohort=build_sampler(experiment, methods),
+        objective=experiment.objective,
+        evaluation=build_evaluation(experiment),
+        limit=build_limit(experiment),
+        devices=build_devices(experiment) if make_loop is None else None,
+        paces=build_paces(experiment),
+        target=build_target(experiment),
         engine=build_engine(experiment),
-        **asked_of(experiment),
+        description=experiment.resolved(),
+        make_loop=make_loop,
     )
 
 
-def asked_of(experiment: Experiment) -> dict[str, Any]:
-    """What the runs of an experiment do, wherever the data are and whoever computes."""
-    methods = build_methods(experiment)
-    return {
-        "methods": methods,
-        "local": {label: build_local(experiment, label) for label in methods},
-        "rounds": experiment.rounds,
-        "seeds": experiment.seeds,
-        "cohort": build_sampler(experiment, methods),
-        "objective": experiment.objective,
-        "evaluation": build_evaluation(experiment),
-        "limit": build_limit(experiment),
-        "paces": build_paces(experiment),
-        "target": build_target(experiment),
-        "settings": experiment.resolved(),
-    }
-
-
-def keeping_of(experiment: Experiment) -> Keeping:
-    """How the runs of an experiment are kept."""
+def storage_of(experiment: Experiment, folder: Path) -> FolderStorage:
+    """How the runs of an experiment are kept in a folder."""
     output = experiment.output
 
     def loggers() -> Sequence[Logger]:
         return [make_logger(name) for name in output.loggers]
 
-    return Keeping(output.durability, output.memory, loggers)
+    return FolderStorage(folder, output.durability, output.memory, loggers)
 
 
 def run_experiment(
     experiment: Experiment,
     folder: Path,
     data: FederatedData | None = None,
-    watcher: Watcher | None = None,
-) -> list[Outcome]:
-    """Do the runs of an experiment in a folder, or what is left of them.
+    observer: Observer | None = None,
+    reading: AbstractContextManager[object] = nullcontext(),
+    extend: bool = False,
+    read_ended: bool = False,
+) -> list[RunOutcome]:
+    """Execute the runs of an experiment in a folder, or what is left of them.
 
-    The folder of another experiment is refused.
+    The folder of another experiment is refused. `reading` is entered while the data are read; with
+    `extend`, the experiment may have more rounds than the one in the folder.
     """
-    build_engine(experiment).require_ready()
-    claim(experiment, folder)
-    plan = plan_of(experiment, build_data(experiment) if data is None else data)
-    return execute(plan, folder, keeping_of(experiment), watcher)
+    build_engine(experiment).require_ready()  # before a folder is written
+    claim(experiment, folder, extend)
+    if data is None:
+        with reading:
+            data = build_data(experiment)
+    plan = plan_of(experiment, partial(_losses, experiment, data))
+    return execute(plan, storage_of(experiment, folder), observer, read_ended)
 
 
-def claim(experiment: Experiment, folder: Path) -> None:
-    """Write the resolved experiment into a new folder, or see that it is the one there."""
+def _losses(experiment: Experiment, data: FederatedData, seed: int) -> ModuleLosses:
+    return ModuleLosses(build_model(experiment, data, seed), data)
+
+
+def claim(experiment: Experiment, folder: Path, extend: bool = False) -> None:
+    """Write the resolved experiment into a new folder, or check that it is the one there.
+
+    With `extend`, it may have more rounds than the one there.
+    """
     path = folder / EXPERIMENT
     with alone_in(folder):
+        require(
+            not (folder / ARGUMENTS).is_file(),
+            f"{folder} has runs that were started from Python: choose another folder with --out.",
+        )
         if path.is_file():
+            before = Experiment.load(path)
             require(
-                _runs_of(Experiment.load(path)) == _runs_of(experiment),
+                _runs_of(before) == _runs_of(experiment),
                 f"{folder} has the runs of another experiment: choose another folder with --out, "
-                f"or go on with that one by undrift resume {folder}.",
+                f"or continue that one by undrift resume {folder}.",
             )
+            refuse_other_rounds(folder, before.rounds, experiment.rounds, extend)
+            if experiment.rounds > before.rounds:
+                experiment.write(path)
             return
         if any(folder.glob("*/seed-*")):
             raise UndriftError(f"{folder} has runs but no {EXPERIMENT}: choose another folder.")
@@ -108,7 +141,7 @@ def only(experiment: Experiment, label: str) -> Experiment:
 
 def _runs_of(experiment: Experiment) -> dict[str, Any]:
     """What decides how the runs go: not their names, nor where they are computed and kept."""
-    kept = ("name", "output", "sweep", "deploy")
+    kept = ("name", "rounds", "output", "sweep", "deploy")
     found = {key: value for key, value in experiment.resolved().items() if key not in kept}
     found["engine"] = {k: v for k, v in found["engine"].items() if k not in ("workers", "address")}
     return found
@@ -117,6 +150,11 @@ def _runs_of(experiment: Experiment) -> dict[str, Any]:
 def resumed(folder: Path, settings: Mapping[str, Any] | None = None) -> Experiment:
     """The experiment of a run folder; the settings may say by whom it is computed from now on."""
     path = folder / EXPERIMENT
+    require(
+        not (folder / ARGUMENTS).is_file(),
+        f"{folder} was written from Python, and code and data are not stored: continue it by "
+        f"ud.resume({str(folder)!r}, method, …) with the arguments of the call that wrote it.",
+    )
     require(
         path.is_file(),
         f"{folder} is not the folder of a run: it has no {EXPERIMENT}.",

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from undrift.core.records import Record
-from undrift.runs.execution import Watcher
+from undrift.runs.driver import Observer
 from undrift.runs.progress import Tally, progress_bars
 from undrift.utils.display import watched
 
@@ -67,7 +67,7 @@ class JsonLines:
 @contextmanager
 def watching(
     labels: Sequence[str], rounds: int, seeds: int, quiet: bool = False, as_json: bool = False
-) -> Iterator[Watcher | None]:
+) -> Iterator[Observer | None]:
     """Who looks on: bars on a terminal, lines elsewhere."""
     if as_json:
         yield JsonLines()

@@ -16,7 +16,7 @@ from undrift.core.method import Conditions, Method
 from undrift.core.sampling import All, Sampler, Uniform, Weighted
 from undrift.devices import Devices, Ladder
 from undrift.local.solvers import GD, Local
-from undrift.loops import Asynchronous, Loop, Synchronous
+from undrift.loops import Asynchronous, Loop, RunSpec, Synchronous
 from undrift.loops.planning import Limit
 from undrift.utils.errors import UndriftError
 from undrift.verify.problems import SIZES, STEPS
@@ -47,7 +47,9 @@ def run_of(
 ) -> Synchronous:
     """A run that is stepped by hand."""
     return Synchronous(
-        method, losses, local, sampler, 10**9, objective, seed=1, evaluation=NEVER, limit=limit
+        RunSpec(
+            method, losses, local, sampler, 10**9, objective, seed=1, evaluation=NEVER, limit=limit
+        )
     )
 
 
@@ -63,15 +65,17 @@ def arriving(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # step sizes need not be those of a theorem here
         return Asynchronous(
-            method,
-            losses,
-            local,
-            sampler,
-            10**9,
-            objective,
-            seed=1,
-            evaluation=NEVER,
-            devices=devices,
+            RunSpec(
+                method,
+                losses,
+                local,
+                sampler,
+                10**9,
+                objective,
+                seed=1,
+                evaluation=NEVER,
+                devices=devices,
+            )
         )
 
 

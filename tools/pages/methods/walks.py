@@ -18,7 +18,7 @@ from undrift.core.regularizers import L1
 from undrift.core.sampling import All
 from undrift.devices import Devices, Ladder
 from undrift.local.solvers import GD
-from undrift.loops import Loop, loop
+from undrift.loops import Loop, RunSpec, loop
 from undrift.loops.paces import AsTheyArrive
 from undrift.methods import (
     SCAFFOLD,
@@ -132,7 +132,7 @@ def run_of(walk: Walk) -> Loop:
     arriving: dict[str, Any] = {"devices": speeds, "pace": AsTheyArrive(replies=1)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # step sizes outside a theorem's bound are shown, too
-        return loop(
+        spec = RunSpec(
             walk.method,
             two_clients(),
             GD(lr=LR, steps=walk.steps),
@@ -144,6 +144,7 @@ def run_of(walk: Walk) -> Loop:
             limit=walk.limit,
             **(arriving if walk.method.meant_asynchronous else {}),
         )
+        return loop(spec)
 
 
 def _local_path(walk: Walk, run: Loop, k: int) -> Tensor:

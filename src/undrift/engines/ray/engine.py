@@ -18,7 +18,7 @@ from undrift.core.losses import Losses
 from undrift.core.messages import Assignment, Reply
 from undrift.core.method import Method
 from undrift.core.round_result import RoundResult
-from undrift.engines.base import Engine, Job, OwnModel
+from undrift.engines.base import Job, OwnModel, SimulationEngine
 from undrift.engines.options import EngineOptions
 from undrift.engines.pool import cores
 from undrift.engines.ray import blocks
@@ -44,7 +44,7 @@ _placed: dict[str, tuple[str, Any, Shared]] = {}
 """The data and the losses that were sent last: runs that follow each other share them."""
 
 
-class RayEngine(Engine):
+class RayEngine(SimulationEngine):
     """Trains blocks of clients on workers that Ray starts, and adds up what they send back.
 
     The blocks, and the order in which their sums are added, do not depend on the number of

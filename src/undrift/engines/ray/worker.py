@@ -19,7 +19,7 @@ from undrift.core.method import Method
 from undrift.core.problem import Client, Download, Keep, Work
 from undrift.core.round_result import RoundResult
 from undrift.engines.auto import AutoEngine
-from undrift.engines.base import Engine, Job, OwnModel
+from undrift.engines.base import Job, OwnModel, SimulationEngine
 from undrift.engines.options import EngineOptions
 from undrift.engines.pool import use_cores
 from undrift.engines.ray.parcels import Parcel, pack, unpack
@@ -198,8 +198,8 @@ class Worker:
 
         return self._hold("losses", shared["losses"].number, make)
 
-    def _engine(self, shared: Mapping[str, Shared]) -> Engine:
-        def make() -> Engine:
+    def _engine(self, shared: Mapping[str, Shared]) -> SimulationEngine:
+        def make() -> SimulationEngine:
             losses, setting = self._losses(shared), self._unpacked(shared["setting"])
             engine = setting.options(losses, setting.job)
             engine.restore(setting.saved)

@@ -28,7 +28,7 @@ from undrift.core.method import Method
 from undrift.core.problem import Client, Keep, LocalProblem, LocalResult, Named, Upload
 from undrift.core.round_result import RoundResult
 from undrift.core.validation import check_declared, fault, fault_of_buffers
-from undrift.engines.base import Engine, Job
+from undrift.engines.base import Job, SimulationEngine
 from undrift.engines.pool import Pool, spare_threads
 from undrift.engines.serial import SerialEngine
 from undrift.engines.threaded import Remembered, ThreadedEngine
@@ -73,7 +73,7 @@ class Finished:
     """statistics of the model that training changed, where one client works at a time"""
 
 
-class VectorisedEngine(Engine):
+class VectorisedEngine(SimulationEngine):
     """Trains the clients of a chunk at once, and several chunks on threads.
 
     Clients are put in the order of their steps, and then of their ids, and cut into chunks of

@@ -1,0 +1,53 @@
+"""Checks of methods that run side by side: labels, one objective, shared cohorts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from undrift.core.clients import Roster
+from undrift.core.losses import Federation
+from undrift.core.method import Method
+from undrift.core.sampling import Sampler, as_sampler
+from undrift.utils.errors import require, require_type
+
+
+def labels(methods: Sequence[Method]) -> list[str]:
+    """A label for each method: its name, or its parameters too where names repeat."""
+    require_type("methods", methods, (list, tuple), "a list of methods, or {label: method}")
+    for method in methods:
+        require_type("A method", method, Method, "a method such as ud.FedAvg()")
+    names = Counter(method.name for method in methods)
+    found = [m.name if names[m.name] == 1 else repr(m) for m in methods]
+    require(
+        len(set(found)) == len(found),
+        "Two methods of the comparison are the same: give them labels, {label: method}.",
+    )
+    return found
+
+
+def shared_sampler(
+    cohort: int | Sampler | None, methods: Iterable[Method], losses: Federation, objective: str
+) -> Sampler:
+    """One sampler for all methods, as the schemes of all of them allow."""
+    by_weight = {method.draws_by_weight for method in methods}
+    if not isinstance(cohort, Sampler) and cohort is not None and len(by_weight) == 2:
+        # With equal q_k, uniform cohorts serve both kinds.
+        require(
+            Roster(losses.ids, losses.sizes, objective).equal,
+            "Some of these methods are defined for draws by q_k and some for uniform cohorts, so "
+            "they cannot share cohorts: use objective='clients', or name a sampler.",
+        )
+    return as_sampler(cohort, by_weight == {True})
+
+
+def same_regularizer(methods: Mapping[str, Method]) -> None:
+    """All methods of a comparison minimise the same F."""
+    found = {label: method.g for label, method in methods.items()}
+    (first, g), *others = found.items()
+    for label, other in others:
+        require(
+            other == g,
+            f"{first} has the regulariser g = {g} and {label} has g = {other}, so they minimise "
+            f"different objectives: only FedDR takes a g.",
+        )

@@ -1,0 +1,162 @@
+"""The driver: executes the runs of a plan one after another, in memory or in a run folder."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from undrift.core.losses import Federation
+from undrift.core.records import Record
+from undrift.loops import Loop, loop
+from undrift.runs.folder import DIVERGED, FINISHED, INTERRUPTED, STOPPED
+from undrift.runs.plan import Plan
+from undrift.runs.storage import KeptRun, MemoryStorage, Storage
+from undrift.utils.errors import Diverged
+
+
+class Observer(Protocol):
+    """Is told of the progress of runs: bars, lines of text, lines of JSON."""
+
+    def begin(self, label: str, seed: int, round: int) -> None:
+        """A run starts, or continues after a round."""
+
+    def show(self, label: str, seed: int, record: Record) -> None:
+        """A round is done and committed."""
+
+    def end(self, label: str, seed: int, status: str, reason: str | None) -> None:
+        """A run is over."""
+
+
+class Silent:
+    """An observer that shows nothing."""
+
+    def begin(self, label: str, seed: int, round: int) -> None:
+        pass
+
+    def show(self, label: str, seed: int, record: Record) -> None:
+        pass
+
+    def end(self, label: str, seed: int, status: str, reason: str | None) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """How a run ended."""
+
+    label: str
+    seed: int
+    status: str
+    """"finished", "stopped", "diverged" or "interrupted\""""
+    reason: str | None = None
+    folder: Path | None = None
+    before: bool = field(default=False, compare=False)
+    """whether it had ended before, so that nothing was computed"""
+    run: Loop | None = field(default=None, compare=False, repr=False)
+    """the loop in its final state; None for a run that had ended before and was not read"""
+
+
+def execute(
+    plan: Plan,
+    storage: Storage | None = None,
+    observer: Observer | None = None,
+    read_ended: bool = False,
+) -> list[RunOutcome]:
+    """Execute every run of a plan, or what is left of them.
+
+    A run in a folder that was interrupted, or killed at any moment, continues from its last
+    committed round and ends with the same bits as if it had never stopped.
+
+    Parameters
+    ----------
+    storage
+        where the runs are kept; in memory if left out
+    observer
+        is told of the progress
+    read_ended
+        whether runs that had ended before are read back, so that their outcomes have a loop
+    """
+    storage = storage or MemoryStorage()
+    observer = observer or Silent()
+    outcomes: list[RunOutcome] = []
+    with storage.session() as stop:
+        for seed in plan.seeds:
+            left = [label for label in plan.methods if storage.ended(label, seed, plan) is None]
+            losses = plan.losses(seed) if left or read_ended else None
+            if losses is not None:
+                _check(plan, left, seed, losses)
+            for label in plan.methods:
+                if label in left or read_ended:
+                    assert losses is not None
+                    outcome = _execute(plan, label, seed, losses, storage, observer, stop)
+                else:
+                    outcome = _already_ended(plan, label, seed, storage)
+                    observer.begin(label, seed, plan.rounds)
+                    observer.end(label, seed, outcome.status, outcome.reason)
+                outcomes.append(outcome)
+                if stop():
+                    return outcomes
+    return outcomes
+
+
+def _check(plan: Plan, labels: list[str], seed: int, losses: Federation) -> None:
+    """Refuse what a method is not defined for before the first run computes anything."""
+    if plan.make_loop is not None:
+        return  # the loops of a deployment send nothing before their first round
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the loop that runs will warn
+        for label in labels:
+            loop(plan.spec(label, seed, losses))
+
+
+def _already_ended(plan: Plan, label: str, seed: int, storage: Storage) -> RunOutcome:
+    ended = storage.ended(label, seed, plan)
+    assert ended is not None
+    return RunOutcome(label, seed, *ended, storage.folder_of(label, seed), before=True)
+
+
+def _execute(
+    plan: Plan,
+    label: str,
+    seed: int,
+    losses: Federation,
+    storage: Storage,
+    observer: Observer,
+    stop: Callable[[], int],
+) -> RunOutcome:
+    """Execute one run to its end, or until asked to stop."""
+    spec = plan.spec(label, seed, losses)
+    ended = storage.ended(label, seed, plan)
+    with storage.open(label, spec, plan) as kept:
+        run = plan.loop(label, spec, kept.states)
+        resumed = kept.restore(run)
+        observer.begin(label, seed, run.round)
+        if ended is None:
+            kept.begin(run, resumed)
+            status, reason = _rounds(run, label, kept, observer, stop)
+            kept.end(run, status, reason)
+        else:
+            status, reason = ended
+        if status == DIVERGED:
+            run.stopped, run.diverged = reason, True
+    observer.end(label, seed, status, reason)
+    folder = storage.folder_of(label, seed)
+    return RunOutcome(label, seed, status, reason, folder, ended is not None, run)
+
+
+def _rounds(
+    run: Loop, label: str, kept: KeptRun, observer: Observer, stop: Callable[[], int]
+) -> tuple[str, str | None]:
+    """Carry out the rounds of a run; gives its status and the reason."""
+    try:
+        for record in run.rounds():
+            kept.commit(run, record)
+            observer.show(label, run.seed, record)
+            if stop() and run.round < run.total and run.stopped is None:
+                return INTERRUPTED, f"interrupted after round {run.round}"
+    except Diverged as error:
+        return DIVERGED, str(error)
+    return (FINISHED, None) if run.stopped is None else (STOPPED, run.stopped)

@@ -1,0 +1,107 @@
+"""`Plan`: several runs on the same clients, every method with every seed.
+
+Python arguments (`undrift.api`) and experiment files (`undrift.runs.planning`) both become a plan,
+which `undrift.runs.driver` executes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from undrift.core.evaluation import Evaluation
+from undrift.core.losses import Federation
+from undrift.core.method import Method
+from undrift.core.sampling import Sampler
+from undrift.core.targets import Target
+from undrift.devices import Profiles
+from undrift.engines import EngineOptions
+from undrift.local.solvers import Local
+from undrift.loops import Callback, Loop, RunSpec, StatesFactory, loop
+from undrift.loops.comparison import same_regularizer, shared_sampler
+from undrift.loops.paces import Pace
+from undrift.loops.planning import Limit
+from undrift.utils.errors import require, require_type, require_whole
+
+LoopFactory = Callable[[str, RunSpec, StatesFactory], Loop]
+"""Builds the loop of a run from its label, its spec and the container of client states."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every method with every seed, on the same clients, cohorts and batches.
+
+    Parameters
+    ----------
+    methods, local
+        the methods by label, and the local work of each
+    losses
+        gives the clients' losses of a seed, with the initial model
+    rounds, seeds
+        the number of rounds of each run, and the seeds to run every method with
+    cohort
+        how many clients take part in a round, or a sampler; None for all
+    objective, evaluation, limit, devices, target, callbacks
+        as in `RunSpec`, the same for all methods
+    paces
+        by label, where it is not the pace the method is meant for
+    engine
+        how the clients' work is computed in a simulation
+    description
+        the settings in plain values, for loggers and for the run folder
+    make_loop
+        builds the loops of a deployment; None for a simulation
+    """
+
+    methods: Mapping[str, Method]
+    losses: Callable[[int], Federation]
+    local: Mapping[str, Local]
+    rounds: int = 100
+    seeds: Sequence[int] = (0,)
+    cohort: int | Sampler | None = None
+    objective: str = "samples"
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    limit: Limit | None = None
+    devices: Profiles | None = None
+    paces: Mapping[str, Pace] = field(default_factory=dict)
+    target: Mapping[str, Target] = field(default_factory=dict)
+    callbacks: Sequence[Callback] = ()
+    engine: EngineOptions = field(default_factory=EngineOptions)
+    description: Mapping[str, Any] = field(default_factory=dict)
+    make_loop: LoopFactory | None = None
+
+    def __post_init__(self) -> None:
+        require(len(self.methods) > 0, "There is no method to run.")
+        for method in self.methods.values():
+            require_type("A method", method, Method, "a method such as ud.FedAvg()")
+        for label in self.methods:
+            require(label in self.local, f"The local work of {label!r} is missing.")
+        require_whole("rounds", self.rounds, at_least=0)
+        for seed in self.seeds:
+            require_whole("seed", seed, at_least=0)
+        same_regularizer(self.methods)
+
+    def spec(self, label: str, seed: int, losses: Federation) -> RunSpec:
+        """The run of one method with one seed; `losses` are those of the seed."""
+        return RunSpec(
+            method=self.methods[label],
+            losses=losses,
+            local=self.local[label],
+            sampler=shared_sampler(self.cohort, self.methods.values(), losses, self.objective),
+            rounds=self.rounds,
+            objective=self.objective,
+            seed=seed,
+            evaluation=self.evaluation,
+            limit=self.limit,
+            target=self.target,
+            callbacks=self.callbacks,
+            devices=self.devices,
+            pace=self.paces.get(label),
+        )
+
+    def loop(self, label: str, spec: RunSpec, states: StatesFactory) -> Loop:
+        """The loop that carries out a run of this plan."""
+        if self.make_loop is not None:
+            return self.make_loop(label, spec, states)
+        return loop(spec, self.engine, states)

@@ -1,0 +1,337 @@
+"""Where runs are kept: in memory, or in a run folder that survives a crash at any moment.
+
+The driver works with a `Storage` and, for each run, with the `KeptRun` it opens. The base class of
+`KeptRun` keeps a run in memory only; `StoredRun` commits every round to the run's store.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from undrift.core.clients import ClientStates
+from undrift.core.losses import Federation
+from undrift.core.records import Record
+from undrift.data.federated import FederatedData
+from undrift.data.fingerprint import fingerprint
+from undrift.devices import DeviceFile
+from undrift.loops import Loop, RunSpec
+from undrift.nets.modules import ModuleLosses, save_weights
+from undrift.runs.folder import (
+    DATA,
+    DONE,
+    FINISHED,
+    MODEL,
+    PICTURE,
+    RECORDS,
+    RUN,
+    RUNNING,
+    STORE,
+    alone_in,
+    read_json,
+    run_folder,
+    write_json,
+)
+from undrift.runs.loggers import Begun, Logger
+from undrift.runs.plan import Plan
+from undrift.runs.states import StoredStates
+from undrift.runs.stopping import asked_to_stop, interrupt
+from undrift.runs.store import Store, require_storable
+from undrift.utils.errors import UndriftError, first_line, require, require_range
+from undrift.utils.files import written_whole
+
+BYTES_PER_MB = 1_000_000
+
+Ended = tuple[str, str | None]
+"""The status of a run that is over, and the reason if it ended early."""
+
+
+class KeptRun:
+    """One run while it is executed; this class keeps it in memory only."""
+
+    def states(self, kinds: Mapping[str, str], x0: Tensor) -> ClientStates:
+        """The container of the clients' states."""
+        return ClientStates(kinds, x0)
+
+    def restore(self, run: Loop) -> bool:
+        """Bring a new loop to the last committed round; whether there was one."""
+        return False
+
+    def begin(self, run: Loop, resumed: bool) -> None:
+        """The first round is about to start, or the next one after a resume."""
+
+    def commit(self, run: Loop, record: Record) -> None:
+        """Keep a round that is done."""
+
+    def end(self, run: Loop, status: str, reason: str | None) -> None:
+        """Keep how the run ended."""
+
+
+class Storage(ABC):
+    """Where the runs of a plan are kept."""
+
+    @abstractmethod
+    def session(self) -> AbstractContextManager[Callable[[], int]]:
+        """Hold the storage while runs are executed; gives how often the user asked to stop."""
+
+    @abstractmethod
+    def ended(self, label: str, seed: int, plan: Plan) -> Ended | None:
+        """How a run ended, if it did."""
+
+    @abstractmethod
+    def folder_of(self, label: str, seed: int) -> Path | None:
+        """The folder of a run; None in memory."""
+
+    @abstractmethod
+    def open(self, label: str, spec: RunSpec, plan: Plan) -> AbstractContextManager[KeptRun]:
+        """Start to keep a run."""
+
+
+class MemoryStorage(Storage):
+    """Keeps runs in memory. Ctrl-C raises KeyboardInterrupt as usual."""
+
+    def session(self) -> AbstractContextManager[Callable[[], int]]:
+        return nullcontext(lambda: 0)
+
+    def ended(self, label: str, seed: int, plan: Plan) -> Ended | None:
+        return None
+
+    def folder_of(self, label: str, seed: int) -> Path | None:
+        return None
+
+    def open(self, label: str, spec: RunSpec, plan: Plan) -> AbstractContextManager[KeptRun]:
+        return nullcontext(KeptRun())
+
+
+@dataclass(frozen=True)
+class FolderStorage(Storage):
+    """Keeps runs in a run folder, each with a store of its own.
+
+    Ctrl-C and SIGTERM let the current round finish and commit; a second Ctrl-C ends at once.
+
+    Parameters
+    ----------
+    folder
+        the run folder
+    durability
+        what a committed round survives: "power" (a power loss) or "process" (a killed process)
+    memory
+        megabytes of client states to hold in memory besides those of the current round
+    loggers
+        makes the loggers of a run
+    """
+
+    folder: Path
+    durability: str = "power"
+    memory: float = 64
+    loggers: Callable[[], Sequence[Logger]] = tuple
+
+    def __post_init__(self) -> None:
+        require_range("memory", self.memory, at_least=0)
+
+    @contextmanager
+    def session(self) -> Iterator[Callable[[], int]]:
+        with alone_in(self.folder), asked_to_stop(again=interrupt) as stop:
+            yield stop
+
+    def ended(self, label: str, seed: int, plan: Plan) -> Ended | None:
+        return ended(self.folder_of(label, seed), plan.rounds)
+
+    def folder_of(self, label: str, seed: int) -> Path:
+        return run_folder(self.folder, label, seed)
+
+    @contextmanager
+    def open(self, label: str, spec: RunSpec, plan: Plan) -> Iterator[KeptRun]:
+        self._describe(spec.losses)
+        folder = self.folder_of(label, spec.seed)
+        folder.mkdir(parents=True, exist_ok=True)
+        require_storable(spec.losses.ids)
+        facts = run_facts(label, spec)
+        store = Store(folder / STORE, facts, self.durability)
+        try:
+            yield StoredRun(folder, store, label, facts, plan, self)
+        finally:
+            store.close()
+
+    def _describe(self, losses: Federation) -> None:
+        """Write down what the data are like, once, for the report."""
+        if isinstance(losses, ModuleLosses) and not (self.folder / DATA).is_file():
+            description = losses.data.describe()
+            description.plot(self.folder / PICTURE)
+            write_json(self.folder / DATA, description.as_dict())
+
+
+class StoredRun(KeptRun):
+    """One run in its folder: every round is committed to the store in one transaction."""
+
+    def __init__(
+        self,
+        folder: Path,
+        store: Store,
+        label: str,
+        facts: Mapping[str, Any],
+        plan: Plan,
+        storage: FolderStorage,
+    ):
+        self._folder = folder
+        self._store = store
+        self._label = label
+        self._facts = facts
+        self._plan = plan
+        self._storage = storage
+        self._loggers: Sequence[Logger] = ()
+
+    def states(self, kinds: Mapping[str, str], x0: Tensor) -> ClientStates:
+        memory = int(self._storage.memory * BYTES_PER_MB)
+        return StoredStates(kinds, x0, self._store, memory)
+
+    def restore(self, run: Loop) -> bool:
+        records = self._folder / RECORDS
+        begun = records.is_file() and records.stat().st_size > 0
+        require(
+            self._store.round is not None or not begun,
+            f"{records} has rounds, but the store beside it is empty: put the store back, or "
+            f"remove {self._folder} to begin again.",
+        )
+        return restore(run, self._store)
+
+    def begin(self, run: Loop, resumed: bool) -> None:
+        self._write_status(run, RUNNING, None)
+        # A killed process may have left half a line: write the records of the store again.
+        with written_whole(self._folder / RECORDS) as whole:
+            whole.write_text("".join(f"{line}\n" for line in self._store.records()), "utf-8")
+        self._loggers = self._storage.loggers()
+        begun = Begun(
+            self._label,
+            run.seed,
+            self._plan.description,
+            self._folder,
+            run.round if resumed else None,
+        )
+        for logger in self._loggers:
+            logger.start(begun)
+
+    def commit(self, run: Loop, record: Record) -> None:
+        commit(run, self._store, record)
+        records = self._folder / RECORDS
+        try:
+            with records.open("a", encoding="utf-8") as lines:
+                lines.write(record.to_json() + "\n")
+        except OSError as error:
+            raise UndriftError(
+                f"{records} cannot be written ({first_line(error)}); nothing is lost but the round "
+                f"in flight."
+            ) from error
+        for logger in self._loggers:
+            logger.log(record)
+
+    def end(self, run: Loop, status: str, reason: str | None) -> None:
+        if status in DONE:
+            _save_model(run, self._folder / MODEL)
+        for logger in self._loggers:
+            logger.finish(status)
+        self._write_status(run, status, reason)
+
+    def _write_status(self, run: Loop, status: str, reason: str | None) -> None:
+        write_json(
+            self._folder / RUN,
+            {
+                **self._facts,
+                "method": repr(run.method),
+                "name": run.method.name,
+                "paper": run.method.paper,
+                "rounds": run.total,
+                "status": status,
+                "reason": reason,
+            },
+        )
+
+
+def run_facts(label: str, spec: RunSpec) -> dict[str, Any]:
+    """What a store belongs to: a run with other facts must not continue from it."""
+    devices = spec.devices
+    return {
+        "label": label,
+        "seed": spec.seed,
+        "parameters": spec.losses.dimension,
+        "data": _fingerprint(spec.losses),
+        **({"devices": devices.fingerprint()} if isinstance(devices, DeviceFile) else {}),
+    }
+
+
+_DATA_FINGERPRINTS: WeakKeyDictionary[FederatedData, str] = WeakKeyDictionary()
+"""Hashing all samples takes a while, so every data set is hashed once."""
+
+
+def _fingerprint(losses: Federation) -> str:
+    """What tells these data from others."""
+    if not isinstance(losses, ModuleLosses):
+        return losses.fingerprint()
+    if losses.data not in _DATA_FINGERPRINTS:
+        _DATA_FINGERPRINTS[losses.data] = fingerprint(losses.data)
+    return _DATA_FINGERPRINTS[losses.data]
+
+
+def ended(folder: Path, rounds: int | None = None) -> Ended | None:
+    """How the run of a folder ended, if it did; a finished run with fewer rounds has not."""
+    try:
+        found = read_json(folder / RUN)
+    except UndriftError:  # missing, or left empty by a power loss: the store decides
+        return None
+    status = found.get("status")
+    if status not in DONE or not _has_model(folder):
+        return None
+    extended = rounds is not None and int(found.get("rounds") or 0) < rounds
+    return None if status == FINISHED and extended else (status, found.get("reason"))
+
+
+def _save_model(run: Loop, path: Path) -> None:
+    """Write the final model: a module's weights, or the solution x of an analytic problem."""
+    flat = getattr(run.losses, "flat", None)
+    if flat is not None:
+        save_weights(flat.filled(run.server.x, run.buffers), path)
+        return
+    with written_whole(path) as partial:
+        save_file({"x": run.server.x}, partial)
+
+
+def _has_model(folder: Path) -> bool:
+    """Whether the final model was written whole."""
+    model = folder / MODEL
+    return model.is_file() and model.stat().st_size > 0
+
+
+def commit(run: Loop, store: Store, record: Record) -> None:
+    """Write everything that a round changed, in one transaction."""
+    states = run.states
+    assert isinstance(states, StoredStates)
+    store.commit(record.round, run.saved(), states.changed(), record.to_json(), run.lasting())
+    states.committed()
+
+
+def restore(run: Loop, store: Store) -> bool:
+    """Bring a new loop to the last round of a store; whether there was one."""
+    round = store.round
+    if round is None:
+        return False
+    device = run.x0.device
+    try:
+        records = [Record.from_json(line) for line in store.records()]
+    except (ValueError, TypeError, AttributeError) as error:
+        if isinstance(error, UndriftError):
+            raise
+        raise UndriftError(
+            f"A record in {store.folder} is damaged: {first_line(error)}."
+        ) from error
+    if [record.round for record in records] != list(range(round + 1)):
+        raise UndriftError(f"The store {store.folder} does not have a record of every round.")
+    run.restore(lambda name: store.part(name, device), records)
+    return True
