@@ -56,6 +56,8 @@ class Conditions:
     the least there is with so many clients at work at once"""
     bounded: bool = False
     """whether that bound is enforced"""
+    transformed: bool = False
+    """whether uploads pass through transforms (clipping, noise, compression)"""
 
 
 class Method(ABC):
@@ -116,6 +118,15 @@ class Method(ABC):
     ) -> tuple[Upload, Keep]:
         """What the client uploads and what it keeps, once its work is done."""
 
+    def settle(self, keep: Keep, error: Upload, result: LocalResult, client: Client) -> Keep:
+        """What the client keeps once upload transforms changed its upload by `error`.
+
+        `error` is what was sent minus what `finish` returned. Whatever the client keeps as its own
+        copy of something the server accumulates must advance by what was sent: add `error` to it.
+        It is called only with upload transforms; a method that keeps nothing need not define it.
+        """
+        return keep
+
     @abstractmethod
     def fold(self, server: ServerState, replies: Replies) -> ServerState:
         """The server's next state from the sums of the replies."""
@@ -165,6 +176,12 @@ class Method(ABC):
             not self.needs_all or setting.participation == "all",
             f"{self.name} is defined only when every client takes part in every round"
             f"{but_not(setting.participation)} choose a method that allows partial participation.",
+        )
+        settles = type(self).settle is not Method.settle
+        require(
+            not setting.transformed or not self.kept() or settles,
+            f"{self.name} keeps state on the clients but does not define settle(), so its uploads "
+            f"cannot be transformed: the clients would keep something else than they sent.",
         )
         require(
             not self.needs_steps or setting.takes_steps,

@@ -22,6 +22,8 @@ def check_declared(method: Method, finished: object, like: Tensor) -> None:
             f"{method.name}'s finish must return an Upload and a Keep (Keep() for nothing), not "
             f"{finished!r}."
         )
+    if like.ndim == 2:  # several clients: the first stands for all
+        upload, keep, like = upload.row(0), keep.row(0), like[0]
     kept, declared = {name for name, _ in keep.items()} - {LAST}, set(method.kept())
     require(
         kept == declared,
@@ -36,13 +38,24 @@ def check_declared(method: Method, finished: object, like: Tensor) -> None:
         )
 
 
+def well_shaped(method: Method, upload: Upload, like: Tensor) -> bool:
+    """Whether every declared vector has the shape of the model, `[P]` or `[C, P]`."""
+    return all(
+        torch.as_tensor(value).shape == like.shape
+        for name, value in upload.items()
+        if name in method.uploads
+    )
+
+
 def fault(method: Method, upload: Upload, keep: Keep, like: Tensor) -> str | None:
     """What is wrong with a client's reply, or None."""
+    for name, value in upload.items():
+        shape = torch.as_tensor(value).shape
+        if name in method.uploads and shape != like.shape:
+            return f"{name} has shape {list(shape)} instead of {list(like.shape)}"
     for values in (upload, keep):
         for name, value in values.items():
             value = torch.as_tensor(value)
-            if name in method.uploads and values is upload and value.shape != like.shape:
-                return f"{name} has shape {list(value.shape)} instead of {list(like.shape)}"
             if not bool(torch.isfinite(value).all()):
                 return f"{name} is not finite (NaN or Inf)"
     return None

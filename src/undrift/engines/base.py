@@ -16,6 +16,7 @@ from undrift.core.messages import CHANGE, COHORT, Assignment, Reply, TrackedMode
 from undrift.core.method import Method
 from undrift.core.replies import Weight, q, q_draws
 from undrift.core.round_result import RoundResult
+from undrift.core.uploads import UploadChain
 from undrift.local.solvers import Local
 from undrift.utils.errors import UndriftError
 
@@ -139,6 +140,8 @@ class Job:
     local: Local
     seed: int
     tracked: TrackedModels = field(default_factory=TrackedModels)
+    uploads: UploadChain = field(default_factory=UploadChain)
+    """what happens to every upload between `finish` and `fold`"""
 
     def __post_init__(self) -> None:
         self.local.check(self.roster.position)

@@ -21,7 +21,8 @@ from undrift.core.messages import (
 )
 from undrift.core.method import Method
 from undrift.core.problem import Client, Keep, LocalProblem, LocalResult, Upload, Work
-from undrift.core.validation import check_declared, fault, fault_of_buffers
+from undrift.core.uploads import Senders
+from undrift.core.validation import fault, fault_of_buffers
 from undrift.engines.base import Job, SimulationEngine
 from undrift.utils.errors import UndriftError, first_line
 from undrift.utils.keys import key
@@ -41,15 +42,13 @@ class SerialEngine(SimulationEngine):
         states: ClientStates,
         diagnose: bool = True,
     ) -> Iterator[Reply]:
-        for number, assignment in enumerate(assignments):
+        for assignment in assignments:
             client, download = assignment.client, assignment.download
             mine = states.get(client.id)
             problem = method.problem(download, mine, client)
             result, buffers = self._solve(client, problem, assignment.work, assignment.buffers)
-            finished = method.finish(download, mine, result, client)
-            if number == 0:
-                check_declared(method, finished, result.x)
-            upload, keep = finished
+            senders = Senders(self.job.seed, [assignment.work])
+            upload, keep = self.job.uploads.finish(method, download, mine, result, client, senders)
             if assignment.work.damaged:
                 upload = damaged(upload)
             wrong = fault(method, upload, keep, result.x) or fault_of_buffers(buffers)

@@ -15,6 +15,7 @@ from undrift.core.problem import ServerState
 from undrift.core.records import Record, Span
 from undrift.core.round_result import RoundResult
 from undrift.core.targets import reached
+from undrift.core.uploads import UploadChain
 from undrift.devices import Fleet, Profiles
 from undrift.engines.base import Job
 from undrift.engines.serial import SerialEngine
@@ -68,7 +69,7 @@ class Loop(ABC):
         self.fleet: Fleet | None = devices.fleet(self.roster, seed) if devices else None
         models = evaluation.models
         tracked = TrackedModels(cohort="cohort" in models, last="all" in models or "own" in models)
-        self.job = Job(self.roster, spec.local, seed, tracked)
+        self.job = Job(self.roster, spec.local, seed, tracked, UploadChain(spec.transforms))
         self.planner = WorkPlanner(self.job, spec.limit)
         method.check(self.setting())
         self.engine = engine(losses, self.job)
@@ -79,7 +80,8 @@ class Loop(ABC):
         self.x0 = losses.initial()
         self.server = method.init(self.x0.clone())
         self.buffers = losses.initial_buffers()
-        self.states = states(method.kept() | ({LAST: INITIAL} if tracked.last else {}), self.x0)
+        kinds = method.kept() | self.job.uploads.init() | ({LAST: INITIAL} if tracked.last else {})
+        self.states = states(kinds, self.x0)
         self.cohort_mean: Tensor = self.x0
         self.last_mean: Tensor = self.x0
         self.records: list[Record] = []
@@ -153,6 +155,7 @@ class Loop(ABC):
             equal=self.roster.equal,
             takes_steps=self.local.takes_steps,
             buffers=bool(self.losses.initial_buffers()),
+            transformed=bool(self.spec.transforms),
             **more,
         )
 

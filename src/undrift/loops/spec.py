@@ -19,6 +19,7 @@ from undrift.core.method import Method
 from undrift.core.records import Record
 from undrift.core.sampling import Sampler
 from undrift.core.targets import Target
+from undrift.core.uploads import UploadTransform
 from undrift.devices import Profiles
 from undrift.engines.base import Engine, Job
 from undrift.local.solvers import Local
@@ -66,6 +67,8 @@ class RunSpec:
         the device profiles of the clients; None for no virtual clock
     pace
         when the server goes on; None for the pace the method is meant for
+    transforms
+        what happens to every upload between `finish` and `fold`, in this order
     """
 
     method: Method
@@ -81,6 +84,7 @@ class RunSpec:
     callbacks: Sequence[Callback] = ()
     devices: Profiles | None = None
     pace: Pace | None = None
+    transforms: Sequence[UploadTransform] = ()
 
     def __post_init__(self) -> None:
         require_whole("rounds", self.rounds, at_least=0)

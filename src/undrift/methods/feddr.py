@@ -86,6 +86,9 @@ class FedDR(Method):
         change = 2 * (x - mine.x) - (y - mine.y)  # x̂_k⁺ − x̂_k, with x̂ = 2x − y
         return Upload(change=change), Keep(y=y, x=x)
 
+    def settle(self, keep: Keep, error: Upload, result: LocalResult, client: Client) -> Keep:
+        return keep.replace(x=keep.x + error.change / 2)  # x̂_k = 2x_k − y_k, as the server has it
+
     def fold(self, server: ServerState, replies: Replies) -> ServerState:
         x_tilde = server.x_tilde + replies.sum("change", by=q)
         return ServerState(x=self._prox(x_tilde), x_tilde=x_tilde)

@@ -55,6 +55,9 @@ class FedDyn(Method):
         a = self.alpha * client.scale
         return Upload(moved=moved), Keep(h=mine.h - a * moved)
 
+    def settle(self, keep: Keep, error: Upload, result: LocalResult, client: Client) -> Keep:
+        return Keep(h=keep.h - self.alpha * client.scale * error.moved)
+
     def fold(self, server: ServerState, replies: Replies) -> ServerState:
         moved = replies.mean("moved")
         h = server.h - self.alpha * replies.share * moved  # share = |S| / N

@@ -118,6 +118,9 @@ class FedNova(Averaging):
             mine = Keep(d=-direction / result.rate - v)
         return Upload(direction=direction, progress=result.progress, steps=result.steps), mine
 
+    def settle(self, keep: Keep, error: Upload, result: LocalResult, client: Client) -> Keep:
+        return Keep(d=keep.d - error.direction / result.rate) if self.variance_reduction else keep
+
     def fold(self, server: ServerState, replies: Replies) -> ServerState:
         w, N = self._by, replies.clients
         K = replies.count if self.variance_reduction else replies.weight(draws)

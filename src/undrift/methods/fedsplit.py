@@ -61,6 +61,10 @@ class FedSplit(Method):
         upload = Upload(z=z) if self.average == "act" else Upload(z_change=z - mine.z)
         return upload, Keep(z=z, u=u)
 
+    def settle(self, keep: Keep, error: Upload, result: LocalResult, client: Client) -> Keep:
+        change = error.z if self.average == "act" else error.z_change
+        return keep.replace(z=keep.z + change)
+
     def fold(self, server: ServerState, replies: Replies) -> ServerState:
         if self.average == "act":
             return ServerState(x=replies.mean("z", by=q))

@@ -71,6 +71,9 @@ class SCAFFOLD(Averaging):
             c = mine.c + change
         return Upload(moved=moved, c_change=change), Keep(c=c)
 
+    def settle(self, keep: Keep, error: Upload, result: LocalResult, client: Client) -> Keep:
+        return Keep(c=keep.c + error.c_change)
+
     def fold(self, server: ServerState, replies: Replies) -> ServerState:
         N, K = replies.clients, replies.count
         update = N / K * replies.sum("moved", by=q)

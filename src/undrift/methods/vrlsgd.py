@@ -43,5 +43,8 @@ class VRLSGD(Method):
         keep = Keep(delta=self._delta(down, mine), x=result.x, inverse=inverse)
         return Upload(moved=result.x - down.x), keep
 
+    def settle(self, keep: Keep, error: Upload, result: LocalResult, client: Client) -> Keep:
+        return keep.replace(x=keep.x + error.moved)
+
     def fold(self, server: ServerState, replies: Replies) -> ServerState:
         return ServerState(x=server.x + replies.sum("moved", by=q))

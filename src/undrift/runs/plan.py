@@ -15,6 +15,7 @@ from undrift.core.losses import Federation
 from undrift.core.method import Method
 from undrift.core.sampling import Sampler
 from undrift.core.targets import Target
+from undrift.core.uploads import UploadTransform
 from undrift.devices import Profiles
 from undrift.engines import EngineOptions
 from undrift.local.solvers import Local
@@ -42,7 +43,7 @@ class Plan:
         the number of rounds of each run, and the seeds to run every method with
     cohort
         how many clients take part in a round, or a sampler; None for all
-    objective, evaluation, limit, devices, target, callbacks
+    objective, evaluation, limit, devices, target, callbacks, transforms
         as in `RunSpec`, the same for all methods
     paces
         by label, where it is not the pace the method is meant for
@@ -67,6 +68,7 @@ class Plan:
     paces: Mapping[str, Pace] = field(default_factory=dict)
     target: Mapping[str, Target] = field(default_factory=dict)
     callbacks: Sequence[Callback] = ()
+    transforms: Sequence[UploadTransform] = ()
     engine: EngineOptions = field(default_factory=EngineOptions)
     description: Mapping[str, Any] = field(default_factory=dict)
     make_loop: LoopFactory | None = None
@@ -98,6 +100,7 @@ class Plan:
             callbacks=self.callbacks,
             devices=self.devices,
             pace=self.paces.get(label),
+            transforms=self.transforms,
         )
 
     def loop(self, label: str, spec: RunSpec, states: StatesFactory) -> Loop:

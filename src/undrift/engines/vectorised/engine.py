@@ -27,7 +27,8 @@ from undrift.core.messages import (
 from undrift.core.method import Method
 from undrift.core.problem import Client, Keep, LocalProblem, LocalResult, Named, Upload
 from undrift.core.round_result import RoundResult
-from undrift.core.validation import check_declared, fault, fault_of_buffers
+from undrift.core.uploads import Senders
+from undrift.core.validation import fault, fault_of_buffers, well_shaped
 from undrift.engines.base import Job, SimulationEngine
 from undrift.engines.pool import Pool, spare_threads
 from undrift.engines.serial import SerialEngine
@@ -213,7 +214,8 @@ class VectorisedEngine(SimulationEngine):
         finished = self._finished(method, chunk)
         result = self.job.result(method, round, diagnose)
         damage = any(assignment.work.damaged for assignment in chunk.assignments)
-        if not damage and not finished.buffers:
+        shaped = well_shaped(method, finished.upload, finished.result.x)
+        if shaped and not damage and not finished.buffers:
             result.take_several(self._stacked(finished, diagnose), chunk.clients)
             if result.finite():
                 return result
@@ -260,10 +262,8 @@ class VectorisedEngine(SimulationEngine):
             last_gradient=trained.last_gradient,
             evaluations=trained.evaluations,
         )
-        finished = method.finish(down, chunk.mine, result, client)
-        one = tuple(each.row(0) for each in finished if isinstance(each, Named))
-        check_declared(method, one if len(one) == 2 else finished, trained.x[0])
-        upload, keep = finished
+        senders = Senders(self.job.seed, works)
+        upload, keep = self.job.uploads.finish(method, down, chunk.mine, result, client, senders)
         watched = self.job.tracked.cohort or self.job.tracked.last
         if lasting or watched or _share(trained.x, upload, keep):
             network.give_away()
