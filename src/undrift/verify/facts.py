@@ -67,7 +67,7 @@ FACTS = [
         1e-8,
         limits.ragged,
         "the number of steps counts the ragged last batch of every epoch: use result.steps or "
-        "result.progress",
+        "result.a_norm",
     ),
     Fact(
         "equals",

@@ -226,7 +226,7 @@ def _stack_results(results: list[LocalResult]) -> LocalResult:
         rows("x"),
         column("steps"),
         column("expected"),
-        column("progress"),
+        column("a_norm"),
         LR,
         rows("first_gradient"),
         rows("last_gradient"),
