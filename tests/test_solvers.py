@@ -305,3 +305,56 @@ def test_bad_solvers_are_refused_with_a_sentence(make, words):
     with pytest.raises(ud.UndriftError) as error:
         make()
     assert words in str(error.value)
+
+
+class WarmUp(ud.Schedule):
+    """A user's own schedule."""
+
+    def at(self, round):
+        return 0.1 * min(1.0, (round + 1) / 3)
+
+
+def trained(engine="serial", **options):
+    local = ud.SGD(batch_size=5, epochs=1, momentum=0.5, **options)
+    data = ud.data.synthetic(clients=4, seed=1, most=40)
+    model = ud.models.logistic(60, 10)
+    return ud.train(
+        ud.SCAFFOLD(),
+        model=model,
+        data=data,
+        local=local,
+        rounds=4,
+        cohort=3,
+        engine=engine,
+        progress=False,
+    ).x
+
+
+@pytest.mark.parametrize("engine", ["serial", "vectorised"])
+def test_a_users_own_schedule_is_followed(engine):
+    own = trained(engine, lr=WarmUp())
+    assert torch.equal(own, trained(engine, lr=lambda round: 0.1 * min(1.0, (round + 1) / 3)))
+    assert not torch.allclose(own, trained(engine, lr=0.1))
+
+
+@pytest.mark.parametrize("engine", ["serial", "vectorised"])
+def test_functions_do_what_schedules_do(engine):
+    schedules = trained(engine, lr=ud.Exponential(0.1, 0.8), step_schedule=ud.Inverse(1.0, 0.2))
+    functions = trained(
+        engine, lr=lambda round: 0.1 * 0.8**round, step_schedule=lambda step: 1 / (1 + 0.2 * step)
+    )
+    assert torch.equal(schedules, functions)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "words"),
+    [
+        (lambda round: 0.1 * round, "at 0 is 0.0, but must be above 0"),
+        (lambda round: None, "at 0 is None, but must be a number"),
+        (lambda: 0.1, "must be a function of the round"),
+        (ud.Exponential, "must be a number"),
+    ],
+)
+def test_wrong_functions_are_refused_with_a_sentence(schedule, words):
+    with pytest.raises(ud.UndriftError, match=words):
+        trained(lr=schedule)
