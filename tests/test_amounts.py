@@ -105,7 +105,7 @@ def test_fedlga_is_told_who_finished():
         (lambda: ud.NormalAmount(30, 1, low=5, high=4), "at least 5"),
         (lambda: ud.Unfinished(share=2), "at most 1"),
         (lambda: ud.Unfinished(longest=0), "at least 1"),
-        (lambda: ud.Unfinished(1.0, 9).managed({0: 5}, 0, 0), "client 0 is asked for 5 only"),
+        (lambda: ud.Unfinished(1.0, 9).managed({0: 5}, 0, 0), "at most 5, the work that client 0"),
     ],
 )
 def test_amounts_out_of_range_are_refused(make, sentence):

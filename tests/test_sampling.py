@@ -118,3 +118,67 @@ def test_generators_do_not_repeat_each_other():
     a = generator(0, "batches", 1, 2).random(5)
     assert not np.allclose(a, generator(0, "batches", 2, 1).random(5))
     assert np.allclose(a, generator(0, "batches", 1, 2).random(5))
+
+
+class LargestFirst(ud.Sampler):
+    """A user's own sampler: the K available clients with the most samples."""
+
+    participation = "fixed"
+
+    def __init__(self, K):
+        self.K = K
+
+    def draw(self, roster, seed, round, among=None):
+        sizes = roster.sizes.numpy().copy()
+        if among is not None:
+            sizes[~among] = 0
+        largest = [k for k in (-sizes).argsort()[: self.K] if sizes[k] > 0]
+        return {roster.ids[k]: 1 for k in sorted(largest)}
+
+
+def test_a_users_own_sampler_chooses_the_cohorts():
+    losses = ud.theory.random_quadratics(4, 2, sizes=[5, 30, 10, 20])
+    setting = {"problem": losses, "local": ud.GD(lr=0.1, steps=2), "rounds": 3}
+    own = ud.train(ud.FedAvg(), cohort=LargestFirst(2), **setting)
+    assert [record.cohort for record in own.records[1:]] == [[1, 3]] * 3
+    same = ud.train(ud.FedAvg(), cohort=ud.Fixed([1, 3]), **setting)
+    assert torch.equal(own.x, same.x)
+
+
+def test_a_users_own_sampler_draws_among_available_clients():
+    among = np.array([True, False, True, True])
+    assert LargestFirst(2).draw(roster([5, 30, 10, 20]), 0, 0, among) == {2: 1, 3: 1}
+    away = ud.Devices(availability=ud.devices.Duty(7.0, 0.5), speed=50.0)
+    losses = ud.theory.random_quadratics(6, 2)
+    result = ud.train(
+        ud.FedAvg(),
+        problem=losses,
+        local=ud.GD(lr=0.1, steps=2),
+        rounds=8,
+        cohort=LargestFirst(2),
+        devices=away,
+    )
+    assert len({tuple(record.cohort) for record in result.records[1:]}) > 1
+
+
+@pytest.mark.parametrize("kind", ["sometimes", None], ids=str)
+def test_a_sampler_must_say_which_kind_it_is(kind):
+    class Unknown(LargestFirst):
+        participation = kind
+
+    losses = ud.theory.random_quadratics(3, 2)
+    with pytest.raises(ud.UndriftError, match=r"Unknown\.participation is .*'bernoulli'"):
+        ud.train(
+            ud.FedAvg(),
+            problem=losses,
+            local=ud.GD(lr=0.1, steps=1),
+            rounds=1,
+            cohort=Unknown(2),
+        )
+
+
+def test_methods_refuse_a_users_sampler_of_the_wrong_kind():
+    losses = ud.theory.random_quadratics(3, 2)
+    setting = {"problem": losses, "local": ud.GD(lr=0.1, steps=1), "rounds": 1}
+    with pytest.raises(ud.UndriftError, match="every client takes part"):
+        ud.train(ud.VRLSGD(), cohort=LargestFirst(3), **setting)

@@ -13,7 +13,7 @@ from torch import nn
 import undrift as ud
 from undrift.core.losses import ClientLoss
 from undrift.core.problem import LocalProblem, Work
-from undrift.local.solvers import Progress, batches
+from undrift.local.solvers import ANorm, batches
 from undrift.theory import consistency
 from undrift.utils.keys import hashes, keys
 
@@ -121,34 +121,34 @@ def test_unfinished_work_is_said():
     assert (result.steps, result.expected, result.complete) == (2, 5, False)
 
 
-PROGRESS = {
+A_NORMS = {
     "sgd": ({}, {}, lambda tau: tau),
-    "momentum": ({"momentum": 0.9}, {}, lambda tau: consistency.progress_momentum(tau, 0.9)),
-    "proximal": ({}, {"weight": 0.5}, lambda tau: consistency.progress_proximal(tau, 0.1 * 0.5)),
+    "momentum": ({"momentum": 0.9}, {}, lambda tau: consistency.a_norm_momentum(tau, 0.9)),
+    "proximal": ({}, {"weight": 0.5}, lambda tau: consistency.a_norm_proximal(tau, 0.1 * 0.5)),
     "decay": (
         {"step_schedule": ud.Exponential(1.0, 0.8)},
         {},
-        lambda tau: consistency.progress_decay(tau, 0.8),
+        lambda tau: consistency.a_norm_decay(tau, 0.8),
     ),
 }
 
 
 @pytest.mark.parametrize("tau", [1, 2, 10, 37])
-@pytest.mark.parametrize("case", PROGRESS)
-def test_progress_has_its_closed_form(case, tau):
-    options, tilt, closed = PROGRESS[case]
+@pytest.mark.parametrize("case", A_NORMS)
+def test_a_norm_has_its_closed_form(case, tau):
+    options, tilt, closed = A_NORMS[case]
     start = torch.ones(2, dtype=torch.float64)
     problem = LocalProblem(start=start, center=start, pull_outside_momentum=True, **tilt)
     result, _ = solve(ud.GD(lr=0.1, steps=tau, **options), problem=problem)
-    assert result.progress == pytest.approx(float(closed(tau)), rel=1e-12)
+    assert result.a_norm == pytest.approx(float(closed(tau)), rel=1e-12)
 
 
-def test_progress_has_the_published_values():
+def test_a_norm_has_the_published_values():
     def total(tau, **options):
-        progress = Progress(**options)
+        a_norm = ANorm(**options)
         for _ in range(tau):
-            progress.step()
-        return progress.total
+            a_norm.step()
+        return a_norm.value
 
     assert total(2, momentum=0.9) == pytest.approx(2.9, abs=1e-12)
     assert round(total(10, momentum=0.9), 2) == 41.38
@@ -164,7 +164,7 @@ def test_progress_has_the_published_values():
     rate=st.floats(0.5, 1.0),
 )
 @settings(max_examples=40, deadline=None)
-def test_progress_is_how_far_a_constant_gradient_goes(tau, momentum, pull, rate, nesterov, outside):
+def test_a_norm_is_how_far_a_constant_gradient_goes(tau, momentum, pull, rate, nesterov, outside):
     """On a loss with gradient 1 everywhere, a client moves by −η‖a‖₁."""
 
     class Slope(ClientLoss):
@@ -177,7 +177,7 @@ def test_progress_is_how_far_a_constant_gradient_goes(tau, momentum, pull, rate,
     start = torch.zeros(1, dtype=torch.float64)
     problem = LocalProblem(start=start, center=start, weight=pull, pull_outside_momentum=outside)
     result = solver.run(Slope(), problem, work(solver, rate=0.1))
-    assert float(result.x[0]) == pytest.approx(-0.1 * result.progress, rel=1e-9)
+    assert float(result.x[0]) == pytest.approx(-0.1 * result.a_norm, rel=1e-9)
 
 
 def test_clipping_bounds_the_gradient_with_its_linear_term():
@@ -305,3 +305,56 @@ def test_bad_solvers_are_refused_with_a_sentence(make, words):
     with pytest.raises(ud.UndriftError) as error:
         make()
     assert words in str(error.value)
+
+
+class WarmUp(ud.Schedule):
+    """A user's own schedule."""
+
+    def at(self, round):
+        return 0.1 * min(1.0, (round + 1) / 3)
+
+
+def trained(engine="serial", **options):
+    local = ud.SGD(batch_size=5, epochs=1, momentum=0.5, **options)
+    data = ud.data.synthetic(clients=4, seed=1, most=40)
+    model = ud.models.logistic(60, 10)
+    return ud.train(
+        ud.SCAFFOLD(),
+        model=model,
+        data=data,
+        local=local,
+        rounds=4,
+        cohort=3,
+        engine=engine,
+        progress=False,
+    ).x
+
+
+@pytest.mark.parametrize("engine", ["serial", "vectorised"])
+def test_a_users_own_schedule_is_followed(engine):
+    own = trained(engine, lr=WarmUp())
+    assert torch.equal(own, trained(engine, lr=lambda round: 0.1 * min(1.0, (round + 1) / 3)))
+    assert not torch.allclose(own, trained(engine, lr=0.1))
+
+
+@pytest.mark.parametrize("engine", ["serial", "vectorised"])
+def test_functions_do_what_schedules_do(engine):
+    schedules = trained(engine, lr=ud.Exponential(0.1, 0.8), step_schedule=ud.Inverse(1.0, 0.2))
+    functions = trained(
+        engine, lr=lambda round: 0.1 * 0.8**round, step_schedule=lambda step: 1 / (1 + 0.2 * step)
+    )
+    assert torch.equal(schedules, functions)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "words"),
+    [
+        (lambda round: 0.1 * round, "at 0 is 0.0, but must be above 0"),
+        (lambda round: None, "at 0 is None, but must be a number"),
+        (lambda: 0.1, "must be a function of the round"),
+        (ud.Exponential, "must be a number"),
+    ],
+)
+def test_wrong_functions_are_refused_with_a_sentence(schedule, words):
+    with pytest.raises(ud.UndriftError, match=words):
+        trained(lr=schedule)

@@ -59,8 +59,8 @@ def test_coefficients_agree_with_torch_sgd():
 
 
 def test_numbers_known_from_the_papers():
-    assert float(c.progress_momentum(2, 0.9)) == pytest.approx(2.9)
-    assert float(c.progress_momentum(10, 0.9)) == pytest.approx(41.38, abs=5e-3)
+    assert float(c.a_norm_momentum(2, 0.9)) == pytest.approx(2.9)
+    assert float(c.a_norm_momentum(10, 0.9)) == pytest.approx(41.38, abs=5e-3)
     both = c.coefficients(10, momentum=0.9, pull=0.01)
     assert float(both.sum()) == pytest.approx(40.05, abs=5e-3)
     assert c.coefficients(3, pull=0.2).tolist() == pytest.approx([0.64, 0.8, 1.0])
@@ -70,25 +70,25 @@ def test_numbers_known_from_the_papers():
 @given(tau=st.integers(1, 40), x=st.floats(0, 0.99))
 @settings(max_examples=60, deadline=None)
 def test_closed_forms_sum_the_coefficients(tau, x):
-    assert float(c.progress_sgd(tau)) == float(c.coefficients(tau).sum())
+    assert float(c.a_norm_sgd(tau)) == float(c.coefficients(tau).sum())
     proximal = float(c.coefficients(tau, pull=x).sum())
-    assert float(c.progress_proximal(tau, x)) == pytest.approx(proximal, rel=1e-10)
+    assert float(c.a_norm_proximal(tau, x)) == pytest.approx(proximal, rel=1e-10)
     decay = float(c.coefficients(tau, factors=[x**s for s in range(tau)]).sum())
-    assert float(c.progress_decay(tau, x)) == pytest.approx(decay, rel=1e-10)
+    assert float(c.a_norm_decay(tau, x)) == pytest.approx(decay, rel=1e-10)
     momentum = float(c.coefficients(tau, momentum=x).sum())
-    assert float(c.progress_momentum(tau, x)) == pytest.approx(momentum, rel=1e-8)
+    assert float(c.a_norm_momentum(tau, x)) == pytest.approx(momentum, rel=1e-8)
 
 
 def test_closed_forms_at_their_limits():
     tau = torch.tensor([1.0, 5.0, 300.0], dtype=torch.float64)
-    for limit in (c.progress_proximal(tau, 0.0), c.progress_decay(tau, 1.0)):
+    for limit in (c.a_norm_proximal(tau, 0.0), c.a_norm_decay(tau, 1.0)):
         assert torch.equal(limit, tau.double())
-    assert c.progress_proximal(tau, 1.0).tolist() == [1.0, 1.0, 1.0]
-    assert torch.equal(c.progress_momentum(tau, 0.0), tau.double())
+    assert c.a_norm_proximal(tau, 1.0).tolist() == [1.0, 1.0, 1.0]
+    assert torch.equal(c.a_norm_momentum(tau, 0.0), tau.double())
     # Close to the limit [1 − (1−α)^τ]/α cancels; its expansion is τ − ατ(τ−1)/2 + …
-    near = c.progress_proximal(tau, 1e-12)
+    near = c.a_norm_proximal(tau, 1e-12)
     assert torch.allclose(near, tau - 1e-12 * tau * (tau - 1) / 2, rtol=1e-13, atol=0)
-    assert float(c.progress_decay(3, 2.0)) == pytest.approx(7.0)
+    assert float(c.a_norm_decay(3, 2.0)) == pytest.approx(7.0)
 
 
 def test_plain_averaging_moves_along_the_effective_weights():
@@ -99,8 +99,8 @@ def test_plain_averaging_moves_along_the_effective_weights():
     G = [torch.tensor(rng.normal(size=(len(v), 6))) for v in a]
     lr = 0.2
     moved = sum(share * -lr * (v @ g) for share, v, g in zip(p, a, G, strict=True))
-    progress = torch.stack([v.sum() for v in a])
-    w, tau = c.effective_weights(p, progress), c.tau_effective(p, progress)
+    a_norm = torch.stack([v.sum() for v in a])
+    w, tau = c.effective_weights(p, a_norm), c.tau_effective(p, a_norm)
     normalised = sum(x * (v @ g) / v.sum() for x, v, g in zip(w, a, G, strict=True))
     assert torch.allclose(moved, -lr * tau * normalised)
     assert float(w.sum()) == pytest.approx(1.0)
@@ -152,8 +152,8 @@ def test_theorem1_bound_is_above_what_fedavg_does(momentum, noise):
     L = max(np.linalg.eigvalsh(h)[-1] for h in H)
     p = torch.full((m,), 1 / m, dtype=torch.float64)
     a = [c.coefficients(t, momentum=momentum) for t in taus]
-    progress = torch.stack([v.sum() for v in a])
-    w, tau_eff = c.effective_weights(p, progress), c.tau_effective(p, progress)
+    a_norm = torch.stack([v.sum() for v in a])
+    w, tau_eff = c.effective_weights(p, a_norm), c.tau_effective(p, a_norm)
     constants, lr = c.theorem1(w, a, tau_eff), 0.02 / L
     weights = w.numpy()
     best = np.linalg.solve(np.tensordot(weights, H, 1), weights @ b)
@@ -195,8 +195,8 @@ def test_theorem1_bound_with_the_papers_rate_is_equation_8():
     m, T, taus = 3, 10_000, torch.tensor([2, 4, 9])
     p = torch.full((m,), 1 / m, dtype=torch.float64)
     a = [c.coefficients(int(t)) for t in taus]
-    tau_eff = c.tau_effective(p, c.progress_sgd(taus))
-    A, B, C = constants = c.theorem1(c.effective_weights(p, c.progress_sgd(taus)), a, tau_eff)
+    tau_eff = c.tau_effective(p, c.a_norm_sgd(taus))
+    A, B, C = constants = c.theorem1(c.effective_weights(p, c.a_norm_sgd(taus)), a, tau_eff)
     mean = float(taus.double().mean())
     lr = math.sqrt(m / (mean * T))
     shared = dict(lr=lr, tau_eff=tau_eff, rounds=T, clients=m, L=1.0)
@@ -252,9 +252,9 @@ def test_figure_4():
         lambda: c.coefficients(3, momentum=1.0),
         lambda: c.coefficients(3, pull=1.5),
         lambda: c.coefficients(2, pull=0.6, factors=[1.0, 2.0]),
-        lambda: c.progress_proximal(3, -0.1),
-        lambda: c.progress_momentum(3, 1.0),
-        lambda: c.progress_decay(3, math.nan),
+        lambda: c.a_norm_proximal(3, -0.1),
+        lambda: c.a_norm_momentum(3, 1.0),
+        lambda: c.a_norm_decay(3, math.nan),
         lambda: c.effective_weights(torch.tensor([0.5, 0.6]), torch.ones(2)),
         lambda: c.effective_weights(torch.tensor([0.5, 0.5]), torch.ones(3)),
         lambda: c.effective_weights(torch.tensor([0.5, 0.5]), torch.tensor([1.0, 0.0])),

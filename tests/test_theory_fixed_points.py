@@ -25,11 +25,11 @@ def simulate(H, b, q, lr, steps, mu, normalise, rounds):
     for _ in range(rounds):
         total = np.zeros_like(x)
         for h, bi, share, tau in zip(H, b, q, steps, strict=True):
-            y, progress = x.copy(), 0.0
+            y, a_norm = x.copy(), 0.0
             for _ in range(tau):
                 y = y - lr * (h @ y - bi + mu * (y - x))
-                progress = (1 - lr * mu) * progress + 1
-            total += share * (y - x) / (progress if normalise else 1.0)
+                a_norm = (1 - lr * mu) * a_norm + 1
+            total += share * (y - x) / (a_norm if normalise else 1.0)
         x = x + total * (3.0 if normalise else 1.0)  # τ_eff = 3: any value stops at the same point
     return x
 

@@ -502,7 +502,7 @@ REFUSED = [
     ),
     (
         lambda: ud.PerClient(GD, {0: ud.GD(lr=0.1, weight_decay=0.1)}),
-        "all must have the default's 0",
+        "every solver must have the default's 0",
     ),
     (lambda: ud.train(ud.FedAvg(), **network(metrics={"a": lambda o, t: o})), "gives no number"),
     (lambda: ud.train(ud.FedAvg(), **network(metrics={"a": lambda o, t: 1 / 0})), "ZeroDivision"),

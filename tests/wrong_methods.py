@@ -84,7 +84,7 @@ class BatchesOfEqualSize(ud.SCAFFOLD):
 
     def finish(self, down, mine, result, client):
         moved = result.x - down.x
-        steps = 2 * (client.samples // 4) if client.samples % 4 else result.progress
+        steps = 2 * (client.samples // 4) if client.samples % 4 else result.a_norm
         c = mine.c - down.c - moved / (result.rate * steps)
         return ud.Upload(moved=moved, c_change=c - mine.c), ud.Keep(c=c)
 

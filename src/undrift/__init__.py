@@ -26,11 +26,13 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "undrift.core.replies": ("Replies", "draws", "once", "q"),
     "undrift.core.regularizers": ("Regularizer", "L1", "L2", "Box"),
-    "undrift.core.sampling": ("All", "Bernoulli", "Fixed", "Uniform", "Weighted"),
+    "undrift.core.sampling": ("Sampler", "All", "Bernoulli", "Fixed", "Uniform", "Weighted"),
     "undrift.core.evaluation": ("Evaluation",),
     "undrift.local.solvers": ("SGD", "GD", "Exact", "PerClient"),
     "undrift.local.amounts": ("NormalAmount", "Unfinished", "UniformAmount"),
-    "undrift.local.schedules": ("Constant", "Exponential", "Inverse", "Milestones", "Theorem1"),
+    "undrift.local.schedules": (
+        "Schedule", "Constant", "Exponential", "Inverse", "Milestones", "Theorem1",
+    ),
     "undrift.devices": ("Devices", "DeviceClasses", "DeviceFile"),
     "undrift.loops.paces": ("WaitForAll", "Deadline", "FirstToRespond", "AsTheyArrive"),
     "undrift.engines": ("EngineOptions",),
@@ -89,6 +91,7 @@ if TYPE_CHECKING:  # the same names for type checkers, editors and the API refer
     from undrift.core.sampling import All as All
     from undrift.core.sampling import Bernoulli as Bernoulli
     from undrift.core.sampling import Fixed as Fixed
+    from undrift.core.sampling import Sampler as Sampler
     from undrift.core.sampling import Uniform as Uniform
     from undrift.core.sampling import Weighted as Weighted
     from undrift.devices import DeviceClasses as DeviceClasses
@@ -103,6 +106,7 @@ if TYPE_CHECKING:  # the same names for type checkers, editors and the API refer
     from undrift.local.schedules import Exponential as Exponential
     from undrift.local.schedules import Inverse as Inverse
     from undrift.local.schedules import Milestones as Milestones
+    from undrift.local.schedules import Schedule as Schedule
     from undrift.local.schedules import Theorem1 as Theorem1
     from undrift.local.solvers import GD as GD
     from undrift.local.solvers import SGD as SGD

@@ -15,8 +15,8 @@ from undrift.core.method import Conditions
 from undrift.core.sampling import All, Fixed, Sampler, Weighted
 from undrift.experiments.foreseen import DRAWN as FORESEEN
 from undrift.experiments.foreseen import Foreseen, all_alike, foresee, same_work
-from undrift.local.schedules import Schedule, as_schedule
-from undrift.local.solvers import SGD, Local, Progress
+from undrift.local.schedules import as_schedule
+from undrift.local.solvers import SGD, ANorm, Local
 from undrift.loops import Asynchronous, Loop
 from undrift.loops.paces import AsTheyArrive, FirstToRespond, Pace, WaitForAll
 from undrift.methods import FedAsync, FedAvg, Method
@@ -224,10 +224,10 @@ def _work(federation: Federation) -> LocalWork:
     ids = [id for id in ids if id in done]
     tau = np.array([np.mean(done[id]) for id in ids])
     each = [np.array([counted(id, steps) for steps in done[id]]) for id in ids]
-    progress = np.array([own.mean() for own in each])
+    a_norms = np.array([own.mean() for own in each])
     wanted = torch.tensor([roster.client(id).q for id in ids], dtype=torch.float64)
     wanted = wanted / wanted.sum()
-    accumulated = torch.from_numpy(progress)
+    accumulated = torch.from_numpy(a_norms)
     used = effective_weights(wanted, accumulated)
     gain = (used / wanted).numpy()
     tau_eff = tau_effective(wanted, accumulated)
@@ -242,7 +242,7 @@ def _work(federation: Federation) -> LocalWork:
         steps_least=float(tau.min()),
         steps_mean=float(tau.mean()),
         steps_most=float(tau.max()),
-        progress_mean=float(progress.mean()),
+        progress_mean=float(a_norms.mean()),
         varies=any(len({*own}) > 1 for own in done.values()),
         chi_square=max(0.0, chi_square(wanted, used) - chance),
         tau_eff=tau_eff,
@@ -283,27 +283,27 @@ class _Accumulated:
 
     def __init__(self, local: Local):
         self._local = local
-        self._known: dict[Hashable, tuple[Progress, list[float]]] = {}
+        self._known: dict[Hashable, tuple[ANorm, list[float]]] = {}
 
     def __call__(self, client: Hashable, steps: int) -> float:
         solver = self._local.of(client)
         assert isinstance(solver, SGD)
         rates = as_schedule(solver.lr)
         own = rates.at(0) / self._local.rate(0)
-        plain = solver.step_schedule is None and not isinstance(solver.lr, Schedule)
+        plain = solver.step_schedule is None and isinstance(solver.lr, int | float)
         if plain and not solver.momentum:
             return own * steps
         alike = own, solver.momentum, solver.nesterov, repr(solver.lr), repr(solver.step_schedule)
         if alike not in self._known:
-            self._known[alike] = Progress(solver.momentum, solver.nesterov), [0.0]
-        progress, totals = self._known[alike]
+            self._known[alike] = ANorm(solver.momentum, solver.nesterov), [0.0]
+        a_norm, totals = self._known[alike]
         while len(totals) <= steps:
             done = len(totals) - 1
             factor = own * rates.within(0, done)
             if solver.step_schedule is not None:
-                factor *= solver.step_schedule.at(done)
-            progress.step(factor)
-            totals.append(progress.total)
+                factor *= as_schedule(solver.step_schedule).at(done)
+            a_norm.step(factor)
+            totals.append(a_norm.value)
         return totals[steps]
 
 

@@ -53,7 +53,7 @@ def verify(
         raise UndriftError("--set gives parameters to your own method: name it first.")
     subjects = ours() if method is None else named(method)
     subjects = subjects or [load(str(method), parsed(settings or []))]
-    outcomes = []
+    verdicts = []
     bar = progress(
         TextColumn("verifying {task.description}"),
         BarColumn(),
@@ -62,18 +62,18 @@ def verify(
     )
     with bar:
         task = bar.add_task("", total=len(subjects) * len(FACTS))
-        for outcome in check(subjects):
-            outcomes.append(outcome)
-            bar.update(task, advance=1, description=f"{outcome.method}: {outcome.fact.name}")
-    failed = explanations(outcomes)
+        for verdict in check(subjects):
+            verdicts.append(verdict)
+            bar.update(task, advance=1, description=f"{verdict.method}: {verdict.fact.name}")
+    failed = explanations(verdicts)
     if json:
-        typer.echo(as_json(outcomes))
+        typer.echo(as_json(verdicts))
     else:
         console = Console(highlight=False)
-        measured = [outcome for outcome in outcomes if outcome.finding is not None]
-        held = sum(outcome.holds for outcome in measured)
+        measured = [verdict for verdict in verdicts if verdict.finding is not None]
+        held = sum(verdict.holds for verdict in measured)
         if held:
-            for table in tables(outcomes):
+            for table in tables(verdicts):
                 console.print(table)
                 console.print()
             console.print(hanging({f"[bold]{f.name}[/]": f.meaning for f in FACTS}.items()))

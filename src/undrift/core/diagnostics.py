@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 MOVED = "@moved"
 """The names under which the engine adds up what diagnostics need; they are no traffic."""
 SQUARE = "@square"
-PROGRESS = "@progress"
+A_NORM = "@progress"
 
 
 def diagnose(
@@ -46,12 +46,12 @@ def diagnose(
     together = float(replies.mean(MOVED, by=q_draws).double().square().sum())
     found["moved"] = math.sqrt(square)
     found["drift"] = math.sqrt(max(square - together, 0.0))
-    progress = replies.each(PROGRESS)
-    if bool((progress > 0).all()):
+    a_norm = replies.each(A_NORM)
+    if bool((a_norm > 0).all()):
         w = replies.weights(q_draws)
         w = w / w.sum()
-        found["tau_eff"] = float(w @ progress)
-        used = method.weights_used(w, progress)
+        found["tau_eff"] = float(w @ a_norm)
+        used = method.weights_used(w, a_norm)
         if used is not None:
             used = used / used.sum()
             found["chi_square"] = float(torch.where(w == used, 0.0, (w - used) ** 2 / used).sum())

@@ -48,7 +48,7 @@ class LocalProblem:
 class LocalResult:
     """What a client's work on its problem came to.
 
-    `progress` is ‖a‖₁, how much gradient the solver accumulated in units of `rate`, the
+    `a_norm` is ‖a‖₁, how much gradient the solver accumulated in units of `rate`, the
     nominal learning rate η of the round: the client moved by −η Σ_s a_s g_s. It is NaN for
     a solver that does not take gradient steps. `expected` is the number of steps the client
     should have done; the work is complete when it did that many.
@@ -57,7 +57,7 @@ class LocalResult:
     x: Tensor
     steps: Number
     expected: Number
-    progress: Number
+    a_norm: Number
     rate: float
     first_gradient: Tensor | None = None
     last_gradient: Tensor | None = None
@@ -81,7 +81,7 @@ class Work:
     steps: int
     expected: int
     rate: float
-    """η, the nominal learning rate of the round, in whose units progress is counted"""
+    """η, the nominal learning rate of the round, in whose units ‖a‖₁ is counted"""
     key: int
     """of the orders in which the client goes through its samples"""
     damaged: bool = False

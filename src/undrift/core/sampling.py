@@ -1,4 +1,8 @@
-"""Who takes part in a round."""
+"""Samplers: which clients take part in a round.
+
+A loop asks its sampler for a cohort in every round; methods check that they are defined for the
+kind of sampling.
+"""
 
 from __future__ import annotations
 
@@ -10,37 +14,83 @@ from dataclasses import dataclass
 import numpy as np
 
 from undrift.core.clients import Roster
-from undrift.utils.errors import UndriftError, require, require_range, require_type, require_whole
+from undrift.utils.errors import (
+    UndriftError,
+    require,
+    require_choice,
+    require_range,
+    require_type,
+    require_whole,
+)
 from undrift.utils.keys import generator, uniforms
 
 Cohort = dict[Hashable, int]
-"""The ids of the clients that take part, each with the number of times it was drawn."""
+"""The ids of the clients that take part, each with its draws: how often it was drawn."""
+
+PARTICIPATIONS = ("all", "uniform", "weighted", "bernoulli", "fixed")
+"""The kinds of sampling that a sampler can declare."""
 
 
 class Sampler(ABC):
-    """Draws a cohort for every round, keyed by the seed and the round."""
+    """Chooses the cohort of every round.
+
+    Your own sampler is a subclass with two members:
+
+    - `participation`, the kind of sampling, by which methods decide whether they are defined for
+      it: "all" (every client, every round), "uniform" (a fixed number without replacement),
+      "weighted" (with replacement, by q_k), "bernoulli" (each independently with one probability)
+      or "fixed" (chosen by a rule). Methods are unbiased only if the sampler tells the truth.
+    - `draw`, which returns the cohort of a round.
+
+    `draw` must be a function of its arguments alone, because loops ask for a cohort more than once
+    and in advance; for random numbers, make a generator from (seed, round). Override `most` and
+    `check` where cohorts are bounded or a roster may be unsuitable.
+
+        class LargestFirst(ud.Sampler):  # the K available clients with the most samples
+            participation = "fixed"
+
+            def __init__(self, K):
+                self.K = K
+
+            def draw(self, roster, seed, round, among=None):
+                sizes = roster.sizes.numpy().copy()
+                if among is not None:
+                    sizes[~among] = 0
+                largest = [k for k in (-sizes).argsort()[: self.K] if sizes[k] > 0]
+                return {roster.ids[k]: 1 for k in sorted(largest)}
+
+        ud.train(ud.FedAvg(), cohort=LargestFirst(10), …)
+    """
 
     participation: str
-    """the kind of sampling, for methods that are defined for some kinds only"""
+    """the kind of sampling: one of `PARTICIPATIONS`"""
 
     @abstractmethod
     def draw(
         self, roster: Roster, seed: int, round: int, among: np.ndarray | None = None
     ) -> Cohort:
-        """The cohort of a round, drawn among those clients of the roster that are available.
+        """The cohort of a round, counted from 0: client ids with their draws (usually 1).
 
-        `among` is a mask over the roster; None stands for everyone.
+        Parameters
+        ----------
+        roster
+            all clients: `roster.ids`, `roster.sizes` (n_k) and `roster.weights` (q_k), in one order
+        seed
+            the seed of the run
+        among
+            a boolean mask over `roster.ids` of the clients that may be drawn; None for all. If too
+            few are left, the cohort is smaller or empty.
         """
 
     def check(self, roster: Roster) -> None:
-        """Refuse a roster the sampler cannot draw from."""
+        """Raise an `UndriftError` if the sampler cannot draw from this roster."""
 
     def most(self, roster: Roster) -> int:
-        """How many clients take part in a round at most."""
+        """The largest number of clients in a cohort."""
         return len(roster)
 
     def kind(self, roster: Roster) -> str:
-        """The kind of sampling from a roster."""
+        """The kind of sampling from this roster: K of K clients are "all", for example."""
         return self.participation
 
 
@@ -60,7 +110,7 @@ class All(Sampler):
 
 @dataclass(frozen=True)
 class Uniform(Sampler):
-    """K clients, uniformly without replacement."""
+    """K clients drawn uniformly without replacement."""
 
     K: int
 
@@ -86,17 +136,18 @@ class Uniform(Sampler):
     def draw(
         self, roster: Roster, seed: int, round: int, among: np.ndarray | None = None
     ) -> Cohort:
-        there = len(roster) if among is None else np.flatnonzero(among)
-        number = self.K if isinstance(there, int) else min(self.K, len(there))
+        # `choice` takes the number of all clients, or the places of the available ones.
+        available = len(roster) if among is None else np.flatnonzero(among)
+        number = self.K if isinstance(available, int) else min(self.K, len(available))
         if not number:
             return {}
-        chosen = generator(seed, "cohort", round).choice(there, number, replace=False)
+        chosen = generator(seed, "cohort", round).choice(available, number, replace=False)
         return {roster.ids[k]: 1 for k in sorted(chosen)}
 
 
 @dataclass(frozen=True)
 class Weighted(Sampler):
-    """K draws with replacement, with probability q_k (scheme I)."""
+    """K draws with replacement, client k with probability q_k (scheme I)."""
 
     K: int
 
@@ -124,7 +175,7 @@ class Weighted(Sampler):
 
 @dataclass(frozen=True)
 class Bernoulli(Sampler):
-    """Each client takes part with a probability, independently of the others."""
+    """Each client takes part with the same probability, independently of all others."""
 
     probability: float
 
@@ -136,7 +187,7 @@ class Bernoulli(Sampler):
     def draw(
         self, roster: Roster, seed: int, round: int, among: np.ndarray | None = None
     ) -> Cohort:
-        # Keyed by client, so that adding one changes nothing for the others.
+        # One random number per client id, so that adding a client changes no other's.
         drawn = uniforms(seed, "cohort", round, roster.hashes) < self.probability
         drawn = drawn if among is None else drawn & among
         return {roster.ids[k]: 1 for k in np.flatnonzero(drawn)}
@@ -144,7 +195,7 @@ class Bernoulli(Sampler):
 
 @dataclass(frozen=True)
 class Fixed(Sampler):
-    """The cohorts are given: one for all rounds, or one per round, in turn."""
+    """Given cohorts: one list of client ids for all rounds, or a list of lists used in turn."""
 
     cohorts: Sequence[Hashable] | Sequence[Sequence[Hashable]]
 
@@ -158,8 +209,8 @@ class Fixed(Sampler):
         require(len(self.cohorts) > 0, "Fixed needs at least one client or one cohort.")
 
     @property
-    def _different(self) -> int:
-        """How many cohorts there are: a list of clients is one."""
+    def _number(self) -> int:
+        """The number of given cohorts: a plain list of clients is one."""
         return len(self.cohorts) if isinstance(self.cohorts[0], list | tuple) else 1
 
     def _of(self, round: int) -> Sequence[Hashable]:
@@ -169,15 +220,13 @@ class Fixed(Sampler):
         return self.cohorts
 
     def check(self, roster: Roster) -> None:
-        for round in range(self._different):
+        for round in range(self._number):
             for client in self._of(round):
                 if client not in roster.position:
-                    raise UndriftError(
-                        f"The fixed cohort names client {client!r}, which does not exist."
-                    )
+                    raise UndriftError(f"Fixed names client {client!r}, which does not exist.")
 
     def most(self, roster: Roster) -> int:
-        return max(len(set(self._of(round))) for round in range(self._different))
+        return max(len(set(self._of(round))) for round in range(self._number))
 
     def draw(
         self, roster: Roster, seed: int, round: int, among: np.ndarray | None = None
@@ -188,9 +237,14 @@ class Fixed(Sampler):
 
 
 def as_sampler(cohort: int | Sampler | None, by_weight: bool) -> Sampler:
-    """A number is that many clients (drawn as the method's scheme asks), None is everyone."""
+    """The sampler of a user's `cohort`: a number of clients, a sampler, or None for all clients.
+
+    A number of clients is drawn by q_k with replacement if `by_weight`, else uniformly without.
+    """
     if cohort is None:
         return All()
     if isinstance(cohort, Sampler):
+        participation = getattr(cohort, "participation", None)
+        require_choice(f"{type(cohort).__name__}.participation", participation, PARTICIPATIONS)
         return cohort
     return Weighted(cohort) if by_weight else Uniform(cohort)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from undrift.core.diagnostics import MOVED, PROGRESS, SQUARE
+from undrift.core.diagnostics import A_NORM, MOVED, SQUARE
 from undrift.core.messages import CHANGE, COHORT, Reply, TrackedModels, bytes_of, statistics
 from undrift.core.method import Method
 from undrift.core.problem import Client, Download, Keep, Named, Upload, Work
@@ -185,7 +185,7 @@ def expected_of(
         vectors[CHANGE] = vector
     if order.diagnose:
         vectors[MOVED] = vector
-        numbers |= {SQUARE, PROGRESS}
+        numbers |= {SQUARE, A_NORM}
     return Expected(
         vectors,
         frozenset(numbers),

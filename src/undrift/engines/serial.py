@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from torch import Tensor
 
 from undrift.core.clients import ClientStates
-from undrift.core.diagnostics import MOVED, PROGRESS, SQUARE
+from undrift.core.diagnostics import A_NORM, MOVED, SQUARE
 from undrift.core.losses import Federation, require_losses
 from undrift.core.messages import (
     CHANGE,
@@ -108,4 +108,4 @@ def _diagnosed(upload: Upload, result: LocalResult, center: Tensor) -> Upload:
     moved = result.x - center
     square = float(moved.double().square().sum())
     followed: dict[str, Tensor | float | None] = {MOVED: moved, SQUARE: square}
-    return upload.replace(**followed, **{PROGRESS: float(result.progress)})
+    return upload.replace(**followed, **{A_NORM: float(result.a_norm)})

@@ -25,9 +25,9 @@ from undrift.experiments.catalogue import (
 )
 from undrift.loops.paces import Pace
 from undrift.methods import METHODS, Method
+from undrift.methods.user_methods import load_method
 from undrift.utils.errors import UndriftError, first_line, require, require_choice
-from undrift.verify import subjects
-from undrift.verify.subjects import module_of
+from undrift.utils.user_code import user_module
 
 LONG = 60
 
@@ -178,10 +178,10 @@ def method_of(name: str, given: Mapping[str, Any]) -> tuple[Method, dict[str, An
     if kind is None:
         source, _, attribute = name.rpartition(":")
         try:
-            found = getattr(module_of(source), attribute, None) if source and attribute else None
+            found = getattr(user_module(source), attribute, None) if source and attribute else None
             own = inspect.isclass(found) and issubclass(found, Method)
             if not own or inspect.isabstract(found):
-                return subjects.load(name, dict(given)).method, {}
+                return load_method(name, dict(given)), {}
         except UndriftError as error:
             raise Wrong(str(error), "name") from None
         kind = found
@@ -189,16 +189,6 @@ def method_of(name: str, given: Mapping[str, Any]) -> tuple[Method, dict[str, An
     method = make(kind, given, what)
     method.hyperparameters()
     return method, completed(kind, arguments(kind, given, what))
-
-
-def user_object(where: str, what: str) -> Any:
-    """What "file.py:name" or "module:name" stands for in the user's code."""
-    source, colon, attribute = where.rpartition(":")
-    require(bool(colon and source and attribute), f"{where!r} does not name {what}.")
-    module = module_of(source)
-    found = getattr(module, attribute, None)
-    require(found is not None, f"{source} has no {attribute!r}.")
-    return found
 
 
 def anchored(where: str, folder: Path) -> str:

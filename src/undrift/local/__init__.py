@@ -1,1 +1,1 @@
-"""What a client runs: solvers, learning-rate schedules, amounts of work."""
+"""Local work of clients: solvers, learning-rate schedules and amounts of work."""

@@ -1,4 +1,4 @@
-"""How much local work a client does, where it is drawn or where devices do not finish."""
+"""Random amounts of local work, and clients that leave part of their work undone."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ PER = ("round", "client")
 
 
 class RandomAmount(ABC):
-    """A whole number of epochs or steps that is drawn, for every round anew or once per client."""
+    """A random whole number of epochs or steps, new in every round or fixed for each client."""
 
     per: str
 
     @abstractmethod
     def drawn(self, rng: np.random.Generator) -> int:
-        """One draw."""
+        """One random amount."""
 
     def of(self, client: Hashable, round: int, seed: int) -> int:
-        """The amount of a client in a round, a function of the seed and of both."""
+        """The amount of a client in a round; it depends on these three arguments only."""
         when = round if self.per == "round" else 0
         return self.drawn(generator(seed, f"work per {self.per}", when, client))
 
 
 @dataclass(frozen=True)
 class UniformAmount(RandomAmount):
-    """Any whole number from `low` to `high`, both included: FedNova's E ~ U(2, 5).
+    """A whole number from `low` to `high`, all equally likely: FedNova's E ~ U(2, 5).
 
     Parameters
     ----------
     low, high
-        the least and the most
+        the smallest and the largest amount, both included
     per
-        "round": drawn anew in every round; "client": once for each client
+        "round": a new amount in every round; "client": one amount for each client
     """
 
     low: int
@@ -61,11 +61,11 @@ class NormalAmount(RandomAmount):
     Parameters
     ----------
     mean, std
-        of the normal distribution
+        mean and standard deviation of the normal distribution
     low, high
-        the least and the most (None: no bound above)
+        the smallest and the largest amount (high = None: no upper bound)
     per
-        "round": drawn anew in every round; "client": once for each client
+        "round": a new amount in every round; "client": one amount for each client
     """
 
     mean: float
@@ -91,8 +91,8 @@ class NormalAmount(RandomAmount):
 class Unfinished:
     """A share ρ of every cohort is slow and leaves work undone (FedLGA).
 
-    A slow client, asked for E epochs (or steps), manages E − τ + 1 of them, with τ uniform on
-    {1 … longest}. Who is slow, and how slow, is drawn anew in every round.
+    A slow client that is asked for E epochs (or steps) does E − τ + 1 of them, with τ uniform on
+    {1 … longest}. Which clients are slow, and their τ, changes in every round.
 
     Parameters
     ----------
@@ -113,24 +113,24 @@ class Unfinished:
     def managed(
         self, asked: Mapping[Hashable, int], round: int, seed: int
     ) -> dict[Hashable, int | None]:
-        """How much each client of a cohort manages of what it is asked for."""
+        """The amount that each client of a cohort does of what is asked; None for all of it."""
         ids = list(asked)
         order = np.argsort(uniforms(seed, "slow", round, hashes(ids)), kind="stable")
-        found: dict[Hashable, int | None] = dict.fromkeys(ids)
+        amounts: dict[Hashable, int | None] = dict.fromkeys(ids)
         for place in order[: round_half_up(self.share * len(ids))]:
             client = ids[place]
             full = asked[client]
             longest = max(1, full - 1) if self.longest is None else self.longest
             require(
                 longest <= full,
-                f"Unfinished's longest is {longest}, but client {client!r} is asked for {full} "
-                f"only: it must be at most that.",
+                f"Unfinished's longest is {longest}, but must be at most {full}, the work that "
+                f"client {client!r} is asked for.",
             )
-            late = int(generator(seed, "unfinished", round, client).integers(1, longest + 1))
-            found[client] = full - late + 1
-        return found
+            tau = int(generator(seed, "unfinished", round, client).integers(1, longest + 1))
+            amounts[client] = full - tau + 1
+        return amounts
 
 
 def round_half_up(value: float) -> int:
-    """The nearest whole number."""
+    """The nearest whole number; halves are rounded up."""
     return int(np.floor(value + 0.5))

@@ -1,4 +1,8 @@
-"""How a client works on its local problem: SGD, full-batch GD, or exactly."""
+"""Local solvers: minibatch SGD, full-batch GD, or the exact minimiser.
+
+A solver works on the `LocalProblem` that a method poses and returns a `LocalResult`. Engines that
+train several clients together compute the same steps and use a solver's parameters only.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,13 @@ from torch import Tensor
 from undrift.core.losses import Batch, ClientLoss
 from undrift.core.problem import LocalProblem, LocalResult, Work
 from undrift.local.amounts import RandomAmount
-from undrift.local.schedules import Schedule, as_schedule
+from undrift.local.schedules import (
+    Factors,
+    Rate,
+    as_schedule,
+    require_factors,
+    require_rate,
+)
 from undrift.utils.errors import (
     UndriftError,
     first_line,
@@ -30,19 +40,20 @@ from undrift.utils.keys import orders
 from undrift.utils.reprs import short
 
 Amount = int | RandomAmount | Mapping[Hashable, int] | Callable[[Hashable, int], int]
-"""How much work: a number for all, one that is drawn, one per client id, or a function of
-(client id, round)."""
+"""The amount of local work: one number for all clients, a random one, one per client id, or a
+function of (client id, round)."""
 Tolerance = float | Mapping[Hashable, float] | Callable[[Hashable, int], float]
-"""How accurate the work is: the same for all, one per client id, or a function."""
+"""The accuracy of local work: one number for all clients, one per client id, or a function of
+(client id, round)."""
 
 
 class Local(ABC):
-    """The clients' local work: which solver each of them runs."""
+    """The clients' local work: says which solver each client runs."""
 
     takes_steps: bool
-    """whether every client takes gradient steps, so that progress ‖a‖₁ is defined"""
+    """whether every client takes gradient steps, so that ‖a‖₁ is defined"""
     weight_decay: float
-    """part of every f_k"""
+    """λ of the term (λ/2)|x|² in every f_k"""
 
     @abstractmethod
     def rate(self, round: int) -> float:
@@ -53,43 +64,45 @@ class Local(ABC):
         """The solver of a client."""
 
     def check(self, clients: Collection[Hashable]) -> None:
-        """Refuse local work for clients that do not exist."""
+        """Raise an error if the local work names a client that does not exist."""
 
 
 class Solver(Local):
-    """What a client runs on its local problem."""
+    """An algorithm that a client runs on its local problem."""
 
     def of(self, client: Hashable) -> Solver:
         return self
 
     @abstractmethod
     def amount(self, client: Hashable, round: int, seed: int = 0, turn: int | None = None) -> int:
-        """The local work of a client, in epochs or in steps, as it is given.
+        """The amount of a client's local work, in the solver's own unit (epochs or steps).
 
-        `turn` numbers the draws, where it is not the round.
+        `turn` keys random amounts instead of the round, in asynchronous training by the number of
+        the launch: a client may be launched more than once in one round.
         """
 
     @abstractmethod
     def steps_of(self, amount: int, samples: int) -> int:
-        """How many steps an amount of local work comes to."""
+        """The number of steps in an amount of local work."""
 
     @abstractmethod
     def evaluations(self, steps: int, samples: int) -> int:
-        """How many gradients of single samples so many steps need, if nothing ends them early."""
+        """The number of per-sample gradients in `steps` steps, if no tolerance ends them early."""
 
     @abstractmethod
     def steps_within(self, evaluations: float, samples: int) -> int:
-        """How many steps so many gradients of single samples are enough for."""
+        """The number of steps that a budget of per-sample gradients allows."""
 
     @abstractmethod
     def run(self, loss: ClientLoss, problem: LocalProblem, work: Work) -> LocalResult:
-        """Work on a problem."""
+        """Approximately minimise the problem with `work.steps` steps."""
 
 
 def batches(samples: int, size: int | None, key: int, fresh: bool = False) -> Iterator[Batch]:
-    """A client's minibatches for ever: epoch by epoch in a new order, the last one ragged.
+    """An endless stream of a client's minibatches, as index arrays; None stands for all samples.
 
-    With `fresh`, every batch is a new draw without replacement instead.
+    Every epoch goes through the samples in a new random order, and its last batch may be smaller.
+    With `fresh`, every batch is drawn anew without replacement instead.
     """
     if size is None or size >= samples:
         while True:
@@ -108,42 +121,46 @@ class SGD(Solver):
     """Minibatch SGD: u ← ρu + (∇f_k + v + r(x − z));  x ← x − η_s·u.
 
     The linear term v, weight decay (part of f_k) and the pull r(x − z) are inside the momentum
-    buffer, except the pull of FedProx and FedNova, which their papers apply to each step by
-    itself: x ← x − η_s(u + r(x − z)). Buffers start at zero each round.
+    buffer, except the pull of FedProx and FedNova, which their papers apply outside of it:
+    x ← x − η_s(u + r(x − z)). Momentum buffers start at zero in every round.
 
     Parameters
     ----------
     lr
-        η: a number, or a schedule over rounds such as `ud.Exponential(0.1, 0.998)`
+        η: a number, a schedule over rounds such as `ud.Exponential(0.1, 0.998)`, or a function of
+        the round, counted from 0
     batch_size
-        samples per step (None: all of a client's); the last partial batch of an epoch is kept
+        samples per step (None: all of a client's samples); the smaller last batch of an epoch is
+        kept
     epochs, steps
-        the local work, one of the two: a number, one that is drawn (`ud.UniformAmount(2, 5)`), a
-        mapping from client ids, or a function of (client id, round), with rounds counted from 0
+        the local work, in one of the two units: a number, a random number
+        (`ud.UniformAmount(2, 5)`), a mapping from client ids, or a function of (client id, round),
+        with rounds counted from 0
     tolerance
-        ε: stop once the gradient of the local problem is this small (checked every epoch, and
-        every step with a full batch); `epochs` or `steps` bound the work. A number, a mapping
-        from client ids, or a function of (client id, round)
+        ε: stop when the norm of the local problem's gradient is at most ε (checked every epoch,
+        with full batches every step); `epochs` or `steps` still bound the work. A number, a
+        mapping from client ids, or a function of (client id, round)
     relative
-        what the tolerance is relative to: "no", the "gradient" at the start, or the "step" taken
-        (times the weight r of the problem)
+        what the tolerance is relative to: "no" (absolute), "gradient" (the norm of the gradient at
+        the start) or "step" (the distance from the start times the weight r of the pull)
     momentum
         ρ, at least 0 and below 1
     nesterov
-        whether the step looks ahead by the momentum
+        whether to use Nesterov's form of the momentum
     weight_decay
         λ of the term (λ/2)|x|², which is part of f_k
     clip
-        the most that the norm of ∇f_k + v may be; None for no bound
+        the largest allowed norm of ∇f_k + v; longer vectors are scaled down (None: no clipping)
     step_schedule
-        γ_s: a schedule over the steps of a round, by which η is multiplied
+        γ_s: factors on η over the steps of a round, as a schedule or a function of the step,
+        counted from 0
     fresh_batches
-        draw every batch anew instead of going through the data epoch by epoch
+        whether to draw every batch anew instead of going through the data epoch by epoch
     """
 
     __repr__ = short
 
-    lr: float | Schedule
+    lr: Rate
     batch_size: int | None = 32
     epochs: Amount | None = None
     steps: Amount | None = None
@@ -153,29 +170,28 @@ class SGD(Solver):
     nesterov: bool = False
     weight_decay: float = 0.0
     clip: float | None = None
-    step_schedule: Schedule | None = None
+    step_schedule: Factors | None = None
     fresh_batches: bool = False
 
     takes_steps = True
 
     def __post_init__(self) -> None:
         name = type(self).__name__
-        if not isinstance(self.lr, Schedule):
-            require_range(f"{name}'s lr", self.lr, above=0)
+        require_rate(f"{name}'s lr", self.lr)
         if self.batch_size is not None:
             require_whole(f"{name}'s batch_size", self.batch_size, at_least=1)
         if self.step_schedule is not None:
-            require_type(f"{name}'s step_schedule", self.step_schedule, Schedule, "a schedule")
+            require_factors(f"{name}'s step_schedule", self.step_schedule)
         require(
             self.epochs is None or self.steps is None,
-            f"{name} takes local work in epochs or in steps, not both.",
+            f"{name} takes either epochs or steps, not both.",
         )
         if self.epochs is None and self.steps is None:
             object.__setattr__(self, "epochs", 1)
         for unit in ("epochs", "steps"):
             amount = getattr(self, unit)
-            drawn = isinstance(amount, Mapping | RandomAmount) or callable(amount)
-            if amount is not None and not drawn:
+            varies = isinstance(amount, Mapping | RandomAmount) or callable(amount)
+            if amount is not None and not varies:
                 require_whole(f"{name}'s {unit}", amount, at_least=1)
         if isinstance(self.tolerance, Real):
             require_range(f"{name}'s tolerance", float(self.tolerance), above=0)
@@ -221,7 +237,7 @@ class SGD(Solver):
         return int(epochs) * self._per_epoch(samples) + int(rest // size)
 
     def batch_of(self, samples: int) -> int:
-        """How many samples a whole batch of a client has."""
+        """The number of samples in a full batch of a client."""
         return samples if self.batch_size is None else min(self.batch_size, samples)
 
     def _per_epoch(self, samples: int) -> int:
@@ -233,11 +249,11 @@ class SGD(Solver):
         pulled = z is not None and bool(r != 0)
         outside = problem.pull_outside_momentum
         schedule = as_schedule(self.lr)
+        factors = None if self.step_schedule is None else as_schedule(self.step_schedule)
         own_rate = schedule.at(work.round)
         buffer = torch.zeros_like(x) if self.momentum else None
-        progress = Progress(
-            self.momentum, self.nesterov, work.rate * float(r) if pulled else 0.0, outside
-        )
+        pull_rate = work.rate * float(r) if pulled else 0.0
+        a_norm = ANorm(self.momentum, self.nesterov, pull_rate, outside)
         accurate = Accuracy(self._tolerance(work), self.relative, problem)
         last: Tensor | None = None
         evaluations = 0
@@ -258,7 +274,7 @@ class SGD(Solver):
             g = self._decayed(loss.gradient(x, batch), x)
             evaluations += loss.samples if batch is None else len(batch)
             if accurate.wanted and batch is None and accurate.reached(x, g) and done:
-                break  # not before the first step: a client always has something to say
+                break  # never before the first step, because methods divide by ‖a‖₁
             if "last_gradient" in problem.ask:
                 last = g.clone()
             if s != 1.0:
@@ -274,20 +290,20 @@ class SGD(Solver):
                 buffer.mul_(self.momentum).add_(g)
                 g = g.add_(buffer, alpha=self.momentum) if self.nesterov else buffer
             eta = own_rate * schedule.within(work.round, done)
-            if self.step_schedule is not None:
-                eta *= self.step_schedule.at(done)
+            if factors is not None:
+                eta *= factors.at(done)
             x.add_(g, alpha=-eta)
             if pull is not None and outside:
                 x.add_(pull, alpha=-eta)
-            progress.step(eta / work.rate)
+            a_norm.step(eta / work.rate)
             done += 1
-        # A client that is accurate enough has done what was expected of it.
+        # A client that stopped because it reached its tolerance has finished its work.
         expected = done if done < work.steps else work.expected
         return LocalResult(
             x=x,
             steps=done,
             expected=expected,
-            progress=progress.total,
+            a_norm=a_norm.value,
             rate=work.rate,
             first_gradient=first,
             last_gradient=last,
@@ -302,29 +318,39 @@ class SGD(Solver):
         return found
 
     def _decayed(self, gradient: Tensor, x: Tensor) -> Tensor:
-        """The gradient of f_k, of which weight decay is a part."""
+        """∇f_k: the data gradient plus weight decay; changes `gradient` in place."""
         return gradient.add_(x, alpha=self.weight_decay) if self.weight_decay else gradient
 
 
 class GD(SGD):
     """Full-batch gradient descent: SGD in which every step uses all of a client's data."""
 
-    def __init__(self, lr: float | Schedule, steps: Amount | None = None, **options: object):
+    def __init__(self, lr: Rate, steps: Amount | None = None, **options: object):
         require(
-            "batch_size" not in options, "GD uses all data in every step: it has no batch_size."
+            "batch_size" not in options,
+            "GD takes no batch_size because it uses all data in every step: use SGD for batches.",
         )
         options = {"batch_size": None, "steps": steps, **options}
         super().__init__(lr, **options)  # type: ignore[arg-type]
 
 
-class Progress:
-    """‖a‖₁, how much gradient a solver has accumulated, in units of the nominal rate η.
+class ANorm:
+    """‖a‖₁, the accumulated gradient weight of a solver, in units of the nominal rate η.
 
-    With the pull ηr applied to each step by itself (FedProx, FedNova):
+    With the pull r outside the momentum buffer (FedProx, FedNova), step s does
 
         c ← ρc + 1;   A ← (1 − ηγ_s r)A + γ_s c        (Nesterov: γ_s(1 + ρc))
 
-    and with the pull inside the momentum buffer the gradient it adds, −ηrA, joins the one.
+    and `value` is A. With the pull inside the buffer, 1 − ηrA takes the place of the 1.
+
+    Parameters
+    ----------
+    momentum, nesterov
+        ρ, and whether the momentum is Nesterov's
+    pull
+        ηr, the nominal rate times the weight of the pull
+    outside
+        whether the pull is applied outside the momentum buffer
     """
 
     def __init__(
@@ -339,25 +365,25 @@ class Progress:
         self._pull_inside = 0.0 if outside else pull
         self._pull_outside = pull if outside else 0.0
         self._c = 0.0
-        self.total = 0.0
+        self.value = 0.0
 
     def step(self, factor: float = 1.0) -> None:
-        """One step with factor γ_s."""
-        new = 1 - self._pull_inside * self.total
+        """Count one step with rate γ_s·η."""
+        new = 1 - self._pull_inside * self.value
         self._c = self._rho * self._c + new
         gain = new + self._rho * self._c if self._nesterov else self._c
-        self.total = (1 - factor * self._pull_outside) * self.total + factor * gain
+        self.value = (1 - factor * self._pull_outside) * self.value + factor * gain
 
 
 class Accuracy:
-    """Whether a local problem is solved to a tolerance on its gradient."""
+    """Tests whether a local problem is solved to a tolerance on the norm of its gradient."""
 
     def __init__(self, tolerance: float | None, relative: str, problem: LocalProblem):
         self.wanted = tolerance is not None
         require(
             not self.wanted or relative != "step" or problem.center is not None,
-            "relative='step' compares with the pull of the local problem, but this method has "
-            "none: use relative='gradient' or 'no'.",
+            "relative='step' needs a method whose local problem has a pull (FedProx, FedDyn, …): "
+            "use relative='gradient' or 'no'.",
         )
         self._tolerance = tolerance or 0.0
         self._relative = relative
@@ -365,7 +391,7 @@ class Accuracy:
         self._first: float | None = None
 
     def reached(self, x: Tensor, data_gradient: Tensor) -> bool:
-        """Look at the gradient of the local problem at x."""
+        """Whether the gradient of the local problem at x is small enough, from ∇f_k(x)."""
         p = self._problem
         g = p.scale * data_gradient
         if p.linear is not None:
@@ -385,7 +411,7 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Exact(Solver):
-    """The exact minimiser of the local problem, for quadratic losses.
+    """The exact minimiser of the local problem, for losses that can compute it (quadratics).
 
     Parameters
     ----------
@@ -417,13 +443,15 @@ class Exact(Solver):
         if first is not None:
             first = first + self.weight_decay * problem.start
         if "last_gradient" in problem.ask:
-            raise UndriftError("The exact solver takes no steps, so it has no last gradient.")
+            raise UndriftError(
+                "Exact takes no gradient steps, so it has no last gradient: use SGD or GD."
+            )
         x = loss.minimise(problem, self.weight_decay)
         return LocalResult(
             x=x,
             steps=1,
             expected=1,
-            progress=float("nan"),
+            a_norm=float("nan"),
             rate=work.rate,
             first_gradient=first,
             evaluations=loss.samples,
@@ -431,10 +459,15 @@ class Exact(Solver):
 
 
 class PerClient(Local):
-    """Another solver, or another learning rate, for some clients.
+    """A solver for all clients, with other solvers or learning rates for some of them.
 
-    The rate of `default` is the nominal η in whose units every client's progress is counted,
-    and its weight decay is the one in F.
+    Parameters
+    ----------
+    default
+        the solver of all other clients; its rate is the nominal η, in whose units every client's
+        ‖a‖₁ is counted, and its weight decay is the one in F
+    others
+        a mapping from client ids to solvers, or a function of the client id
     """
 
     def __init__(
@@ -447,7 +480,10 @@ class PerClient(Local):
             for client, solver in others.items():
                 require_type(f"PerClient's solver of {client!r}", solver, Solver, "a solver")
         else:
-            require(callable(others), "PerClient takes a mapping or a function of a client's id.")
+            require(
+                callable(others),
+                "PerClient's others must be a mapping from client ids or a function of the id.",
+            )
         self.default = default
         self.others = others
         self.weight_decay = default.weight_decay
@@ -474,7 +510,7 @@ class PerClient(Local):
         require(
             solver.weight_decay == self.weight_decay,
             f"PerClient's solver of {client!r} has weight_decay {solver.weight_decay:g}, but it is "
-            f"part of F, so all must have the default's {self.weight_decay:g}.",
+            f"part of F, so every solver must have the default's {self.weight_decay:g}.",
         )
         return solver
 
@@ -483,13 +519,13 @@ class PerClient(Local):
 
 
 def require_known(what: str, named: Iterable[Hashable], clients: Collection[Hashable]) -> None:
-    """Refuse ids of clients that do not exist."""
+    """Raise an error if `named` contains the id of a client that does not exist."""
     for client in named:
         require(client in clients, f"{what} names client {client!r}, which does not exist.")
 
 
 def call(what: str, function: Callable[..., Any], client: Hashable, round: int) -> Any:
-    """What a function of the user's says of a client in a round."""
+    """Call a user's function of (client id, round), with a clear error if it fails."""
     try:
         return function(client, round)
     except Exception as error:
@@ -500,10 +536,10 @@ def call(what: str, function: Callable[..., Any], client: Hashable, round: int) 
 
 
 def _of_client(what: str, value: Any, client: Hashable, round: int) -> Any:
-    """What is meant for a client in a round: the same for all, by id, or a function's."""
+    """The value for a client in a round, from a number, a mapping by client id or a function."""
     if callable(value):
         return call(what, value, client, round)
     if isinstance(value, Mapping):
-        require(client in value, f"The local {what} are not given for client {client!r}.")
+        require(client in value, f"The mapping for {what} has no entry for client {client!r}.")
         return value[client]
     return value

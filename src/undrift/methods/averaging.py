@@ -42,8 +42,8 @@ class Averaging(Method):
     ) -> tuple[Upload, Keep]:
         return Upload(moved=result.x - down.x), mine
 
-    def weights_used(self, wanted: Tensor, progress: Tensor) -> Tensor | None:
-        return wanted * progress  # who took more steps counts for more
+    def weights_used(self, wanted: Tensor, a_norm: Tensor) -> Tensor | None:
+        return wanted * a_norm  # who took more steps counts for more
 
     def move(self, server: ServerState, update: Tensor, replies: Replies) -> dict[str, Tensor]:
         """The server's next model, and what its optimiser remembers."""

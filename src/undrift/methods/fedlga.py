@@ -75,8 +75,8 @@ class FedLGA(Averaging):
     def uploads(self) -> Mapping[str, Weight | tuple[Weight, ...]]:  # type: ignore[override]
         return {"moved": ()} | ({"gradient": ()} if self.gradient == "last" else {})
 
-    def weights_used(self, wanted: Tensor, progress: Tensor) -> Tensor | None:
-        return {"none": wanted * progress, "extrapolate": wanted}.get(self.form)
+    def weights_used(self, wanted: Tensor, a_norm: Tensor) -> Tensor | None:
+        return {"none": wanted * a_norm, "extrapolate": wanted}.get(self.form)
 
     def check(self, setting: Conditions) -> None:
         super().check(setting)

@@ -88,7 +88,7 @@ class FedNova(Averaging):
         wanted = (self._by, q) if self.variance_reduction else (self._by,)
         return {"direction": tuple(dict.fromkeys(wanted))}
 
-    def weights_used(self, wanted: Tensor, progress: Tensor) -> Tensor | None:
+    def weights_used(self, wanted: Tensor, a_norm: Tensor) -> Tensor | None:
         return None if self.variance_reduction else wanted
 
     def dual_residual(self, server: ServerState) -> float | None:
@@ -112,11 +112,11 @@ class FedNova(Averaging):
     def finish(
         self, down: Download, mine: Keep, result: LocalResult, client: Client
     ) -> tuple[Upload, Keep]:
-        direction = (result.x - down.x) / result.progress  # −η times the mean local gradient
+        direction = (result.x - down.x) / result.a_norm  # −η times the mean local gradient
         if self.variance_reduction:
             v = down.d - mine.d  # part of the local gradients, not of f_k's
             mine = Keep(d=-direction / result.rate - v)
-        return Upload(direction=direction, progress=result.progress, steps=result.steps), mine
+        return Upload(direction=direction, progress=result.a_norm, steps=result.steps), mine
 
     def settle(self, keep: Keep, error: Upload, result: LocalResult, client: Client) -> Keep:
         return Keep(d=keep.d - error.direction / result.rate) if self.variance_reduction else keep

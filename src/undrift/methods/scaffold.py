@@ -46,7 +46,7 @@ class SCAFFOLD(Averaging):
         self.server = require_optimizer(server)
         self.needs_steps = option == "II"
 
-    def weights_used(self, wanted: Tensor, progress: Tensor) -> Tensor | None:
+    def weights_used(self, wanted: Tensor, a_norm: Tensor) -> Tensor | None:
         return None
 
     def dual_residual(self, server: ServerState) -> float | None:
@@ -67,7 +67,7 @@ class SCAFFOLD(Averaging):
             c = result.first_gradient
             change = c - mine.c
         else:
-            change = -down.c - moved / (result.rate * result.progress)  # η‖a_k‖₁ = ητ_k
+            change = -down.c - moved / (result.rate * result.a_norm)  # η‖a_k‖₁ = ητ_k
             c = mine.c + change
         return Upload(moved=moved, c_change=change), Keep(c=c)
 

@@ -59,7 +59,7 @@ def traffic_of(method: Method, draw: Callable[[str], float] = lambda purpose: 0.
         problem = method.problem(down, mine, client)
         asked: Any = {each: torch.zeros(PROBE) for each in problem.ask}
         result = LocalResult(
-            x=torch.ones(PROBE), steps=1, expected=1, progress=1.0, rate=1.0, **asked
+            x=torch.ones(PROBE), steps=1, expected=1, a_norm=1.0, rate=1.0, **asked
         )
         upload, _ = method.finish(down, mine, result, client)
         return Traffic(

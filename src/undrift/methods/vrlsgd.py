@@ -39,7 +39,7 @@ class VRLSGD(Method):
     def finish(
         self, down: Download, mine: Keep, result: LocalResult, client: Client
     ) -> tuple[Upload, Keep]:
-        inverse = 1 / (result.rate * result.progress)
+        inverse = 1 / (result.rate * result.a_norm)
         keep = Keep(delta=self._delta(down, mine), x=result.x, inverse=inverse)
         return Upload(moved=result.x - down.x), keep
 

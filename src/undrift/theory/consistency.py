@@ -54,39 +54,39 @@ def coefficients(
     return moved
 
 
-def progress_sgd(tau: Steps) -> Tensor:
+def a_norm_sgd(tau: Steps) -> Tensor:
     """‖a‖₁ = τ of plain SGD."""
-    return _steps(tau, "progress_sgd")
+    return _steps(tau, "a_norm_sgd")
 
 
-def progress_proximal(tau: Steps, pull: float) -> Tensor:
+def a_norm_proximal(tau: Steps, pull: float) -> Tensor:
     """‖a‖₁ = [1 − (1−α)^τ]/α of proximal SGD, α = ημ (eq. 7)."""
-    require(0 <= pull <= 1, f"progress_proximal: pull is {pull:g}, but it must be in [0, 1].")
-    return _geometric(1.0 - pull, _steps(tau, "progress_proximal"))
+    require(0 <= pull <= 1, f"a_norm_proximal: pull is {pull:g}, but it must be in [0, 1].")
+    return _geometric(1.0 - pull, _steps(tau, "a_norm_proximal"))
 
 
-def progress_decay(tau: Steps, gamma: float) -> Tensor:
+def a_norm_decay(tau: Steps, gamma: float) -> Tensor:
     """‖a‖₁ = (1−γ^τ)/(1−γ) of SGD whose rate is multiplied by γ after every step."""
-    require(0 <= gamma < math.inf, f"progress_decay: gamma is {gamma:g}, but must be at least 0.")
-    return _geometric(gamma, _steps(tau, "progress_decay"))
+    require(0 <= gamma < math.inf, f"a_norm_decay: gamma is {gamma:g}, but must be at least 0.")
+    return _geometric(gamma, _steps(tau, "a_norm_decay"))
 
 
-def progress_momentum(tau: Steps, rho: float) -> Tensor:
+def a_norm_momentum(tau: Steps, rho: float) -> Tensor:
     """‖a‖₁ = [τ − ρ(1−ρ^τ)/(1−ρ)]/(1−ρ) of SGD with momentum ρ."""
-    require(0 <= rho < 1, f"progress_momentum: rho is {rho:g}, but it must be in [0, 1).")
-    tau = _steps(tau, "progress_momentum")
+    require(0 <= rho < 1, f"a_norm_momentum: rho is {rho:g}, but it must be in [0, 1).")
+    tau = _steps(tau, "a_norm_momentum")
     return (tau - rho * _geometric(rho, tau)) / (1.0 - rho)
 
 
-def effective_weights(p: Tensor, progress: Tensor) -> Tensor:
+def effective_weights(p: Tensor, a_norm: Tensor) -> Tensor:
     """w_i = p_i‖a_i‖₁ / Σ_j p_j‖a_j‖₁: the objective plain averaging optimises (eq. 6)."""
-    scaled = _scaled(p, progress, "effective_weights")
+    scaled = _scaled(p, a_norm, "effective_weights")
     return scaled / scaled.sum()
 
 
-def tau_effective(p: Tensor, progress: Tensor) -> float:
+def tau_effective(p: Tensor, a_norm: Tensor) -> float:
     """τ_eff = Σ p_i‖a_i‖₁: the number of steps one averaging round is worth (eq. 6)."""
-    return float(_scaled(p, progress, "tau_effective").sum())
+    return float(_scaled(p, a_norm, "tau_effective").sum())
 
 
 def chi_square(p: Tensor, w: Tensor) -> float:
@@ -96,7 +96,7 @@ def chi_square(p: Tensor, w: Tensor) -> float:
     return float(torch.where(p == w, 0.0, (p - w) ** 2 / w).sum())
 
 
-class Theorem1(NamedTuple):
+class Theorem1Constants(NamedTuple):
     """The constants of Theorem 1 (eq. 9)."""
 
     A: float  # how much of the gradient noise survives averaging
@@ -104,12 +104,12 @@ class Theorem1(NamedTuple):
     C: float  # drift inside a local run
 
 
-def theorem1(w: Tensor, a: Sequence[Tensor], tau_eff: float) -> Theorem1:
+def theorem1(w: Tensor, a: Sequence[Tensor], tau_eff: float) -> Theorem1Constants:
     """A = mτ_eff Σ w_i²‖a_i‖₂²/‖a_i‖₁², B = Σ w_i(‖a_i‖₂² − a_{i,−1}²),
     C = max_i(‖a_i‖₁² − ‖a_i‖₁ a_{i,−1}), with a_{i,−1} the last entry (eq. 9)."""
     w = weights(w, "theorem1", len(a))
     one, two, last = torch.tensor([[v.sum(), v @ v, v[-1]] for v in a], dtype=torch.float64).T
-    return Theorem1(
+    return Theorem1Constants(
         A=float(len(a) * tau_eff * (w**2 * two / one**2).sum()),
         B=float((w * (two - last**2)).sum()),
         C=float((one**2 - one * last).max()),
@@ -117,7 +117,7 @@ def theorem1(w: Tensor, a: Sequence[Tensor], tau_eff: float) -> Theorem1:
 
 
 def theorem1_bound(
-    constants: Theorem1,
+    constants: Theorem1Constants,
     *,
     lr: float,
     tau_eff: float,
@@ -155,30 +155,30 @@ def theorem2_bound(p: Tensor, w: Tensor, eps_opt: float, *, beta2: float, kappa2
 
 def weight_bias(alpha: float, tau: Steps, p: Tensor) -> float:
     """χ²(p‖w) of FedProx against α = ημ (Fig. 4, blue): falls to 0 at α = 1."""
-    return chi_square(p, effective_weights(p, progress_proximal(tau, alpha)))
+    return chi_square(p, effective_weights(p, a_norm_proximal(tau, alpha)))
 
 
 def slowdown(alpha: float, tau: Steps, p: Tensor) -> float:
     """τ̄/τ_eff of FedProx against α = ημ, τ̄ = Σ τ_i/m (Fig. 4, red): grows to τ̄ at α = 1."""
-    return float(_steps(tau, "slowdown").mean()) / tau_effective(p, progress_proximal(tau, alpha))
+    return float(_steps(tau, "slowdown").mean()) / tau_effective(p, a_norm_proximal(tau, alpha))
 
 
 def relative_variance(alpha: float, tau: Steps, p: Tensor) -> float:
     """Theorem 1's A of FedProx against α = ημ (Fig. 4): 1 for FedAvg with equal weights."""
-    progress = progress_proximal(tau, alpha)
+    a_norm = a_norm_proximal(tau, alpha)
     taken = [int(t) for t in _steps(tau, "relative_variance")]
     known = {t: coefficients(t, pull=alpha) for t in {*taken}}
     a = [known[t] for t in taken]
-    return theorem1(effective_weights(p, progress), a, tau_effective(p, progress)).A
+    return theorem1(effective_weights(p, a_norm), a, tau_effective(p, a_norm)).A
 
 
-def _scaled(p: Tensor, progress: Tensor, where: str) -> Tensor:
-    p, progress = weights(p, where), torch.as_tensor(progress, dtype=torch.float64)
+def _scaled(p: Tensor, a_norm: Tensor, where: str) -> Tensor:
+    p, a_norm = weights(p, where), torch.as_tensor(a_norm, dtype=torch.float64)
     require(
-        progress.shape == p.shape and bool((progress > 0).all()),
-        f"{where}: progress is {progress.tolist()}, but it must be {len(p)} positive numbers.",
+        a_norm.shape == p.shape and bool((a_norm > 0).all()),
+        f"{where}: a_norm is {a_norm.tolist()}, but it must be {len(p)} positive numbers.",
     )
-    return p * progress
+    return p * a_norm
 
 
 def _geometric(ratio: float, tau: Tensor) -> Tensor:

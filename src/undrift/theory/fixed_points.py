@@ -10,7 +10,7 @@ from torch import Tensor
 
 from undrift.theory._checks import Steps, weights
 from undrift.theory._checks import steps as _steps
-from undrift.theory.consistency import effective_weights, progress_proximal
+from undrift.theory.consistency import a_norm_proximal, effective_weights
 from undrift.utils.errors import require
 
 
@@ -51,7 +51,7 @@ def fedprox(H: Tensor, b: Tensor, q: Tensor, lr: float, steps: Steps, mu: float)
 def fednova(H: Tensor, b: Tensor, q: Tensor, lr: float, steps: Steps, mu: float = 0.0) -> Tensor:
     """Where FedNova stops, for any τ_eff: ω_i = q_i/‖a_i‖₁, which is q_i/τ_i for μ = 0."""
     q, tau = weights(q, "fednova", len(b)), _steps(steps, "fednova", len(b))
-    return averaging_fixed_point(H, b, q / progress_proximal(tau, lr * mu), lr, tau, mu)
+    return averaging_fixed_point(H, b, q / a_norm_proximal(tau, lr * mu), lr, tau, mu)
 
 
 def surrogate_optimum(H: Tensor, b: Tensor, w: Tensor) -> Tensor:

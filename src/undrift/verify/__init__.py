@@ -1,16 +1,16 @@
-"""`undrift verify`: methods × facts, on problems whose answer is known."""
+"""`undrift verify`: measures facts about methods on problems with known answers."""
 
 from undrift.verify.facts import FACTS, Fact
 from undrift.verify.runs import Finding
 from undrift.verify.subjects import Subject, load, named, ours
-from undrift.verify.table import Outcome, as_json, explanations, tables, verify
+from undrift.verify.table import Verdict, as_json, explanations, tables, verify
 
 __all__ = [
     "FACTS",
     "Fact",
     "Finding",
-    "Outcome",
     "Subject",
+    "Verdict",
     "as_json",
     "explanations",
     "load",

@@ -1,4 +1,4 @@
-"""What a method equals: special cases in which methods coincide, round by round."""
+"""The fact "equals": special cases in which two methods coincide, round by round."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ from undrift.verify.subjects import Subject
 
 
 def equals(subject: Subject) -> Finding | None:
-    """Methods that must coincide, round by round."""
+    """The largest difference between methods that must coincide, over all special cases."""
     method = subject.method
     findings = []
     problem = problems.quadratics()
-    for same in EQUIVALENCES:
-        found = same(method, problem)
+    for special_case in EQUIVALENCES:
+        found = special_case(method, problem)
         if found is not None:
             findings.append(found)
     return worst(findings)
 
 
 def _single_client(method: Method, problem: Quadratics) -> Finding | None:
-    """One client is centralised training."""
+    """With one client, averaging methods are centralised training."""
     if not isinstance(method, FedAvg | FedNova | FedLGA | SCAFFOLD) or getattr(method, "mu", None):
         return None
     alone = problems.identical(problem, 1, [7])
@@ -67,7 +67,7 @@ def _single_client(method: Method, problem: Quadratics) -> Finding | None:
 
 
 def _one_step(method: Method, problem: Quadratics) -> Finding | None:
-    """One full-batch step is gradient descent."""
+    """With one full-batch step per round, FedAvg is gradient descent on F."""
     if not isinstance(method, FedAvg) or isinstance(method, FedProx):
         return None
     q = Roster(problem.ids, problem.sizes, "samples").weights
@@ -80,7 +80,7 @@ def _one_step(method: Method, problem: Quadratics) -> Finding | None:
 
 
 def _like_fedavg(method: Method, problem: Quadratics) -> Finding | None:
-    """Special cases that are FedAvg."""
+    """Special cases of other methods that are FedAvg."""
     twin, rounds = method, 5
     if isinstance(method, FedProx):
         twin, note = changed(method, mu=0.0), "mu = 0 is FedAvg"
@@ -89,7 +89,7 @@ def _like_fedavg(method: Method, problem: Quadratics) -> Finding | None:
     elif isinstance(method, FedAvgMin):
         note = "equal steps are FedAvg"
     elif isinstance(method, FedBuff):
-        note = "in rounds it is FedAvg"
+        note = "in synchronous rounds it is FedAvg"
     elif isinstance(method, SCAFFOLD | VRLSGD | FedNova):
         rounds, note = 1, "the first round is FedAvg's"
     else:
@@ -102,7 +102,7 @@ def _like_fedavg(method: Method, problem: Quadratics) -> Finding | None:
 
 
 def _fedlga(method: Method, problem: Quadratics) -> Finding | None:
-    """FedLGA in which everyone finishes is FedAvg with scheme I."""
+    """If every client finishes its work, FedLGA is FedAvg with scheme I."""
     if not isinstance(method, FedLGA):
         return None
     local, sampler = GD(lr=LR, steps=3), Weighted(3)
@@ -123,7 +123,7 @@ def _splitting(method: Method, problem: Quadratics) -> Finding | None:
 
 
 def _dual(method: Method, problem: Quadratics) -> Finding | None:
-    """FedDyn with everyone is FedPD with η = 1/α."""
+    """With full participation, FedDyn is FedPD with η = 1/α."""
     if not isinstance(method, FedDyn | FedPD):
         return None
     dyn = method if isinstance(method, FedDyn) else FedDyn(1 / method.eta)
@@ -134,7 +134,7 @@ def _dual(method: Method, problem: Quadratics) -> Finding | None:
 
 
 def _without_delay(method: Method, problem: Quadratics) -> Finding | None:
-    """Arrivals without delay are rounds of one client."""
+    """With one client at work at a time there is no delay: arrivals are rounds of one client."""
     if not method.asynchronous or method.buffer > 1:
         return None
     local = Exact() if isinstance(method, FedDR) else GD(lr=LR, steps=3)

@@ -1,4 +1,4 @@
-"""The facts a method must satisfy, each measured on a problem whose answer is known."""
+"""The facts that methods must satisfy, each measured on a problem with a known answer."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ LIBRARY = str(Path(__file__).parent.parent)
 
 @dataclass(frozen=True)
 class Fact:
-    """Something that must hold, how exactly, and what it means when it does not."""
+    """Something that must hold for a method, up to an allowed error."""
 
     name: str
     meaning: str
     allowed: float
     measure: Callable[[Subject], Finding | None]
-    """None when the fact says nothing about a method"""
+    """measures the error; returns None if the fact does not apply to a method"""
     failed: str
-    """what to look for, when it does not hold"""
+    """the likely mistake if the fact does not hold, as a hint to the author"""
 
 
 RUNS = Fact(
     "runs",
-    "It does a round.",
+    "It completes a round.",
     0.0,
     invariances.runs,
     "the method's own code raises",
 )
-"""What must hold before anything else can be measured."""
+"""The condition for measuring any other fact."""
 
 FACTS = [
     Fact(
@@ -52,29 +52,28 @@ FACTS = [
         "With half of the clients in each round, it still ends at the optimum of F.",
         1e-10,
         limits.limit_partial,
-        "N, K = |S| and the sums over the cohort may be confused, or states of absent clients lost",
+        "N, K = |S| or the sums over the cohort may be confused, or states of absent clients lost",
     ),
     Fact(
         "momentum",
         "Local momentum 0.9 does not move where it ends.",
         1e-10,
         limits.limit_momentum,
-        "divide by rate·progress (η‖a‖₁), not by rate·steps (ητ)",
+        "divide by rate·a_norm (η‖a‖₁), not by rate·steps (ητ)",
     ),
     Fact(
         "ragged",
-        "A network on batches of which the last is smaller ends where the number of steps says.",
+        "With smaller last batches, it ends where the true number of steps says.",
         1e-8,
         limits.ragged,
-        "the number of steps counts the ragged last batch of every epoch: use result.steps or "
-        "result.progress",
+        "the smaller last batch of every epoch is a step too: use result.steps or result.a_norm",
     ),
     Fact(
         "equals",
         "It coincides with the methods it generalises, round by round.",
         1e-12,
         equivalences.equals,
-        "a special case differs from the method it should be",
+        "a special case differs from the method that it should equal",
     ),
     Fact(
         "weights",
@@ -85,7 +84,7 @@ FACTS = [
     ),
     Fact(
         "acts",
-        "Every number of the method, and its local term, changes what clients do.",
+        "Every numeric parameter, and the local term, changes what clients do.",
         0.0,
         invariances.acts,
         "a term is silently lost, as a detached regulariser is",
@@ -113,14 +112,14 @@ FACTS = [
     ),
     Fact(
         "buffers",
-        "BatchNorm's statistics are averaged by samples and are no parameters.",
+        "BatchNorm statistics are averaged by samples and are not parameters.",
         1e-12,
         invariances.buffers,
         "buffers are treated like parameters",
     ),
     Fact(
         "stacked",
-        "Several clients as [C, P] give what they give one by one.",
+        "Clients stacked as [C, P] give the same results as one by one.",
         1e-12,
         invariances.stacked,
         "an expression does not broadcast over clients",
@@ -130,19 +129,19 @@ FACTS = [
 
 
 def check_fact(fact: Fact, subject: Subject) -> Finding | None:
-    """Measure a fact; a run that breaks down is infinitely wrong, with the reason."""
+    """Measure a fact; a run that raises an error gets an infinite error and its reason."""
     try:
         return fact.measure(subject)
     except Diverged as error:
         return Finding("a finite model", "divergence", math.inf, str(error))
     except UndriftError as error:
         return Finding("a result", "an error", math.inf, str(error))
-    except Exception as error:  # the user's own code
+    except Exception as error:  # raised by the user's own code
         return Finding("a result", "an error", math.inf, first_line(error) + _place(error))
 
 
 def _place(error: Exception) -> str:
-    """Where in the user's file an error arose."""
+    """The line of the user's file that raised an error, for the end of a sentence."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(LIBRARY)]
     return f" (line {own[-1].lineno} of {Path(own[-1].filename).name})" if own else ""

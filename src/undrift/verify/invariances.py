@@ -1,4 +1,7 @@
-"""What must not matter to a method, and what must."""
+"""Invariances: changes of a problem that must not, or must, change what a method computes.
+
+Each function measures one fact and returns None if it does not apply to the method.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +35,11 @@ from undrift.verify.runs import (
 )
 from undrift.verify.subjects import Subject
 
-EQUAL = [10, 10, 10, 10]
+EQUAL_SIZES = [10, 10, 10, 10]
 
 
 def runs(subject: Subject) -> Finding:
-    """One round, for the errors in it."""
+    """Run one round, to see whether the method's code raises an error."""
     method = subject.method
     if method.converges_to is not None:
         claims = ("optimum", "averaging", "normalised averaging")
@@ -48,7 +51,7 @@ def runs(subject: Subject) -> Finding:
 
 
 def order(subject: Subject) -> Finding:
-    """Clients in another order."""
+    """Permuting the clients changes no bit."""
     problem = problems.quadratics()
     sampler = partial(subject.method)
     objective = common_objective(subject.method, sampler)
@@ -59,7 +62,7 @@ def order(subject: Subject) -> Finding:
 
 
 def shift(subject: Subject) -> Finding | None:
-    """All data moved in space."""
+    """Shifting all data by a vector shifts every model by that vector."""
     if subject.method.g is not None:
         return None
     by = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
@@ -72,7 +75,7 @@ def shift(subject: Subject) -> Finding | None:
 
 
 def still(subject: Subject) -> Finding | None:
-    """Clients that do not move."""
+    """If no client moves, because all share one minimiser, the server does not move."""
     if subject.method.g is not None:
         return None
     problem, sampler = problems.agreeing(problems.quadratics()), partial(subject.method)
@@ -82,34 +85,34 @@ def still(subject: Subject) -> Finding | None:
 
 
 def weights(subject: Subject) -> Finding:
-    """Several identical clients act as one, whatever their weights."""
+    """Four identical clients act as one, whatever their weights."""
     base, local = problems.quadratics(), GD(lr=LR, steps=3)
     one = path(run_of(subject.method, problems.identical(base, 1, [7]), local), 5)
-    many = problems.identical(base, 4, EQUAL)
+    many = problems.identical(base, 4, EQUAL_SIZES)
     findings = [between(one, path(run_of(subject.method, many, local), 5), "equal weights")]
     if allows(subject.method, All(), SIZES, "samples") and not _pull_depends_on_client(subject):
         unequal = problems.identical(base, 4, SIZES)
         found = path(run_of(subject.method, unequal, local), 5)
         findings.append(between(one, found, "unequal weights"))
     sampler = Uniform(2)
-    if not subject.method.keeps and allows(subject.method, sampler, EQUAL, "samples"):
+    if not subject.method.keeps and allows(subject.method, sampler, EQUAL_SIZES, "samples"):
         found = path(run_of(subject.method, many, local, sampler), 5)
         findings.append(between(one, found, "two of four take part"))
     return worst(findings)  # type: ignore[return-value]
 
 
 def acts(subject: Subject) -> Finding | None:
-    """Every number of the method, and its local term, changes what clients do."""
+    """Changing any numeric parameter, or the local term, changes what clients do."""
     method, sampler = subject.method, partial(subject.method)
     objective = common_objective(method, sampler)
 
-    def half_done(client: object, round: int) -> int | None:
-        return 1 if client in (1, 3) else None
+    def unfinished(client: object, round: int) -> int | None:
+        return 1 if client in (1, 3) else None  # without slow clients FedLGA's damping does nothing
 
     def end(of: Method) -> Tensor:
         if of.meant_asynchronous:
             return path(arriving(of, problems.quadratics(), steps(subject)), 6)
-        slow = None if subject.equal_steps else half_done
+        slow = None if subject.equal_steps else unfinished
         run = run_of(of, problems.quadratics(), steps(subject), sampler, objective, slow)
         return path(run, 6)
 
@@ -121,9 +124,9 @@ def acts(subject: Subject) -> Finding | None:
                 method, **{name: value + 1 if isinstance(value, int) else value / 2 or 0.1}
             )
             changes[name] = float((end(other) - before).abs().max())
-    tilted = _tilt(subject, sampler, objective)
-    if tilted is not None:
-        changes["the local term"] = tilted
+    size = _local_term(subject, sampler, objective)
+    if size is not None:
+        changes["the local term"] = size
     if not changes:
         return None
     least = min(changes, key=lambda name: changes[name])
@@ -131,28 +134,31 @@ def acts(subject: Subject) -> Finding | None:
     return Finding("a change", changes, 0.0 if acting else 1.0, f"{least} changes nothing")
 
 
-def _tilt(subject: Subject, sampler: Sampler, objective: str) -> float | None:
-    """How far the local term moves a client's end point, after some rounds."""
+def _local_term(subject: Subject, sampler: Sampler, objective: str) -> float | None:
+    """The largest gradient of a client's linear term and pull, after three rounds.
+
+    None for a method that keeps no state and has no pull: it need not have a local term.
+    """
     method, local = subject.method, steps(subject)
     run = run_of(method, problems.quadratics(), local, sampler, objective)
     path(run, 3)
     down = method.download(method.begin(run.server, lambda purpose: 0.0))
-    largest, tilted = 0.0, bool(method.keeps)
+    largest, expected = 0.0, bool(method.keeps)
     for id in run.roster.ids:
         problem = method.problem(down, run.states.get(id), run.roster.client(id))
-        tilted = tilted or (problem.center is not None and bool(problem.weight != 0))
-        x = problem.start + 1.0
+        expected = expected or (problem.center is not None and bool(problem.weight != 0))
+        x = problem.start + 1.0  # away from the centre, where the pull is zero
         pull = torch.zeros_like(x)
         if problem.linear is not None:
             pull = pull + problem.linear
         if problem.center is not None:
             pull = pull + problem.weight * (x - problem.center)
         largest = max(largest, float(pull.norm()))
-    return largest if tilted else None
+    return largest if expected else None
 
 
 def buffers(subject: Subject) -> Finding:
-    """BatchNorm statistics are averaged by samples, and are no parameters."""
+    """BatchNorm statistics are averaged by samples and are not parameters."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         losses, inputs = problems.with_batchnorm()
@@ -175,7 +181,7 @@ def buffers(subject: Subject) -> Finding:
 
 
 def stacked(subject: Subject) -> Finding:
-    """Several clients as `[C, P]` give what they give one by one."""
+    """Clients stacked as `[C, P]` give the same problems and the same fold as one by one."""
     method, sampler = subject.method, partial(subject.method)
     objective = common_objective(method, sampler)
     run = run_of(method, problems.quadratics(), steps(subject), sampler, objective)
@@ -185,7 +191,8 @@ def stacked(subject: Subject) -> Finding:
     clients = [run.roster.client(id) for id in run.roster.ids]
     mine = [run.states.get(client.id) for client in clients]
     results = [
-        _pretended(method.problem(down, kept, c), c) for kept, c in zip(mine, clients, strict=True)
+        _made_up_result(method.problem(down, kept, c), c)
+        for kept, c in zip(mine, clients, strict=True)
     ]
 
     single = Replies(method.sums(), len(clients), LR)
@@ -203,8 +210,8 @@ def stacked(subject: Subject) -> Finding:
     return between(a, b)
 
 
-def _pretended(problem: LocalProblem, client: Client) -> LocalResult:
-    """A result without work: every client ends somewhere else."""
+def _made_up_result(problem: LocalProblem, client: Client) -> LocalResult:
+    """A result without any training, different for every client."""
     x = problem.start * 0.9 + float(client.samples) / 100
     tau = 1.0 + float(client.samples) % 4
     return LocalResult(x, tau, tau, 1.5 * tau, LR, first_gradient=x / 2, last_gradient=x / 3)
@@ -226,7 +233,7 @@ def _stack_results(results: list[LocalResult]) -> LocalResult:
         rows("x"),
         column("steps"),
         column("expected"),
-        column("progress"),
+        column("a_norm"),
         LR,
         rows("first_gradient"),
         rows("last_gradient"),
@@ -234,7 +241,7 @@ def _stack_results(results: list[LocalResult]) -> LocalResult:
 
 
 def _pull_depends_on_client(subject: Subject) -> bool:
-    """Whether clients of unequal weight are given unequal pulls (FedDyn's α_k)."""
+    """Whether the weight of the pull depends on the client's q_k, as FedDyn's α_k does."""
     run = run_of(subject.method, problems.quadratics(), steps(subject))
     down = subject.method.download(run.server)
     problem = [

@@ -1,4 +1,7 @@
-"""Where a method converges: the optimum of F, or a closed-form fixed point."""
+"""Limits: a method must converge to the optimum of F, or to its closed-form fixed point.
+
+Each function measures one fact and returns None if it does not apply to the method.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ from undrift.verify.subjects import Subject
 
 
 def goal_of(method: Method, problem: Quadratics, q: Tensor, local: GD) -> Tensor | None:
-    """The point that is promised: the optimum, or the closed form of averaging."""
+    """The point that the method claims to converge to; None if it claims nothing."""
     if method.converges_to == "optimum":
         return problem.optimum(q, method.g)
     tau = [local.amount(k, 0) for k in range(len(problem))]
@@ -44,7 +47,7 @@ def goal_of(method: Method, problem: Quadratics, q: Tensor, local: GD) -> Tensor
 
 
 def limit_full(subject: Subject) -> Finding | None:
-    """Everyone takes part."""
+    """The limit with full participation, for both objectives."""
     findings = []
     for objective in ("samples", "clients"):
         if not allows(subject.method, All(), SIZES, objective):
@@ -62,9 +65,10 @@ def limit_full(subject: Subject) -> Finding | None:
 
 
 def limit_partial(subject: Subject) -> Finding | None:
-    """Two of four take part, or each with probability one half, so that |S| changes."""
+    """The limit with cohorts of two of four clients, or of varying size |S|."""
     method = subject.method
-    # Of a single step per round, the cohort's parts do not vanish one by one at the optimum.
+    # With one step per round a single client's gradient does not vanish at the optimum, so the
+    # model never settles: it moves with every cohort.
     if method.converges_to != "optimum" or method.needs_all or one_step_only(method):
         return None
     findings = []
@@ -82,7 +86,7 @@ def limit_partial(subject: Subject) -> Finding | None:
 
 
 def limit_momentum(subject: Subject) -> Finding | None:
-    """Clients run gradient descent with momentum 0.9."""
+    """The limit when clients run gradient descent with momentum 0.9."""
     if subject.method.converges_to != "optimum" or one_step_only(subject.method):
         return None
     problem = problems.quadratics()
@@ -95,7 +99,10 @@ def limit_momentum(subject: Subject) -> Finding | None:
 
 
 def ragged(subject: Subject) -> Finding | None:
-    """A network, minibatches whose last one is smaller, and momentum where it must not matter."""
+    """The limit of a network trained on minibatches of which the last is smaller.
+
+    Exact methods get momentum too, because it must not move their limit.
+    """
     sizes = [5, 7, 8, 6] if subject.equal_steps else SIZES
     objective = "samples" if allows(subject.method, All(), sizes, "samples") else "clients"
     losses, e = problems.points(sizes)

@@ -1,4 +1,4 @@
-"""The small problems on which methods are verified."""
+"""The small problems on which `undrift verify` measures methods."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ def quadratics(sizes: list[int] | None = None) -> Quadratics:
 
 
 def permuted(problem: Quadratics, order: list[int]) -> Quadratics:
-    """The same clients, with their ids, in another order."""
+    """The problem with its clients, and their ids, in another order."""
     ids = [problem.ids[k] for k in order]
     sizes = problem.sizes[order].tolist()
     return Quadratics(problem.H[order], problem.b[order], sizes, ids=ids, initial=START)
 
 
 def shifted(problem: Quadratics, by: Tensor) -> Quadratics:
-    """The same losses, moved in space."""
+    """The problem with every loss and the initial model shifted by a vector."""
     b = problem.b + problem.H @ by
     return Quadratics(problem.H, b, problem.sizes.tolist(), initial=START + by)
 
 
 def agreeing(problem: Quadratics) -> Quadratics:
-    """Clients with one common minimiser, the initial model."""
+    """The problem with one common minimiser for all clients: the initial model."""
     return Quadratics(problem.H, problem.H @ START, problem.sizes.tolist(), initial=START)
 
 
 def identical(problem: Quadratics, clients: int, sizes: list[int]) -> Quadratics:
-    """Several clients with one and the same loss."""
+    """A problem whose clients all have the loss of the first one."""
     H = problem.H[:1].expand(clients, -1, -1)
     return Quadratics(H, problem.b[:1].expand(clients, -1), sizes, initial=START)
 
 
-class Point(nn.Module):
-    """A model that answers with its parameter, whatever it is asked."""
+class ConstantModel(nn.Module):
+    """A model whose output is its parameter w, whatever the input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,23 +60,26 @@ class Point(nn.Module):
 
 
 def half_squared(outputs: Tensor, targets: Tensor) -> Tensor:
-    """½|outputs − targets|², the mean over samples."""
+    """½|outputs − targets|², averaged over samples."""
     return (outputs - targets).square().sum(1).mean() / 2
 
 
 def points(sizes: list[int]) -> tuple[ModuleLosses, Tensor]:
     """f_k(x) = ½|x − e_k|² as a network on n_k copies of e_k, and the e_k.
 
-    All batches of a client have the same gradient, so minibatch SGD takes exact steps, and only
-    their number depends on the batches.
+    All batches of a client have the same gradient, so minibatch SGD takes exact gradient steps and
+    the batch size determines only the number of steps.
     """
     e = torch.as_tensor(generator(7, "points").normal(0, 1, (len(sizes), 3)))
     clients = [(torch.zeros(n, 1), e[k].expand(n, -1)) for k, n in enumerate(sizes)]
-    return ModuleLosses(Point(), FederatedData.from_clients(clients), half_squared), e
+    return ModuleLosses(ConstantModel(), FederatedData.from_clients(clients), half_squared), e
 
 
 def with_batchnorm() -> tuple[ModuleLosses, list[np.ndarray]]:
-    """A network with BatchNorm that remembers its last batch only, and the clients' inputs."""
+    """A network with BatchNorm, and the clients' inputs.
+
+    momentum=1 makes the running statistics those of the last batch, which a test can compute.
+    """
     rng = generator(7, "batchnorm")
     inputs = [rng.normal(k, 1 + k, (n, 2)) for k, n in enumerate(SIZES)]
     clients = [(torch.as_tensor(x), torch.arange(len(x)) % 2) for x in inputs]

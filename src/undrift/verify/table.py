@@ -1,4 +1,4 @@
-"""The verification table."""
+"""`undrift verify`: checks facts about methods and shows the verdicts as tables, lines or JSON."""
 
 from __future__ import annotations
 
@@ -15,47 +15,50 @@ from undrift.verify.facts import FACTS, RUNS, Fact, check_fact
 from undrift.verify.runs import Finding
 from undrift.verify.subjects import Subject
 
-PER_TABLE = 6
-"""How many facts fit beside a method's name in 80 columns."""
+FACTS_PER_TABLE = 6
+"""The number of facts that fit beside a method's name in 80 columns."""
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """A fact about a method, and whether it holds."""
+class Verdict:
+    """Whether a fact holds for a method."""
 
     method: str
     fact: Fact
     finding: Finding | None
-    """None where the fact says nothing about the method"""
+    """the measurement; None if the fact does not apply to the method"""
 
     @property
     def holds(self) -> bool:
-        """Whether the error is within what is allowed."""
+        """Whether the error is at most the allowed one, or the fact does not apply."""
         return self.finding is None or self.finding.error <= self.fact.allowed
 
 
-def verify(subjects: Iterable[Subject], facts: Sequence[Fact] = FACTS) -> Iterator[Outcome]:
-    """Measure every fact about every subject, one after another."""
+def verify(subjects: Iterable[Subject], facts: Sequence[Fact] = FACTS) -> Iterator[Verdict]:
+    """Measure every fact for every subject, one verdict at a time.
+
+    A method that fails in its first round gets that as one more verdict, the fact `RUNS`.
+    """
     for subject in subjects:
         with one_thread():
-            broken = breakdown(subject)
+            broken = first_round_error(subject)
         for fact in facts:
             with one_thread():
                 finding = check_fact(fact, subject) if broken is None else None
-            yield Outcome(subject.label, fact, finding)
+            yield Verdict(subject.label, fact, finding)
         if broken is not None:
-            yield Outcome(subject.label, RUNS, broken)
+            yield Verdict(subject.label, RUNS, broken)
 
 
-def tables(outcomes: Sequence[Outcome], facts: Sequence[Fact] = FACTS) -> list[Table]:
+def tables(verdicts: Sequence[Verdict], facts: Sequence[Fact] = FACTS) -> list[Table]:
     """Methods × facts: the measured error in each cell, the allowed one under each name."""
-    found = {(o.method, o.fact.name): o for o in outcomes}
-    methods = list(dict.fromkeys(o.method for o in outcomes))
+    found = {(v.method, v.fact.name): v for v in verdicts}
+    methods = list(dict.fromkeys(v.method for v in verdicts))
     made = []
-    for first in range(0, len(facts), PER_TABLE):
+    for first in range(0, len(facts), FACTS_PER_TABLE):
         table = Table(box=None, pad_edge=False, header_style="bold")
         table.add_column("method", no_wrap=True, width=14)
-        part = facts[first : first + PER_TABLE]
+        part = facts[first : first + FACTS_PER_TABLE]
         for fact in part:
             allowed = f"≤{fact.allowed:.0e}" if fact.allowed else "= 0"
             table.add_column(f"{fact.name}\n{allowed}", justify="right", no_wrap=True, width=9)
@@ -65,65 +68,66 @@ def tables(outcomes: Sequence[Outcome], facts: Sequence[Fact] = FACTS) -> list[T
     return made
 
 
-def breakdown(subject: Subject) -> Finding | None:
-    """What goes wrong in a first round, if the method's own code cannot do one."""
+def first_round_error(subject: Subject) -> Finding | None:
+    """The error of a method whose own code fails in its first round, else None."""
     found = check_fact(RUNS, subject)
     return found if found is not None and found.error else None
 
 
-def _cell(outcome: Outcome) -> Text:
-    if outcome.finding is None:
+def _cell(verdict: Verdict) -> Text:
+    if verdict.finding is None:
         return Text("·", style="dim")
-    error = outcome.finding.error
+    error = verdict.finding.error
     shown = "inf" if math.isinf(error) else f"{error:.0e}" if error else "0"
-    if outcome.holds:
+    if verdict.holds:
         return Text(shown, style="green")
     return Text(f"✗ {shown}", style="bold red")
 
 
-def explanations(outcomes: Iterable[Outcome]) -> list[str]:
-    """One line for each fact that does not hold."""
+def explanations(verdicts: Iterable[Verdict]) -> list[str]:
+    """One sentence for each fact that does not hold."""
     lines = []
-    lost: set[str] = set()  # methods that do not end where they should even in the plainest case
-    for outcome in outcomes:
-        if outcome.holds or outcome.finding is None:
+    # A method that misses its limit fails the harder forms of that fact too: explain it once.
+    misses_limit: set[str] = set()
+    for verdict in verdicts:
+        if verdict.holds or verdict.finding is None:
             continue
-        fact, finding = outcome.fact, outcome.finding
+        fact, finding = verdict.fact, verdict.finding
         if fact.name == "limit":
-            lost.add(outcome.method)
-        elif fact.name in ("partial", "momentum", "ragged") and outcome.method in lost:
-            lines.append(f"{outcome.method}, {fact.name}: fails too, as limit does.")
+            misses_limit.add(verdict.method)
+        elif fact.name in ("partial", "momentum", "ragged") and verdict.method in misses_limit:
+            lines.append(f"{verdict.method}, {fact.name}: fails too, as limit does.")
             continue
         where = f" ({finding.note})" if finding.note else ""
         if fact is RUNS:
-            lines.append(f"{outcome.method} breaks down: {finding.note.rstrip('.')}.")
+            lines.append(f"{verdict.method} breaks down: {finding.note.rstrip('.')}.")
             continue
         lines.append(
-            f"{outcome.method}, {fact.name}: {fact.meaning[:-1]}, but the error is "
+            f"{verdict.method}, {fact.name}: {fact.meaning[:-1]}, but the error is "
             f"{finding.error:.1e} instead of at most {fact.allowed:g}{where}; {fact.failed}."
         )
     return lines
 
 
-def as_json(outcomes: Iterable[Outcome]) -> str:
+def as_json(verdicts: Iterable[Verdict]) -> str:
     """A list of {method, fact, expected, measured, error, holds}."""
     rows = [
         {
-            "method": outcome.method,
-            "fact": outcome.fact.name,
-            "expected": outcome.finding.expected,
-            "measured": outcome.finding.measured,
-            "error": outcome.finding.error if math.isfinite(outcome.finding.error) else None,
-            "holds": outcome.holds,
+            "method": verdict.method,
+            "fact": verdict.fact.name,
+            "expected": verdict.finding.expected,
+            "measured": verdict.finding.measured,
+            "error": verdict.finding.error if math.isfinite(verdict.finding.error) else None,
+            "holds": verdict.holds,
         }
-        for outcome in outcomes
-        if outcome.finding is not None
+        for verdict in verdicts
+        if verdict.finding is not None
     ]
     return json.dumps(_finite(rows), indent=2)
 
 
 def _finite(value: object) -> object:
-    """The same with null for NaN and infinity, which JSON does not have."""
+    """The value with None in place of NaN and infinity, which JSON does not have."""
     if isinstance(value, dict):
         return {key: _finite(each) for key, each in value.items()}
     if isinstance(value, list):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from undrift.core.clients import ClientStates
-from undrift.core.diagnostics import MOVED, PROGRESS, SQUARE
+from undrift.core.diagnostics import A_NORM, MOVED, SQUARE
 from undrift.core.messages import (
     CHANGE,
     COHORT,
@@ -34,7 +34,7 @@ from undrift.engines.pool import Pool, spare_threads
 from undrift.engines.serial import SerialEngine
 from undrift.engines.threaded import Remembered, ThreadedEngine
 from undrift.engines.vectorised.networks import Network
-from undrift.engines.vectorised.training import Group, progress_of, train
+from undrift.engines.vectorised.training import Group, a_norms, train
 from undrift.local.solvers import SGD
 from undrift.nets.modules import ModuleLosses
 from undrift.utils.errors import UndriftError, first_line
@@ -249,14 +249,14 @@ class VectorisedEngine(SimulationEngine):
                 f"{first_line(error)}."
             ) from error
 
-        progress = progress_of(problem, group)
-        rows = [(w.steps, w.expected, p) for w, p in zip(works, progress, strict=True)]
-        steps, expected, progressed = trained.x.new_tensor(rows).split(1, dim=1)
+        norms = a_norms(problem, group)
+        rows = [(w.steps, w.expected, a) for w, a in zip(works, norms, strict=True)]
+        steps, expected, a_norm = trained.x.new_tensor(rows).split(1, dim=1)
         result = LocalResult(
             x=trained.x,
             steps=steps,
             expected=expected,
-            progress=progressed,
+            a_norm=a_norm,
             rate=works[0].rate,
             first_gradient=trained.first_gradient,
             last_gradient=trained.last_gradient,
@@ -296,7 +296,7 @@ class VectorisedEngine(SimulationEngine):
                 **{
                     MOVED: moved,
                     SQUARE: moved.double().square().sum(1),
-                    PROGRESS: torch.as_tensor(done.result.progress).double(),
+                    A_NORM: torch.as_tensor(done.result.a_norm).double(),
                 }
             )
         works = [assignment.work for assignment in chunk.assignments]

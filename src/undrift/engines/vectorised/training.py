@@ -24,7 +24,7 @@ from undrift.engines.vectorised.steps import (
     vectors_like,
 )
 from undrift.local.schedules import as_schedule
-from undrift.local.solvers import SGD, Progress
+from undrift.local.solvers import SGD, ANorm
 from undrift.nets.modules import ModuleLosses
 
 
@@ -225,10 +225,10 @@ class Rates:
         """η_s"""
         rate = self._rate * self._schedule.within(self._round, step)
         over_steps = self._within.step_schedule
-        return rate if over_steps is None else rate * over_steps.at(step)
+        return rate if over_steps is None else rate * as_schedule(over_steps).at(step)
 
 
-def progress_of(problem: LocalProblem, group: Group) -> list[float]:
+def a_norms(problem: LocalProblem, group: Group) -> list[float]:
     """‖a‖₁ of each client; it depends on its steps and its pull only."""
     solver, works, rates = group.solver, group.works, group.rates
     r = problem.weight if problem.center is not None else 0.0
@@ -238,10 +238,10 @@ def progress_of(problem: LocalProblem, group: Group) -> list[float]:
     rate = works[0].rate
     for r in set(pulls.tolist()):
         pull = rate * r
-        progress = Progress(solver.momentum, solver.nesterov, pull, problem.pull_outside_momentum)
+        a_norm = ANorm(solver.momentum, solver.nesterov, pull, problem.pull_outside_momentum)
         totals[r] = [0.0]
         for step in range(works[0].steps):
-            progress.step(rates.at(step) / rate)
-            totals[r].append(progress.total)
+            a_norm.step(rates.at(step) / rate)
+            totals[r].append(a_norm.value)
     pairs = zip(works, pulls.expand(len(works)).tolist(), strict=True)
     return [totals[r][work.steps] for work, r in pairs]

@@ -20,7 +20,6 @@ from undrift.experiments.parts import (
     from_words,
     require_types,
     shown,
-    user_object,
 )
 from undrift.experiments.tables.fields import (
     Fraction,
@@ -42,6 +41,7 @@ from undrift.utils.errors import (
     require_type,
     require_whole,
 )
+from undrift.utils.user_code import user_object
 
 BY = ("client", "overall")
 FOLDER = "folder"

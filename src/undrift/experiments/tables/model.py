@@ -18,11 +18,11 @@ from undrift.experiments.parts import (
     guilty,
     require_types,
     shown,
-    user_object,
 )
 from undrift.experiments.tables.fields import OpenTable, Plain, Text, or_none, seen_from
 from undrift.nets.models import MODELS, fitting
 from undrift.utils.errors import UndriftError, first_line, require, require_choice, require_whole
+from undrift.utils.user_code import user_object
 
 
 class ModelTable(OpenTable):
