@@ -5,12 +5,13 @@ import math
 import os
 
 import pytest
+from tools.pages import reproductions
 
 from commands import called
 from undrift.core.records import Record
 from undrift.report.reading import Folder, RunFiles, Runs
 from undrift.reproduce import lab as labs
-from undrift.reproduce import reproducing, results
+from undrift.reproduce import reproducing
 from undrift.reproduce.curves import best, cost, final, line, smoothed
 from undrift.reproduce.figure import Line, Panel
 from undrift.reproduce.findings import Claim, Findings, Number, one
@@ -170,9 +171,9 @@ def test_what_was_found_is_told_everywhere(folder, file, monkeypatch, tmp_path):
     assert Findings.from_dict(read_json(folder / "findings.json")) == Findings(
         **{**vars(findings(None)), "panels": ()}
     )
-    monkeypatch.setattr(results, "papers", lambda: {"FedAvg": [reproduction]})
-    results.take_in(folder, tmp_path)
-    text = results.results_page(tmp_path)
+    monkeypatch.setattr(reproductions, "papers", lambda: {"FedAvg": [reproduction]})
+    reproductions.take_in(folder, tmp_path)
+    text = reproductions.results_page(tmp_path)
     for told in (
         "31 | 32 ± 2.8",
         "undrift reproduce fedavg-made-up --seeds 1",
@@ -188,7 +189,7 @@ def test_quick_versions_are_not_shown_as_results(folder, monkeypatch):
     monkeypatch.setattr(reproducing, "find", lambda name: made_up())
     reproducing.reproduce("fedavg-made-up", folder, quick=True)
     with pytest.raises(UndriftError, match="only full runs"):
-        results.take_in(folder, folder)
+        reproductions.take_in(folder, folder)
 
 
 def test_an_interrupted_reproduction_says_how_to_go_on(folder, file, monkeypatch):

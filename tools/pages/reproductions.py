@@ -38,7 +38,7 @@ which a run had one or both. What a paper leaves open, and what was chosen, is s
     undrift reproduce feddyn-mnist --part "10 %, IID" # a row of its tables, with the same settings
     undrift reproduce fednova-synthetic --seeds 3     # Ctrl-C, and the same command goes on
 
-Each is a short script beside an experiment file, in `src/undrift/papers`.
+Each is a short script beside an experiment file, in `src/undrift/reproduce`.
 """
 
 

@@ -12,7 +12,6 @@ from undrift.core.round_result import RoundResult
 from undrift.core.sampling import Uniform
 from undrift.data.part import Part
 from undrift.engines import serial
-from undrift.engines.base import Job
 from undrift.engines.threaded import ThreadedEngine
 from undrift.engines.vectorised import engine as vectorised
 from undrift.engines.vectorised import training
@@ -23,6 +22,7 @@ from undrift.engines.vectorised.steps import Fused, Stepper
 from undrift.local import solvers
 from undrift.local.solvers import SGD
 from undrift.loops import Loop
+from undrift.loops.planning import WorkPlanner
 from undrift.nets.modules import ModuleLoss, ModuleLosses
 
 PLAN, SET_UP, DRAW, GATHER = "cohort and work", "client set-up", "draw batches", "gather samples"
@@ -65,7 +65,7 @@ def _seams(loop: Loop) -> Iterator[tuple[Any, str, str]]:
     """What is called where a part begins: of what, its name, and the part."""
     yield from [
         (Uniform, "draw", PLAN),
-        (Job, "work", PLAN),
+        (WorkPlanner, "work", PLAN),
         (loop.states, "get", STATE),
         (loop.states, "gather", STATE),
         (loop.states, "put", STATE),
