@@ -15,10 +15,10 @@ from tools.pages.speed import page, write
 
 from commands import called
 from undrift import bench
-from undrift.bench import WORKLOADS, Row, scale, take_profile, timing
+from undrift.bench import WORKLOADS, RoundTiming, scale, take_profile, timing
 from undrift.bench.bare import BareLoop, Visit, bare_round
-from undrift.bench.ours import METHODS, Ours
-from undrift.bench.seams import PARTS, REST, WAIT, watched
+from undrift.bench.bench_run import METHODS, BenchRun
+from undrift.bench.instrumentation import PARTS, REST, WAIT, instrumented
 from undrift.bench.stopwatch import Stopwatch
 from undrift.bench.timing import interleaved
 from undrift.engines.vectorised.batches import Stream
@@ -43,7 +43,7 @@ def small(name, **changed):
 def test_the_bare_loop_computes_what_ours_does(name, engine):
     workload = small(name, batch=10)
     data = workload.data()
-    ours = Ours(workload, data, engine=engine)
+    ours = BenchRun(workload, data, engine=engine)
     loop = ours.loop
     module = workload.model()
     start = [p.detach().clone() for p in module.parameters()]
@@ -106,14 +106,14 @@ def test_clients_beyond_the_workloads_own_share_samples():
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_runs(method):
     workload = small("W1")
-    run = Ours(workload, workload.data(), method)
+    run = BenchRun(workload, workload.data(), method)
     assert run.round() > 0
     assert run.steps == 2 * workload.steps
 
 
 def test_a_committed_run_leaves_nothing_behind():
     workload = small("W1")
-    run = Ours(workload, workload.data(), "SCAFFOLD", committed=True)
+    run = BenchRun(workload, workload.data(), "SCAFFOLD", committed=True)
     folder = Path(run._kept._folder.name)
     assert run.round() > 0
     assert run._kept._store.round == 1
@@ -181,7 +181,7 @@ def test_a_thread_that_computes_is_awake():
 
 def test_the_first_two_rounds_do_not_count():
     workload = small("W1")
-    run = Ours(workload, workload.data())
+    run = BenchRun(workload, workload.data())
     assert run.strategy == ""
     run.settle()
     assert run.loop.round == 2
@@ -224,7 +224,7 @@ def test_clocks_of_threads_do_not_stop_each_other():
 @pytest.mark.parametrize("engine", ["auto", "vectorised", "serial"])
 def test_every_seam_of_a_round_is_there_and_is_put_back(engine, name, threads):
     workload = small(name)
-    run = Ours(workload, workload.data(), "SCAFFOLD", engine, threads)
+    run = BenchRun(workload, workload.data(), "SCAFFOLD", engine, threads)
     run.settle()
 
     def seams():
@@ -235,7 +235,7 @@ def test_every_seam_of_a_round_is_there_and_is_put_back(engine, name, threads):
         )
 
     before = seams()
-    with watched(run.loop) as watch:
+    with instrumented(run.loop) as watch:
         began = time.perf_counter()
         with watch.part(REST):
             seconds = run.round()
@@ -305,7 +305,7 @@ def test_rows_come_as_soon_as_they_are_measured(tmp_path, monkeypatch):
         figures = {"bare_seconds": 99.9, "our_seconds": 9.9, "committed_seconds": 10.1}
         more = {"bare_threads": 1, "peak_mb": 123.4, "target": 2.2}
         who = {"method": "SCAFFOLD", "engine": "vectorised", "strategy": strategy}
-        return [Row(workload=workload.name, **who, **figures, **more)]
+        return [RoundTiming(workload=workload.name, **who, **figures, **more)]
 
     monkeypatch.setattr(bench, "compare", compare)
     done = called("bench", "W1", "W2", cwd=tmp_path)
@@ -370,7 +370,7 @@ def test_help_teaches(tmp_path):
 
 
 def test_the_page_of_the_guide_shows_what_was_measured():
-    row = Row("W2", "FedDyn", "auto", "stacked layers", 0.3, 0.12, None, 2, 500.0, 1.5)
+    row = RoundTiming("W2", "FedDyn", "auto", "stacked layers", 0.3, 0.12, None, 2, 500.0, 1.5)
     text = page([row.as_dict()], "two cores")
     assert "two cores" in text
     (line,) = [line for line in text.splitlines() if line.startswith("| W2")]
@@ -380,7 +380,7 @@ def test_the_page_of_the_guide_shows_what_was_measured():
 
 def test_the_readme_shows_what_was_measured(tmp_path):
     measured, guide, readme = (tmp_path / name for name in ("bench.json", "bench.md", "README.md"))
-    row = Row("W2", "FedAvg", "auto", "stacked layers", 0.3, 0.12, None, 2, 500.0, 1.5)
+    row = RoundTiming("W2", "FedAvg", "auto", "stacked layers", 0.3, 0.12, None, 2, 500.0, 1.5)
     measured.write_text(json.dumps([row.as_dict()]))
     readme.write_text("before\n\n<!-- made: speed -->\nold\n<!-- end -->\n\nafter\n")
     write(measured, guide, readme)

@@ -14,7 +14,7 @@ from undrift.reproduce import lab as labs
 from undrift.reproduce import reproducing
 from undrift.reproduce.curves import best, cost, final, line, smoothed
 from undrift.reproduce.figure import Line, Panel
-from undrift.reproduce.findings import Claim, Findings, Number, one
+from undrift.reproduce.findings import Claim, Findings, Number, over_seeds
 from undrift.reproduce.lab import Lab
 from undrift.reproduce.reproduction import Reproduction
 from undrift.runs.folder import read_json
@@ -146,7 +146,7 @@ def test_the_seeds_that_are_told_are_those_there_are(folder, file, monkeypatch):
 
 def findings(holds=True):
     panel = Panel("title", "x", "y", [Line("a", [0, 1], [1, 2], [0, 1], [2, 3])], log_y=True)
-    number = Number("10 %", "<FedDyn>", 31, one(30, 34))
+    number = Number("10 %", "<FedDyn>", 31, over_seeds(30, 34))
     return Findings([number], [Claim("a < b & c", holds, "1 < 2")], [panel], ["Mind this."])
 
 
@@ -238,11 +238,11 @@ def test_numbers_and_lines_of_runs():
 @pytest.mark.parametrize(
     ("measured", "shown"),
     [
-        (one(38), "38"),
-        (one(36, 40), "38 ± 2.8"),
-        (one(1000, missed=1), "> 1000"),
-        (one(math.inf), "diverged"),
-        (one(), "–"),
+        (over_seeds(38), "38"),
+        (over_seeds(36, 40), "38 ± 2.8"),
+        (over_seeds(1000, missed=1), "> 1000"),
+        (over_seeds(math.inf), "diverged"),
+        (over_seeds(), "–"),
     ],
 )
 def test_a_number_as_it_is_shown(measured, shown):

@@ -11,7 +11,7 @@ from tools.pages import reproductions
 from commands import called
 from undrift.experiments.experiment import Experiment
 from undrift.reproduce import NAMES, find, reproduce
-from undrift.reproduce.catalogue import papers
+from undrift.reproduce.registry import papers
 from undrift.reproduce.reproduction import PAPERS
 
 QUICK_NEEDS = {"feddyn-mnist": "mnist", "feddyn-shakespeare": "shakespeare"}

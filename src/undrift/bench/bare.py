@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from undrift.bench.timing import interleaved, seconds_of, so_many_threads
+from undrift.bench.timing import interleaved, seconds_of, torch_threads
 from undrift.bench.workloads import Workload
 from undrift.data.federated import FederatedData
 
@@ -72,7 +72,7 @@ class BareLoop:
 
     def timed(self, threads: int, cohort: int | None = None) -> float:
         """One round with so many threads; gives its seconds."""
-        with so_many_threads(threads):
+        with torch_threads(threads):
             return seconds_of(lambda: self._do(cohort or self.workload.cohort))
 
     def _do(self, cohort: int) -> None:

@@ -1,4 +1,4 @@
-"""Ours against the bare loop."""
+"""undrift against the bare loop."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from undrift.bench.bare import BareLoop
-from undrift.bench.ours import Ours
+from undrift.bench.bench_run import BenchRun
 from undrift.bench.timing import Tick, interleaved, peak_mb
 from undrift.bench.workloads import Workload
 
@@ -16,7 +16,7 @@ YARDSTICK = "FedAvg"
 
 
 @dataclass(frozen=True)
-class Row:
+class RoundTiming:
     """What a round of a method took."""
 
     workload: str
@@ -65,7 +65,7 @@ def compare(
     repeats: int | None = None,
     commits: bool = False,
     tick: Tick = lambda share: None,
-) -> list[Row]:
+) -> list[RoundTiming]:
     """Time the bare loop, every method on every engine, the bare loop, … in turn.
 
     The bare loop does FedAvg's work whatever the method. What is laid down for other methods is
@@ -77,9 +77,9 @@ def compare(
     data = workload.data(population)
     pairs = [(engine, method) for engine in dict.fromkeys(engines) for method in methods]
 
-    def runs(committed: bool) -> list[Ours]:
+    def runs(committed: bool) -> list[BenchRun]:
         return [
-            Ours(workload, data, method, engine, threads, committed=committed)
+            BenchRun(workload, data, method, engine, threads, committed=committed)
             for engine, method in pairs
         ]
 
@@ -103,7 +103,7 @@ def compare(
         if run.method == YARDSTICK
     }
     return [
-        Row(
+        RoundTiming(
             workload=workload.name,
             method=run.method,
             engine=run.engine,

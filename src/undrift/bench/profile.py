@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from undrift.bench.ours import Ours
-from undrift.bench.seams import PARTS, REST, WAIT, watched
+from undrift.bench.bench_run import BenchRun
+from undrift.bench.instrumentation import PARTS, REST, WAIT, instrumented
 from undrift.bench.timing import Tick, interleaved
 from undrift.bench.workloads import Workload
 
@@ -63,12 +63,12 @@ def take_profile(
     tick: Tick = lambda share: None,
 ) -> Profile:
     """The fastest of some rounds with clocks, beside the fastest of as many without."""
-    run = Ours(workload, workload.data(population), method, engine, threads)
+    run = BenchRun(workload, workload.data(population), method, engine, threads)
     run.settle()
     laps: list[tuple[float, dict[str, float]]] = []
 
     def clocked() -> float:
-        with watched(run.loop) as watch:
+        with instrumented(run.loop) as watch:
             with watch.part(REST):
                 seconds = run.round()
             laps.append((seconds, watch.lap()))

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
-from undrift.bench.ours import Ours
+from undrift.bench.bench_run import BenchRun
 from undrift.bench.timing import Tick, interleaved
 from undrift.bench.workloads import Workload
 
@@ -23,7 +23,7 @@ ALLOWED, START = 1.1, 3.0
 
 
 @dataclass(frozen=True)
-class Size:
+class ScalingPoint:
     """What a round takes at one size."""
 
     workload: str
@@ -65,7 +65,7 @@ def scale(
     tick: Tick = lambda share: None,
     cohorts: Sequence[int] = COHORTS,
     populations: Sequence[int] = POPULATIONS,
-) -> list[Size]:
+) -> list[ScalingPoint]:
     """Time rounds of growing cohorts in turn, then of growing populations."""
     shared = replace(workload, clients=SHARED)
     cohort = min(COHORT, workload.cohort, min(populations))
@@ -86,18 +86,18 @@ def _timed(
     threads: int,
     repeats: int | None,
     tick: Tick,
-) -> list[Size]:
+) -> list[ScalingPoint]:
     """Rounds at several sizes (cohort, population), in turn."""
     runs, started = [], []
     for cohort, population in sizes:
         began = time.perf_counter()
         data = workload.data(population)
-        runs.append(Ours(workload, data, method, engine, threads, cohort=cohort))
+        runs.append(BenchRun(workload, data, method, engine, threads, cohort=cohort))
         started.append(time.perf_counter() - began)
         runs[-1].settle()
     best = interleaved([run.step for run in runs], repeats, tick, enough=ENOUGH)
     return [
-        Size(
+        ScalingPoint(
             workload=workload.name,
             method=method,
             engine=engine,

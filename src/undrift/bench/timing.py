@@ -91,7 +91,7 @@ def _others_awake() -> bool:
 
 
 @contextmanager
-def so_many_threads(threads: int) -> Iterator[None]:
+def torch_threads(threads: int) -> Iterator[None]:
     """Let torch use so many threads inside an operator for the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

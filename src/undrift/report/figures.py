@@ -8,11 +8,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from undrift.report.csv_files import ready
-from undrift.report.naming import DIAGNOSTICS, TINY, logarithmic, main_metrics, words
-from undrift.report.participation import participation
+from undrift.report.csv_files import ensure_folder
+from undrift.report.naming import DIAGNOSTICS, LOG_ZERO, main_metrics, metric_label, uses_log_scale
 from undrift.report.plots import COLOURS
-from undrift.report.reading import Group, Runs, read_runs
+from undrift.report.reading import MethodRuns, Runs, read_runs
+from undrift.report.reply_counts import count_replies
 from undrift.report.timeline import timeline_figure
 from undrift.runs.folder import slug
 from undrift.utils.errors import require_choice
@@ -49,7 +49,7 @@ def write_figures(
         require_choice("A metric to draw", metric, runs.metrics)
     for kind in kinds:
         require_choice("The kind of a figure", kind, KINDS)
-    out_dir = ready(out_dir)
+    out_dir = ensure_folder(out_dir)
     figures: dict[str, Figure] = {}
     for metric in main_metrics(runs) if metrics is None else metrics:
         for axis in runs.costs:
@@ -80,7 +80,7 @@ def write_figures(
 
 
 def curves(
-    group: Group, name: str, axis: str
+    group: MethodRuns, name: str, axis: str
 ) -> tuple[list[float], list[float], list[float], list[float]]:
     """x, mean, minimum and maximum over seeds, where all of them were measured."""
     places = []
@@ -130,7 +130,7 @@ def _draw(panel: Axes, runs: Runs, name: str, axis: str) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     divisor, label = _unit(runs, axis)
-    log = logarithmic(runs, name)
+    log = uses_log_scale(runs, name)
     for number, group in enumerate(runs.groups):
         x, mean, low, high = curves(group, name, axis)
         if not x:
@@ -138,7 +138,7 @@ def _draw(panel: Axes, runs: Runs, name: str, axis: str) -> None:
         x = [at / divisor for at in x]
         if log:  # what is zero has no place on the scale
             mean, low, high = (
-                [value if value > TINY else math.nan for value in values]
+                [value if value > LOG_ZERO else math.nan for value in values]
                 for values in (mean, low, high)
             )
         colour = COLOURS[number % len(COLOURS)]
@@ -152,7 +152,7 @@ def _draw(panel: Axes, runs: Runs, name: str, axis: str) -> None:
         panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         panel.yaxis.set_minor_formatter(NullFormatter())
     panel.set_xlabel(label, fontsize=9)
-    title = DIAGNOSTICS.get(name, words(name))
+    title = DIAGNOSTICS.get(name, metric_label(name))
     panel.set_title(_literal(title), fontsize=10)
     panel.tick_params(labelsize=8)
     panel.grid(alpha=0.25)
@@ -177,7 +177,7 @@ def _participation(runs: Runs) -> Figure:
 
     figure = Figure(figsize=(4.6, 3.0), layout="constrained")
     axis = figure.subplots()
-    table = participation(runs)
+    table = count_replies(runs)
     for number, each in enumerate(table):
         times = sorted(each.times)
         if times:

@@ -121,7 +121,7 @@ def _figure(
             x, mean, low, high = over_seeds(own, metric, against)
             values += mean
             x = [at / divisor for at in x]
-            if falls(metric):  # a band below zero has no place on a logarithmic scale
+            if lower_is_better(metric):  # a band below zero has no place on a logarithmic scale
                 low = [at if at > 0 else m for at, m in zip(low, mean, strict=True)]
             colour = COLOURS[number % len(COLOURS)]
             style = "-" if number < len(COLOURS) else "--"
@@ -187,7 +187,7 @@ def _dress(panel: Axes, metric: str, values: Sequence[float], letters: float) ->
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     finite = [value for value in values if math.isfinite(value)]
-    if falls(metric) and finite and min(finite) > 0:
+    if lower_is_better(metric) and finite and min(finite) > 0:
         panel.set_yscale("log")
         panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -210,7 +210,7 @@ def _axis(results: Sequence[Result], against: str) -> tuple[float, str]:
     return divisor, f"{AGAINST[against]}, {unit}"
 
 
-def falls(metric: str) -> bool:
+def lower_is_better(metric: str) -> bool:
     """Whether a metric is a loss or an error, that is best seen on a logarithmic scale.
 
     An accuracy is not, and neither is r², which may be negative and ends at one.

@@ -101,7 +101,7 @@ class Folder:
 
 
 @dataclass
-class Group:
+class MethodRuns:
     """One method of one folder, with all of its seeds."""
 
     label: str
@@ -135,14 +135,14 @@ class Runs(Sequence[RunFiles]):
     def __init__(self, parts: Iterable[tuple[Folder, Sequence[RunFiles]]]):
         self.folders: list[Folder] = []
         self.runs: list[RunFiles] = []
-        self.groups: list[Group] = []
+        self.groups: list[MethodRuns] = []
         for folder, runs in parts:
             self.folders.append(folder)
             self.runs += runs
             unit = _one_round(runs)
             for label in dict.fromkeys(run.label for run in runs):
                 own = sorted((r for r in runs if r.label == label), key=lambda r: r.seed)
-                self.groups.append(Group(label, own, folder, unit))
+                self.groups.append(MethodRuns(label, own, folder, unit))
         require(bool(self.runs), "There is no run to report.")
         _tell_apart(self.groups)
         self.metrics = _names(r.metrics for run in self.runs for r in run.records)
@@ -380,7 +380,7 @@ def _model_size(runs: Sequence[RunFiles]) -> float:
     return median(at_any_time or [4.0 * run.parameters for run in runs])  # single precision
 
 
-def _tell_apart(groups: Sequence[Group]) -> None:
+def _tell_apart(groups: Sequence[MethodRuns]) -> None:
     """Methods of the same label in several folders get the folder's name, or its path."""
     for ways in (lambda g: g.folder.name, lambda g: str(g.folder.path)):
         labels = [group.label for group in groups]

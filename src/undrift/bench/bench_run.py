@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from undrift.bench.kept import Kept
-from undrift.bench.timing import seconds_of, so_many_threads
+from undrift.bench.temporary_store import TemporaryStore
+from undrift.bench.timing import seconds_of, torch_threads
 from undrift.bench.workloads import Workload
 from undrift.core.evaluation import Evaluation
 from undrift.core.sampling import Uniform
@@ -37,7 +37,7 @@ METHODS: dict[str, Callable[[], Method]] = {
 """The methods that are timed, with parameters that suit every workload."""
 
 
-class Ours:
+class BenchRun:
     """A run that is timed, with as many threads as the engine cares to use.
 
     Parameters
@@ -71,9 +71,9 @@ class Ours:
         self.method = method
         self.engine = engine
         self.threads = threads
-        self._kept = Kept() if committed else None
+        self._kept = TemporaryStore() if committed else None
         options: dict[str, Any] = {} if self._kept is None else {"states": self._kept.states}
-        with so_many_threads(threads):
+        with torch_threads(threads):
             self.loop: Loop = loop(
                 METHODS[method](),
                 ModuleLosses(workload.model(), data),
@@ -105,7 +105,7 @@ class Ours:
 
     def round(self) -> float:
         """One round; gives its seconds."""
-        with so_many_threads(self.threads):
+        with torch_threads(self.threads):
             return seconds_of(self._do)
 
     def step(self) -> float:
@@ -114,7 +114,7 @@ class Ours:
 
     def evaluate(self) -> float:
         """Evaluate the server's model; gives the seconds."""
-        with so_many_threads(self.threads):
+        with torch_threads(self.threads):
             return seconds_of(lambda: measure(self.loop))
 
     def _do(self) -> None:

@@ -47,7 +47,7 @@ PARTS = {
 
 
 @contextmanager
-def watched(loop: Loop) -> Iterator[Stopwatch]:
+def instrumented(loop: Loop) -> Iterator[Stopwatch]:
     """Clocks at every seam of a run, for the block; a round is to be counted as `REST`.
 
     While a thread waits for others it is in `WAIT`, which is no work.

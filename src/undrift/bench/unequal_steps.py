@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 
-from undrift.bench.ours import Ours
+from undrift.bench.bench_run import BenchRun
 from undrift.bench.timing import Tick, interleaved
 from undrift.bench.workloads import Workload
 from undrift.local.amounts import NormalAmount
@@ -16,7 +16,7 @@ ALLOWED = 1.3
 
 
 @dataclass(frozen=True)
-class Pair:
+class UnequalTiming:
     """A round in which every client does 30 steps, and one with the same number on average.
 
     The rounds with unequal steps have different numbers of them, so seconds are those per step
@@ -55,11 +55,11 @@ def time_unequal(
     population: int | None = None,
     repeats: int | None = None,
     tick: Tick = lambda share: None,
-) -> Pair:
+) -> UnequalTiming:
     """Time rounds with equal and with unequal numbers of steps, in turn."""
     data = workload.data(population)
     equal, spread = (
-        Ours(
+        BenchRun(
             workload,
             data,
             method,
@@ -73,7 +73,7 @@ def time_unequal(
         run.settle()
     per_step = interleaved([equal.step, spread.step], repeats, tick)
     steps = STEPS * workload.cohort
-    return Pair(
+    return UnequalTiming(
         workload=workload.name,
         method=method,
         engine=engine,

@@ -17,7 +17,7 @@ from undrift.runs.states import StoredStates
 from undrift.runs.store import Store
 
 
-class Kept:
+class TemporaryStore:
     """What `undrift run` does after every round, with its usual durability and memory."""
 
     def __init__(self) -> None:

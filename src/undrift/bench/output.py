@@ -11,11 +11,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from undrift.bench.comparison import Row
+from undrift.bench.comparison import RoundTiming
+from undrift.bench.instrumentation import PARTS
 from undrift.bench.profile import Profile
-from undrift.bench.scaling import ALLOWED, START, Size
-from undrift.bench.seams import PARTS
-from undrift.bench.unequal import Pair
+from undrift.bench.scaling import ALLOWED, START, ScalingPoint
+from undrift.bench.unequal_steps import UnequalTiming
 
 WIDTHS = {"": 2, "method": 8, "engine": 10, "met": 3}
 """Of columns of words, so that rows look like one table though they come one by one."""
@@ -23,27 +23,27 @@ NUMBER = 7
 """Of columns of numbers, at least."""
 
 
-class Measured(Protocol):
+class Measurement(Protocol):
     """Anything that was measured."""
 
     def as_dict(self) -> dict[str, object]:
         """For JSON."""
 
 
-def as_json(found: Iterable[Measured]) -> str:
+def as_json(found: Iterable[Measurement]) -> str:
     """A list, one object for each."""
     return json.dumps([each.as_dict() for each in found], indent=2, ensure_ascii=False)
 
 
-def shown(found: Sequence[Measured], first: bool = True) -> Iterator[RenderableType]:
+def renderables(found: Sequence[Measurement], first: bool = True) -> Iterator[RenderableType]:
     """What is printed of a piece of work as soon as it is done.
 
     The `first` piece comes with the heads of the columns.
     """
     said = ""
     for each in found:
-        if isinstance(each, Row | Pair):
-            cells = _of_row(each) if isinstance(each, Row) else _of_pair(each)
+        if isinstance(each, RoundTiming | UnequalTiming):
+            cells = _of_row(each) if isinstance(each, RoundTiming) else _of_pair(each)
             yield _line(cells, heads=first)
             if each.strategy != said:
                 yield Padding(Text(each.strategy, style="dim"), (0, 0, 0, WIDTHS[""] + 1))
@@ -51,31 +51,31 @@ def shown(found: Sequence[Measured], first: bool = True) -> Iterator[RenderableT
         elif isinstance(each, Profile):
             yield _title(each, first)
             yield profile_table(each)
-    sizes = [each for each in found if isinstance(each, Size)]
+    sizes = [each for each in found if isinstance(each, ScalingPoint)]
     if sizes:
         yield _title(sizes[-1], first)
         yield scaling_table(sizes)
 
 
-def notes(found: Sequence[Measured]) -> Iterator[str]:
+def notes(found: Sequence[Measurement]) -> Iterator[str]:
     """How the numbers are meant."""
-    rows = [each for each in found if isinstance(each, Row)]
+    rows = [each for each in found if isinstance(each, RoundTiming)]
     if rows:
         yield comparison_notes(rows)
-    if any(isinstance(each, Pair) for each in found):
+    if any(isinstance(each, UnequalTiming) for each in found):
         yield (
             "Equal: 30 steps for every client. Unequal: 1 to 96 of them, with the time scaled to "
             "the same total."
         )
-    if any(isinstance(each, Size) for each in found):
+    if any(isinstance(each, ScalingPoint) for each in found):
         yield (
             f"A step is a client's; relative to the smallest size. A larger population may cost "
             f"{ALLOWED:g} times as much, and {START:g} s to start."
         )
 
 
-def _of_row(row: Row) -> dict[str, str | Text]:
-    """Ours against the bare loop."""
+def _of_row(row: RoundTiming) -> dict[str, str | Text]:
+    """undrift against the bare loop."""
     kept = {} if row.committed_seconds is None else {"kept ms": milliseconds(row.committed_seconds)}
     return {
         "": row.workload,
@@ -90,7 +90,7 @@ def _of_row(row: Row) -> dict[str, str | Text]:
     }
 
 
-def _of_pair(pair: Pair) -> dict[str, str | Text]:
+def _of_pair(pair: UnequalTiming) -> dict[str, str | Text]:
     """Unequal against equal numbers of steps."""
     return {
         "": pair.workload,
@@ -119,14 +119,14 @@ def _line(cells: Mapping[str, str | Text], heads: bool) -> Table:
     return table
 
 
-def _title(each: Size | Profile, first: bool) -> Text:
+def _title(each: ScalingPoint | Profile, first: bool) -> Text:
     said = Text("" if first else "\n").append(
         f"{each.workload}, {each.method}, {each.engine} engine", style="bold"
     )
     return said.append(f" ({each.strategy})")
 
 
-def comparison_notes(rows: Sequence[Row]) -> str:
+def comparison_notes(rows: Sequence[RoundTiming]) -> str:
     """How the numbers of the table are meant."""
     best: dict[int, list[str]] = {}
     for row in rows:
@@ -149,7 +149,7 @@ def comparison_notes(rows: Sequence[Row]) -> str:
     return said if peak is None else f"{said} Peak memory {peak:.0f} MB."
 
 
-def scaling_table(sizes: Sequence[Size]) -> Table:
+def scaling_table(sizes: Sequence[ScalingPoint]) -> Table:
     """Costs as the cohort and the population grow."""
     numbers = ("cohort", "population", "start s", "round ms", "step µs", "relative")
     table = _table(numbers, ("grows",), verdict=True)
