@@ -1,4 +1,4 @@
-"""`undrift bench`: how fast a round is, measured against the same work in plain PyTorch."""
+"""`undrift bench`: the speed of a round, relative to the same work in plain PyTorch."""
 
 from undrift.bench.comparison import RoundTiming, compare
 from undrift.bench.profile import Profile, take_profile
