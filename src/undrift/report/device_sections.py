@@ -16,12 +16,12 @@ from undrift.report.html_parts import (
     plural,
     svg_image,
 )
-from undrift.report.plots import svg_of
 from undrift.report.reading import Runs
 from undrift.report.reply_counts import ReplyCounts, count_replies
 from undrift.report.tables import OverSeeds, format_cost
 from undrift.report.timeline import MOST, timeline_figure
 from undrift.report.virtual_time import VirtualTime, percent, virtual_time_table
+from undrift.utils.plot_style import svg_bytes
 
 
 def time_section(runs: Runs, text: str) -> str:
@@ -108,7 +108,7 @@ def _timelines(runs: Runs) -> str:
     figures, left_out = [], []
     left = MAX_PICTURE_BYTES
     for labels, records in _alike(runs):
-        svg = svg_of(timeline_figure(records))
+        svg = svg_bytes(timeline_figure(records))
         if len(svg) > left:
             left_out += labels
             continue

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from urllib.parse import quote
 
-from undrift.report.plots import COLOURS
 from undrift.report.reading import Runs
+from undrift.utils.plot_style import COLOURS
 
 MAX_PICTURE_BYTES = 1_200_000
 """Bytes of pictures in a section, at most."""

@@ -7,7 +7,6 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import accumulate
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from undrift.core.records import Record
 from undrift.core.targets import Target
 from undrift.nets.modules import ModuleLosses
+from undrift.report.seed_curves import cumulative_costs
 from undrift.utils.errors import UndriftError, first_line, require
 
 if TYPE_CHECKING:
@@ -73,14 +73,7 @@ class RunFiles:
 
     def totals(self) -> dict[str, list[float]]:
         """What had been spent after each record, under the names of `COSTS` but "models"."""
-        sent = (sum(r.bytes_down.values()) + sum(r.bytes_up.values()) for r in self.records)
-        return {
-            "rounds": [r.round for r in self.records],
-            "bytes": list(accumulate(sent)),
-            "gradients": list(accumulate(r.gradients for r in self.records)),
-            "virtual_seconds": [r.virtual_seconds for r in self.records],
-            "seconds": list(accumulate(r.seconds for r in self.records)),
-        }
+        return cumulative_costs(self.records)
 
 
 @dataclass
