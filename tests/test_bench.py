@@ -1,4 +1,4 @@
-"""`undrift bench`: the bare loop does the same work as ours, and what is said has its form."""
+"""`undrift bench`: the bare loop does the same work as undrift, and the output has its form."""
 
 import json
 import sys
@@ -15,10 +15,10 @@ from tools.pages.speed import page, write
 
 from commands import called
 from undrift import bench
-from undrift.bench import WORKLOADS, Row, scale, take_profile, timing
+from undrift.bench import WORKLOADS, RoundTiming, scale, take_profile, timing
 from undrift.bench.bare import BareLoop, Visit, bare_round
-from undrift.bench.ours import METHODS, Ours
-from undrift.bench.seams import PARTS, REST, WAIT, watched
+from undrift.bench.bench_run import METHODS, BenchRun
+from undrift.bench.instrumentation import PARTS, REST, WAIT, instrumented
 from undrift.bench.stopwatch import Stopwatch
 from undrift.bench.timing import interleaved
 from undrift.engines.vectorised.batches import Stream
@@ -40,10 +40,10 @@ def small(name, **changed):
 
 @pytest.mark.parametrize("engine", ["auto", "vectorised", "serial"])
 @pytest.mark.parametrize("name", ["W1", "W2", "W6"])
-def test_the_bare_loop_computes_what_ours_does(name, engine):
+def test_the_bare_loop_computes_the_same_as_undrift(name, engine):
     workload = small(name, batch=10)
     data = workload.data()
-    ours = Ours(workload, data, engine=engine)
+    ours = BenchRun(workload, data, engine=engine)
     loop = ours.loop
     module = workload.model()
     start = [p.detach().clone() for p in module.parameters()]
@@ -106,23 +106,23 @@ def test_clients_beyond_the_workloads_own_share_samples():
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_runs(method):
     workload = small("W1")
-    run = Ours(workload, workload.data(), method)
+    run = BenchRun(workload, workload.data(), method)
     assert run.round() > 0
     assert run.steps == 2 * workload.steps
 
 
 def test_a_committed_run_leaves_nothing_behind():
     workload = small("W1")
-    run = Ours(workload, workload.data(), "SCAFFOLD", committed=True)
-    folder = Path(run._kept._folder.name)
+    run = BenchRun(workload, workload.data(), "SCAFFOLD", committed=True)
+    folder = Path(run._store._folder.name)
     assert run.round() > 0
-    assert run._kept._store.round == 1
+    assert run._store._store.round == 1
     run.close()
     assert not folder.exists()
 
 
 def test_times_are_taken_in_turn_and_the_best_counts(monkeypatch):
-    monkeypatch.setattr(timing, "ROW", 0.0)
+    monkeypatch.setattr(timing, "TURN_SECONDS", 0.0)
     calls, shares = [], []
     times = {"a": iter([3.0, 1.0, 2.0]), "b": iter([5.0, 6.0, 4.0])}
 
@@ -136,32 +136,32 @@ def test_times_are_taken_in_turn_and_the_best_counts(monkeypatch):
     assert shares == sorted(shares) and shares[-1] == 1
 
 
-def test_what_is_short_is_timed_several_times_in_a_row():
+def test_a_short_candidate_is_repeated_within_a_turn():
     calls = []
 
     def short():
         calls.append(time.sleep(0.01))
         return float(len(calls))
 
-    found = timing.in_a_row(short)
+    found = timing.mean_of_turn(short)
     assert len(calls) >= 2
     assert found == sum(range(1, len(calls) + 1)) / len(calls)
 
 
 def test_nothing_is_timed_while_other_threads_are_awake(monkeypatch):
     awake, pauses = iter([True, True, False]), []
-    monkeypatch.setattr(timing, "_others_awake", lambda: next(awake))
+    monkeypatch.setattr(timing, "_other_threads_run", lambda: next(awake))
     monkeypatch.setattr("time.sleep", pauses.append)
     assert interleaved([lambda: 1.0], 1) == [1.0]
     assert len(pauses) == 2
-    monkeypatch.setattr(timing, "_others_awake", lambda: True)
+    monkeypatch.setattr(timing, "_other_threads_run", lambda: True)
     now = iter(range(1000))
     monkeypatch.setattr("time.perf_counter", lambda: 0.05 * next(now))
-    timing.let_threads_sleep()  # it does not wait for ever
+    timing.let_threads_sleep()  # it stops waiting after MAX_WAIT_SECONDS
     assert len(pauses) < 10
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody says")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_a_thread_that_computes_is_awake():
     over = Event()
 
@@ -173,7 +173,7 @@ def test_a_thread_that_computes_is_awake():
     thread = Thread(target=compute)
     thread.start()
     try:
-        assert any(timing._others_awake() for _ in range(10_000))
+        assert any(timing._other_threads_run() for _ in range(10_000))
     finally:
         over.set()
         thread.join()
@@ -181,9 +181,9 @@ def test_a_thread_that_computes_is_awake():
 
 def test_the_first_two_rounds_do_not_count():
     workload = small("W1")
-    run = Ours(workload, workload.data())
+    run = BenchRun(workload, workload.data())
     assert run.strategy == ""
-    run.settle()
+    run.warm_up()
     assert run.loop.round == 2
     assert run.strategy
 
@@ -216,26 +216,26 @@ def test_clocks_of_threads_do_not_stop_each_other():
     thread.join()
     found = watch.lap()
     assert set(found) == {"update", "fold"}
-    assert found["update"] >= found["fold"]  # it was inside all the time
+    assert found["update"] >= found["fold"]  # it was inside the whole time
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", ["W1", "W3"])
 @pytest.mark.parametrize("engine", ["auto", "vectorised", "serial"])
-def test_every_seam_of_a_round_is_there_and_is_put_back(engine, name, threads):
+def test_every_part_of_a_round_is_clocked_and_functions_are_restored(engine, name, threads):
     workload = small(name)
-    run = Ours(workload, workload.data(), "SCAFFOLD", engine, threads)
-    run.settle()
+    run = BenchRun(workload, workload.data(), "SCAFFOLD", engine, threads)
+    run.warm_up()
 
-    def seams():
+    def clocked_functions():
         kinds = Network.__subclasses__()
         return (
             *(solvers.batches, ModuleLoss.gradient, ModuleLosses.training),
             *(Stream.at, Stream.__init__, Fused.plain, *(kind.backward for kind in kinds)),
         )
 
-    before = seams()
-    with watched(run.loop) as watch:
+    before = clocked_functions()
+    with instrumented(run.loop) as watch:
         began = time.perf_counter()
         with watch.part(REST):
             seconds = run.round()
@@ -243,9 +243,9 @@ def test_every_seam_of_a_round_is_there_and_is_put_back(engine, name, threads):
         found = watch.lap()
     assert set(found) - {WAIT} == set(PARTS)
     assert all(value >= 0 for value in found.values())
-    if run.at_work == 1:  # nothing is counted twice, and nothing is left out
+    if run.threads_used == 1:  # no time is counted twice or left out
         assert seconds <= sum(found.values()) <= elapsed
-    assert before == seams()
+    assert before == clocked_functions()
     assert "put" not in vars(run.loop.states) and "fold" not in vars(run.loop.method)
 
 
@@ -305,7 +305,7 @@ def test_rows_come_as_soon_as_they_are_measured(tmp_path, monkeypatch):
         figures = {"bare_seconds": 99.9, "our_seconds": 9.9, "committed_seconds": 10.1}
         more = {"bare_threads": 1, "peak_mb": 123.4, "target": 2.2}
         who = {"method": "SCAFFOLD", "engine": "vectorised", "strategy": strategy}
-        return [Row(workload=workload.name, **who, **figures, **more)]
+        return [RoundTiming(workload=workload.name, **who, **figures, **more)]
 
     monkeypatch.setattr(bench, "compare", compare)
     done = called("bench", "W1", "W2", cwd=tmp_path)
@@ -355,7 +355,7 @@ def test_other_measurements_print_json_and_a_table(mode, keys, tmp_path):
         (["W1", "--population", "9"], "The cohort has 30 clients, but there are only 9"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_with_a_sentence(arguments, said, tmp_path):
+def test_impossible_measurements_are_rejected_with_one_sentence(arguments, said, tmp_path):
     done = called("bench", *arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert said in " ".join(done.stderr.split())
@@ -370,7 +370,7 @@ def test_help_teaches(tmp_path):
 
 
 def test_the_page_of_the_guide_shows_what_was_measured():
-    row = Row("W2", "FedDyn", "auto", "stacked layers", 0.3, 0.12, None, 2, 500.0, 1.5)
+    row = RoundTiming("W2", "FedDyn", "auto", "stacked layers", 0.3, 0.12, None, 2, 500.0, 1.5)
     text = page([row.as_dict()], "two cores")
     assert "two cores" in text
     (line,) = [line for line in text.splitlines() if line.startswith("| W2")]
@@ -380,7 +380,7 @@ def test_the_page_of_the_guide_shows_what_was_measured():
 
 def test_the_readme_shows_what_was_measured(tmp_path):
     measured, guide, readme = (tmp_path / name for name in ("bench.json", "bench.md", "README.md"))
-    row = Row("W2", "FedAvg", "auto", "stacked layers", 0.3, 0.12, None, 2, 500.0, 1.5)
+    row = RoundTiming("W2", "FedAvg", "auto", "stacked layers", 0.3, 0.12, None, 2, 500.0, 1.5)
     measured.write_text(json.dumps([row.as_dict()]))
     readme.write_text("before\n\n<!-- made: speed -->\nold\n<!-- end -->\n\nafter\n")
     write(measured, guide, readme)

@@ -24,7 +24,7 @@ from undrift.core.records import Record
 from undrift.engines.options import ENGINES
 from undrift.experiments.catalogue import GROUPS
 from undrift.experiments.teaching import SINGULAR
-from undrift.reproduce.catalogue import NAMES
+from undrift.reproduce.registry import NAMES
 from undrift.runs.progress import progress_bars
 from undrift.utils import display
 

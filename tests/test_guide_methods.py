@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tools.pages.methods import parts
+from tools.pages.methods import method_sections
 from tools.pages.methods.__main__ import main
-from tools.pages.methods.federation import two_clients
-from tools.pages.methods.made import MADE, refreshed
+from tools.pages.methods.generated_blocks import MADE, refreshed
 from tools.pages.methods.pages import ORDER, PAGES, page
-from tools.pages.methods.picture import draw
-from tools.pages.methods.verified import silent, stored
+from tools.pages.methods.path_plot import draw
+from tools.pages.methods.two_clients import two_clients
+from tools.pages.methods.verification import silent, stored
 from tools.pages.methods.walks import WALKS, Walk, walked
 
 from undrift.experiments.experiment import Experiment
@@ -65,7 +65,7 @@ def test_every_page_has_the_same_order_and_a_picture(name):
 
 @pytest.mark.parametrize(("name", "number"), [(n, i) for n in WALKS for i in range(len(WALKS[n]))])
 def test_a_run_ends_where_theory_says(name, number):
-    found = parts.walks(name)[number]
+    found = method_sections.walks(name)[number]
     assert float((found.end - found.goal).norm()) <= found.walk.within
     settled = found.path[-1] - found.path[-2]
     if not found.arrivals:  # it is there, and not on its way past
@@ -75,7 +75,7 @@ def test_a_run_ends_where_theory_says(name, number):
 def test_what_is_called_unbiased_ends_at_the_optimum_and_the_rest_does_not():
     biased = {"FedAvg", "FedAvgMin", "FedProx", "FedLGA", "FedAsync", "FedBuff", "servers"}
     for name in WALKS:
-        for found in parts.walks(name):
+        for found in method_sections.walks(name):
             far = float((found.goal - found.optimum).norm())
             label = found.walk.label
             exact = name not in biased and label != "FedNova"
@@ -85,17 +85,17 @@ def test_what_is_called_unbiased_ends_at_the_optimum_and_the_rest_does_not():
 
 
 def test_the_circles_of_fedasync_shrink_with_alpha():
-    large, small = (float((f.end - f.goal).norm()) for f in parts.walks("FedAsync"))
+    large, small = (float((f.end - f.goal).norm()) for f in method_sections.walks("FedAsync"))
     assert small < large / 4
-    spread = [float(f.path[-12:].std(0).norm()) for f in parts.walks("FedAsync")]
+    spread = [float(f.path[-12:].std(0).norm()) for f in method_sections.walks("FedAsync")]
     assert spread[1] < spread[0] / 4
 
 
 def test_no_client_moves_at_the_end_of_an_unbiased_run():
     for name in ("SCAFFOLD", "FedDyn", "FedPD", "FedSplit", "FedDR"):
-        for way in parts.walks(name)[0].drift:
+        for way in method_sections.walks(name)[0].drift:
             assert float((way[-1] - way[0]).norm()) < 1e-5, name
-    first, second = parts.walks("FedAvg")[0].drift
+    first, second = method_sections.walks("FedAvg")[0].drift
     moved = 0.6 * (first[-1] - first[0]) + 0.4 * (second[-1] - second[0])
     assert float((second[-1] - second[0]).norm()) > 0.3
     assert float(moved.norm()) < 1e-6  # they pull apart, and cancel

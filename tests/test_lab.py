@@ -5,15 +5,16 @@ import math
 import os
 
 import pytest
+from tools.pages import reproductions
 
 from commands import called
 from undrift.core.records import Record
 from undrift.report.reading import Folder, RunFiles, Runs
 from undrift.reproduce import lab as labs
-from undrift.reproduce import reproducing, results
+from undrift.reproduce import reproducing
 from undrift.reproduce.curves import best, cost, final, line, smoothed
 from undrift.reproduce.figure import Line, Panel
-from undrift.reproduce.findings import Claim, Findings, Number, one
+from undrift.reproduce.findings import Claim, Findings, Number, over_seeds
 from undrift.reproduce.lab import Lab
 from undrift.reproduce.reproduction import Reproduction
 from undrift.runs.folder import read_json
@@ -145,7 +146,7 @@ def test_the_seeds_that_are_told_are_those_there_are(folder, file, monkeypatch):
 
 def findings(holds=True):
     panel = Panel("title", "x", "y", [Line("a", [0, 1], [1, 2], [0, 1], [2, 3])], log_y=True)
-    number = Number("10 %", "<FedDyn>", 31, one(30, 34))
+    number = Number("10 %", "<FedDyn>", 31, over_seeds(30, 34))
     return Findings([number], [Claim("a < b & c", holds, "1 < 2")], [panel], ["Mind this."])
 
 
@@ -170,9 +171,9 @@ def test_what_was_found_is_told_everywhere(folder, file, monkeypatch, tmp_path):
     assert Findings.from_dict(read_json(folder / "findings.json")) == Findings(
         **{**vars(findings(None)), "panels": ()}
     )
-    monkeypatch.setattr(results, "papers", lambda: {"FedAvg": [reproduction]})
-    results.take_in(folder, tmp_path)
-    text = results.results_page(tmp_path)
+    monkeypatch.setattr(reproductions, "papers", lambda: {"FedAvg": [reproduction]})
+    reproductions.take_in(folder, tmp_path)
+    text = reproductions.results_page(tmp_path)
     for told in (
         "31 | 32 ± 2.8",
         "undrift reproduce fedavg-made-up --seeds 1",
@@ -188,7 +189,7 @@ def test_quick_versions_are_not_shown_as_results(folder, monkeypatch):
     monkeypatch.setattr(reproducing, "find", lambda name: made_up())
     reproducing.reproduce("fedavg-made-up", folder, quick=True)
     with pytest.raises(UndriftError, match="only full runs"):
-        results.take_in(folder, folder)
+        reproductions.take_in(folder, folder)
 
 
 def test_an_interrupted_reproduction_says_how_to_go_on(folder, file, monkeypatch):
@@ -237,11 +238,11 @@ def test_numbers_and_lines_of_runs():
 @pytest.mark.parametrize(
     ("measured", "shown"),
     [
-        (one(38), "38"),
-        (one(36, 40), "38 ± 2.8"),
-        (one(1000, missed=1), "> 1000"),
-        (one(math.inf), "diverged"),
-        (one(), "–"),
+        (over_seeds(38), "38"),
+        (over_seeds(36, 40), "38 ± 2.8"),
+        (over_seeds(1000, missed=1), "> 1000"),
+        (over_seeds(math.inf), "diverged"),
+        (over_seeds(), "–"),
     ],
 )
 def test_a_number_as_it_is_shown(measured, shown):

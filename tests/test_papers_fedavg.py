@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from undrift.reproduce.fedavg import bounds, tridiagonal
+from undrift.reproduce.fedavg.data_sets import DATA
 from undrift.reproduce.fedavg.local_steps import CURVES, falls, rises
 from undrift.reproduce.fedavg.participation import little_effect
-from undrift.reproduce.fedavg.problems import DATA
 from undrift.reproduce.fedavg.schemes import ONE, TRANSFORMED, TWO, claims_on
-from undrift.reproduce.findings import one
+from undrift.reproduce.findings import over_seeds
 
 EQUAL = {ONE: 0.5, TWO: 0.51, TRANSFORMED: 0.51, "original": 0.6}
 UNEQUAL = {ONE: 0.5, TWO: 0.9, TRANSFORMED: 0.7, "original": 0.6}
@@ -55,12 +55,15 @@ def test_little_effect_of_the_cohort():
 @pytest.mark.parametrize(
     ("rounds", "expected"),
     [
-        ((one(100), one(50), one(80)), (True, True)),
-        ((one(100), one(50), one(40)), (True, False)),
-        ((one(50), one(60), one(80)), (False, True)),
-        ((one(150, missed=1), one(50), one(40)), (True, False)),
-        ((one(150, missed=1), one(150, missed=1), one(150, missed=1)), (None, None)),
-        ((one(100), one(50), one(150, missed=1)), (True, True)),
+        ((over_seeds(100), over_seeds(50), over_seeds(80)), (True, True)),
+        ((over_seeds(100), over_seeds(50), over_seeds(40)), (True, False)),
+        ((over_seeds(50), over_seeds(60), over_seeds(80)), (False, True)),
+        ((over_seeds(150, missed=1), over_seeds(50), over_seeds(40)), (True, False)),
+        (
+            (over_seeds(150, missed=1), over_seeds(150, missed=1), over_seeds(150, missed=1)),
+            (None, None),
+        ),
+        ((over_seeds(100), over_seeds(50), over_seeds(150, missed=1)), (True, True)),
     ],
 )
 def test_a_curve_that_falls_and_rises(rounds, expected):

@@ -17,7 +17,7 @@ from undrift.reproduce.feddr.four_methods import (
     METHODS,
     OWN,
     PUBLISHED,
-    Comparison,
+    FourMethodRuns,
 )
 from undrift.reproduce.feddr.l1 import zeros
 from undrift.reproduce.feddr.synthetic import DATA
@@ -35,7 +35,7 @@ def run(method, losses, own=None, bytes_each=1, **more):
 
 def comparison(against="rounds", **runs):
     others = {method: run(method, [1.0] * 10) for method in METHODS}
-    return Comparison("here", {**others, **runs}, against)
+    return FourMethodRuns("here", {**others, **runs}, against)
 
 
 @pytest.mark.parametrize(
@@ -87,4 +87,6 @@ def test_only_exact_zeros_are_counted(tmp_path):
 def test_a_word_beside_the_models_does_not_cost_an_evaluation():
     cheap = {method: run(method, [1.0] * 4, bytes_each=1000) for method in METHODS}
     dear = run("FedPD", [2.0, 1.5], bytes_each=2004)
-    assert Comparison("here", {**cheap, "FedPD": dear}, "bytes").at_end("FedPD", LOSS).mean == 1.5
+    assert (
+        FourMethodRuns("here", {**cheap, "FedPD": dear}, "bytes").at_end("FedPD", LOSS).mean == 1.5
+    )

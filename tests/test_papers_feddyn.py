@@ -12,8 +12,8 @@ from undrift.reproduce.feddyn import (
     shakespeare,
     synthetic,
 )
-from undrift.reproduce.feddyn.models_sent import Row, fewest
-from undrift.reproduce.findings import one
+from undrift.reproduce.feddyn.models_sent import TableRow, fewest
+from undrift.reproduce.findings import over_seeds
 
 TABLES = (cifar10, cifar100, emnist, mnist, shakespeare)
 
@@ -40,7 +40,7 @@ def test_every_row_is_an_experiment(table):
 
 
 def test_a_lead_is_claimed_only_where_the_paper_has_one():
-    row = Row("1 %", {0.98: (100, 200, 110, "1000+"), 0.97: (100, None, 90, 130)})
+    row = TableRow("1 %", {0.98: (100, 200, 110, "1000+"), 0.97: (100, None, 90, 130)})
     assert row.beaten(0.98) == ["SCAFFOLD", "FedProx"]
     assert row.beaten(0.97) == ["FedProx"]
 
@@ -48,13 +48,13 @@ def test_a_lead_is_claimed_only_where_the_paper_has_one():
 @pytest.mark.parametrize(
     ("ours", "theirs", "holds"),
     [
-        (one(10), one(20), True),
-        (one(20), one(10), False),
-        (one(20), one(19), None),  # too close to tell
-        (one(20), one(21), None),
-        (one(10), one(3, missed=1), True),  # it diverged early, and never got there
-        (one(30, missed=1), one(30, missed=1), None),
-        (one(30, missed=1), one(20), False),
+        (over_seeds(10), over_seeds(20), True),
+        (over_seeds(20), over_seeds(10), False),
+        (over_seeds(20), over_seeds(19), None),  # too close to tell
+        (over_seeds(20), over_seeds(21), None),
+        (over_seeds(10), over_seeds(3, missed=1), True),  # it diverged early, and never got there
+        (over_seeds(30, missed=1), over_seeds(30, missed=1), None),
+        (over_seeds(30, missed=1), over_seeds(20), False),
     ],
 )
 def test_fewer_models(ours, theirs, holds):

@@ -4,7 +4,7 @@ import pytest
 
 from undrift.reproduce.fedlga import cifar, fmnist
 from undrift.reproduce.fedlga.rounds import METHODS, before, first_claim, is_published_order
-from undrift.reproduce.findings import one
+from undrift.reproduce.findings import over_seeds
 
 IN_ALL = {  # seconds of a round and until the target: Table IV, in the order of METHODS
     "fmnist": (
@@ -34,23 +34,23 @@ def test_published_rounds_are_those_of_the_table_of_running_times(name):
 
 def test_published_numbers_are_in_the_published_order():
     for rounds, _, _ in IN_ALL.values():
-        assert is_published_order({method: one(value) for method, value in rounds.items()})
+        assert is_published_order({method: over_seeds(value) for method, value in rounds.items()})
 
 
 def test_a_method_is_before_another_only_if_no_seed_says_otherwise():
-    assert before(one(10, 12), one(10, 14))
-    assert not before(one(10, 12), one(10, 12))
-    assert not before(one(5, 15), one(20, 14))
+    assert before(over_seeds(10, 12), over_seeds(10, 14))
+    assert not before(over_seeds(10, 12), over_seeds(10, 12))
+    assert not before(over_seeds(5, 15), over_seeds(20, 14))
 
 
 def test_the_claim_fails_when_another_method_is_first_and_is_open_when_nobody_arrives():
-    slow = {method: one(20) for method in METHODS}
-    assert first_claim("made up", {**slow, "FedLGA": one(19)}).holds is True
-    assert first_claim("made up", {**slow, "FedAvg": one(19)}).holds is False
-    assert first_claim("made up", {m: one(50, missed=1) for m in METHODS}).holds is None
+    slow = {method: over_seeds(20) for method in METHODS}
+    assert first_claim("made up", {**slow, "FedLGA": over_seeds(19)}).holds is True
+    assert first_claim("made up", {**slow, "FedAvg": over_seeds(19)}).holds is False
+    assert first_claim("made up", {m: over_seeds(50, missed=1) for m in METHODS}).holds is None
 
 
 def test_the_published_order_is_of_all_six():
-    rounds = dict(zip(METHODS, map(one, (5, 6, 7, 8, 9, 10)), strict=True))
+    rounds = dict(zip(METHODS, map(over_seeds, (5, 6, 7, 8, 9, 10)), strict=True))
     assert is_published_order(rounds)
-    assert not is_published_order({**rounds, "FedAvg": one(6)})
+    assert not is_published_order({**rounds, "FedAvg": over_seeds(6)})

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from undrift.report.tables import Over
+from undrift.report.tables import OverSeeds
 from undrift.reproduce.fednova import cifar10, quadratics, synthetic
 from undrift.reproduce.fednova.cifar10 import DRAWN, PUBLISHED, TWO
 
@@ -53,5 +53,9 @@ def test_growth_counts_as_divergence():
 
 
 def test_the_lowest_loss_is_compared_with_the_better_of_the_others():
-    losses = {"FedAvg": Over((1.0,)), "FedProx": Over((0.5,)), "FedNova": Over((0.7,))}
+    losses = {
+        "FedAvg": OverSeeds((1.0,)),
+        "FedProx": OverSeeds((0.5,)),
+        "FedNova": OverSeeds((0.7,)),
+    }
     assert not synthetic.lowest("", losses).holds

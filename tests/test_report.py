@@ -37,8 +37,8 @@ from undrift.report import (
     write_report,
 )
 from undrift.report.naming import main_metrics
-from undrift.report.tables import Over, final_table, saving, shown, target_table
-from undrift.report.terminal import final
+from undrift.report.tables import OverSeeds, final_table, format_cost, saving, target_table
+from undrift.report.terminal_table import final
 from undrift.utils.errors import UndriftError
 
 
@@ -163,17 +163,17 @@ def test_a_first_round_with_everyone_costs_more_models(tmp_path):
 
 
 def test_costs_and_savings_in_words():
-    assert shown(Over((38.0,)), "rounds") == "38"
-    assert shown(Over((36.0, 40.0)), "rounds") == "38.0 ± 2.8"
-    assert shown(Over((1000.0,), 1), "rounds") == "> 1,000"
-    assert shown(Over((10.0, 20.0), 1), "rounds") == "> 15 (1 of 2 seeds)"
-    assert shown(Over((2.5e9,)), "bytes") == "2.50 GB"
-    assert shown(Over((90.0,)), "seconds") == "90.0 s"
-    assert shown(Over((7200.0,)), "virtual_seconds") == "2.00 h"
-    assert saving(Over((400.0,)), Over((100.0,))) == "4.0×"
-    assert saving(Over((400.0,), 1), Over((100.0,))) == ">4.0×"
-    assert saving(Over((100.0,)), Over((400.0,), 1)) == "<0.2×"
-    assert saving(Over((100.0,), 1), Over((400.0,), 1)) == "–"
+    assert format_cost(OverSeeds((38.0,)), "rounds") == "38"
+    assert format_cost(OverSeeds((36.0, 40.0)), "rounds") == "38.0 ± 2.8"
+    assert format_cost(OverSeeds((1000.0,), 1), "rounds") == "> 1,000"
+    assert format_cost(OverSeeds((10.0, 20.0), 1), "rounds") == "> 15 (1 of 2 seeds)"
+    assert format_cost(OverSeeds((2.5e9,)), "bytes") == "2.50 GB"
+    assert format_cost(OverSeeds((90.0,)), "seconds") == "90.0 s"
+    assert format_cost(OverSeeds((7200.0,)), "virtual_seconds") == "2.00 h"
+    assert saving(OverSeeds((400.0,)), OverSeeds((100.0,))) == "4.0×"
+    assert saving(OverSeeds((400.0,), 1), OverSeeds((100.0,))) == ">4.0×"
+    assert saving(OverSeeds((100.0,)), OverSeeds((400.0,), 1)) == "<0.2×"
+    assert saving(OverSeeds((100.0,), 1), OverSeeds((400.0,), 1)) == "–"
 
 
 def test_targets_are_found_where_none_are_given(tmp_path, folder):

@@ -20,14 +20,14 @@ from test_report import P, write_folder, write_run
 from undrift.core.clients import Roster
 from undrift.core.records import LOST, Record, Span
 from undrift.report import of_results, read_runs, write_csv, write_figures, write_page, write_report
-from undrift.report.embedding import embedded
-from undrift.report.page import page
-from undrift.report.participation import participation
+from undrift.report.chart_data import chart_data
+from undrift.report.html_page import page
+from undrift.report.reply_counts import count_replies
 from undrift.report.result import Comparison, Result
-from undrift.report.tables import Over, shown, target_table
-from undrift.report.terminal import final
+from undrift.report.tables import OverSeeds, format_cost, target_table
+from undrift.report.terminal_table import final
 from undrift.report.timeline import PHASES, UNUSED, draw_timeline, shown_clients
-from undrift.report.timing import percent, time_table
+from undrift.report.virtual_time import percent, virtual_time_table
 from undrift.utils.errors import UndriftError
 from undrift.utils.formatting import duration, time_unit
 
@@ -169,7 +169,7 @@ def result(records, label="FedAvg", clients=5):
 
 
 def test_the_time_table_of_rounds(folder):
-    row = time_table(read_runs(folder))[0]
+    row = virtual_time_table(read_runs(folder))[0]
     assert row.method == "FedAvg"
     assert row.clock.values == (42.0, 84.0)
     assert row.updates.values == (2, 2)
@@ -185,7 +185,7 @@ def test_the_time_table_of_rounds(folder):
 
 
 def test_the_time_table_of_asynchronous_training(folder):
-    row = time_table(read_runs(folder))[2]
+    row = virtual_time_table(read_runs(folder))[2]
     assert row.method == "FedBuff"
     assert row.clock.values == (15.0,)
     assert row.updates.values == (1,)
@@ -200,7 +200,7 @@ def test_the_time_table_of_asynchronous_training(folder):
 
 
 def test_participation_counts_the_replies_that_were_used(folder):
-    rounds, any_time = participation(read_runs(folder))
+    rounds, any_time = count_replies(read_runs(folder))
     assert rounds.methods == ("FedAvg", "FedProx") and any_time.methods == ("FedBuff",)
     # Clients 0 and 1 twice, 3 once, 2 and 4 never, with each of two seeds.
     assert rounds.times == Counter({2: 4, 1: 2, 0: 4})
@@ -217,7 +217,7 @@ def test_methods_with_equal_cohorts_and_other_replies_are_apart(folder):
     lines[3].lost = [(0, "late")]
     write_run(folder, "FedDyn", 0, lines)
     write_run(folder, "FedDyn", 1, lines)
-    methods = [each.methods for each in participation(read_runs(folder))]
+    methods = [each.methods for each in count_replies(read_runs(folder))]
     assert methods == [("FedAvg", "FedProx"), ("FedBuff",), ("FedDyn",)]
 
 
@@ -234,7 +234,7 @@ def test_models_sent_are_counted_in_the_replies_of_rounds(folder, tmp_path):
 
 def test_targets_cost_virtual_time(folder):
     rows = target_table(read_runs(folder), {"test_accuracy": 0.9})
-    costs = [shown(row.costs["virtual_seconds"], "virtual_seconds") for row in rows]
+    costs = [format_cost(row.costs["virtual_seconds"], "virtual_seconds") for row in rows]
     assert costs == ["63.0 ± 29.7 s", "63.0 ± 29.7 s", "15.0 s"]
     assert rows[2].savings["virtual_seconds"] == "4.2×"
 
@@ -249,9 +249,9 @@ def test_times_and_shares_in_words():
         "2.31 d",
     ]
     assert duration(86400 * 5000) == "5,000 d"
-    assert shown(Over((0.05,)), "virtual_seconds") == "50.0 ms"
-    assert percent(Over((0.2, 0.3))) == "25.0 ± 7.1 %"
-    assert percent(Over(())) == "–"
+    assert format_cost(OverSeeds((0.05,)), "virtual_seconds") == "50.0 ms"
+    assert percent(OverSeeds((0.2, 0.3))) == "25.0 ± 7.1 %"
+    assert percent(OverSeeds(())) == "–"
 
 
 def test_the_csv_has_the_time(folder, tmp_path):
@@ -322,7 +322,7 @@ def test_records_are_thinned_with_their_sums_and_without_spans(tmp_path):
         record.idle_seconds, record.spans = t / 7, in_rounds()[1].spans if t < 5 else []
         lines.append(record)
     write_run(folder, "FedAvg", 0, lines)
-    (run,) = embedded(read_runs(folder))[0]["runs"]
+    (run,) = chart_data(read_runs(folder))[0]["runs"]
     columns = {name: unpacked(column) for name, column in run["columns"].items()}
     assert "spans" not in columns and "staleness" not in columns
     assert len(columns["round"]) <= 2001
@@ -437,7 +437,7 @@ def test_summaries_have_the_virtual_time_where_there_is_one(folder):
 
 def test_results_without_a_folder_know_their_clients(tmp_path):
     runs = of_results([result(in_rounds()), result(at_any_time(), "FedBuff")])
-    assert [each.never for each in participation(runs)] == [(2,), (2,)]
+    assert [each.never for each in count_replies(runs)] == [(2,), (2,)]
     text = write_page(runs, tmp_path / "page.html").read_text()
     assert 'id="time"' in text and 'id="data"' not in text
     assert "2 methods, 1 seed, up to 3 rounds, 5 clients" in text

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
+from tools.pages import reproductions
 
 from commands import called
 from undrift.experiments.experiment import Experiment
-from undrift.reproduce import NAMES, find, reproduce, results
-from undrift.reproduce.catalogue import papers
+from undrift.reproduce import NAMES, find, reproduce
+from undrift.reproduce.registry import papers
 from undrift.reproduce.reproduction import PAPERS
 
 QUICK_NEEDS = {"feddyn-mnist": "mnist", "feddyn-shakespeare": "shakespeare"}
@@ -88,4 +89,4 @@ def test_the_command_prints_published_and_measured(tmp_path):
 
 def test_the_page_of_results_is_that_of_the_stored_findings():
     docs = Path(__file__).parent.parent / "docs"
-    assert (docs / "reproductions.md").read_text("utf-8") == results.results_page(docs)
+    assert (docs / "reproductions.md").read_text("utf-8") == reproductions.results_page(docs)

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from undrift.report.parts import amount
-from undrift.reproduce.catalogue import papers
+from undrift.report.html_parts import plural
 from undrift.reproduce.findings import Findings, Number
-from undrift.reproduce.page import FIGURE, FINDINGS, VERDICTS, command, not_done
+from undrift.reproduce.findings_page import FIGURE, FINDINGS, VERDICTS, command, not_done
+from undrift.reproduce.registry import papers
 from undrift.reproduce.reproduction import PAPERS, Reproduction
 from undrift.runs.folder import read_json, write_json
 from undrift.utils.errors import UndriftError, require
@@ -38,7 +38,7 @@ which a run had one or both. What a paper leaves open, and what was chosen, is s
     undrift reproduce feddyn-mnist --part "10 %, IID" # a row of its tables, with the same settings
     undrift reproduce fednova-synthetic --seeds 3     # Ctrl-C, and the same command goes on
 
-Each is a short script beside an experiment file, in `src/undrift/papers`.
+Each is a short script beside an experiment file, in `src/undrift/reproduce`.
 """
 
 
@@ -100,7 +100,7 @@ def _section(reproduction: Reproduction, told: dict[str, Any], docs: Path) -> It
     yield ""
     yield f"    {command(reproduction, told)}"
     yield ""
-    yield f"{duration(told['seconds'])}, {amount(told['seeds'], 'seed')}, {told['made']}."
+    yield f"{duration(told['seconds'])}, {plural(told['seeds'], 'seed')}, {told['made']}."
     left_out = not_done(reproduction, told)
     if left_out:
         yield f"Not run here: {'; '.join(left_out)}."

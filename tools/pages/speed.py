@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from tools.pages.methods.made import refreshed
+from tools.pages.methods.generated_blocks import refreshed
 from undrift import __version__
-from undrift.bench.report import milliseconds
+from undrift.bench.output import milliseconds
 from undrift.bench.workloads import WORKLOADS
 from undrift.utils.files import written_whole
 

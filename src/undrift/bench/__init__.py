@@ -1,17 +1,17 @@
-"""`undrift bench`: how fast a round is, measured against the same work in plain PyTorch."""
+"""`undrift bench`: the speed of a round, relative to the same work in plain PyTorch."""
 
-from undrift.bench.comparison import Row, compare
+from undrift.bench.comparison import RoundTiming, compare
 from undrift.bench.profile import Profile, take_profile
-from undrift.bench.scaling import Size, scale
-from undrift.bench.unequal import Pair, time_unequal
+from undrift.bench.scaling import ScalingPoint, scale
+from undrift.bench.unequal_steps import UnequalTiming, time_unequal
 from undrift.bench.workloads import WORKLOADS, Workload
 
 __all__ = [
     "WORKLOADS",
-    "Pair",
     "Profile",
-    "Row",
-    "Size",
+    "RoundTiming",
+    "ScalingPoint",
+    "UnequalTiming",
     "Workload",
     "compare",
     "scale",

@@ -1,4 +1,4 @@
-"""The yardstick: a round of FedAvg in plain PyTorch, with nothing around it."""
+"""The yardstick of `undrift bench`: rounds of FedAvg in plain PyTorch, without any library."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from undrift.bench.timing import interleaved, seconds_of, so_many_threads
+from undrift.bench.timing import interleaved, seconds_of, torch_threads
 from undrift.bench.workloads import Workload
 from undrift.data.federated import FederatedData
 
-PIECE, TRIALS = 0.1, 4
-"""Numbers of threads are tried on about so many seconds of work, so often."""
-HOPELESS = 2.0
-"""A number of threads with which the best trial takes so many times as long is not timed."""
+TRIAL_SECONDS, TRIALS = 0.1, 4
+"""Length and number of the trials of a number of threads."""
+HOPELESS_RATIO = 2.0
+"""A number of threads whose best trial is slower by more than this factor is not timed."""
 
 
 class Visit(NamedTuple):
-    """A client's samples, its weight in the average, and its batches: which samples, in turn."""
+    """One client of a round: its samples, its weight in the average, and its batches of indices."""
 
     x: Tensor
     y: Tensor
@@ -33,7 +33,7 @@ class Visit(NamedTuple):
 def bare_round(
     module: nn.Module, weights: list[Tensor], visits: Iterable[Visit], lr: float
 ) -> list[Tensor]:
-    """The weighted mean of the models that the clients come to from the given weights."""
+    """Train every client from the given weights and return the weighted mean of their models."""
     parameters: list[Tensor] = list(module.parameters())
     total = [torch.zeros_like(each) for each in weights]
     for x, y, weight, batches in visits:
@@ -47,7 +47,7 @@ def bare_round(
 
 
 class BareLoop:
-    """Rounds of `bare_round` on a workload, each with a cohort and batches of its own."""
+    """Runs rounds of `bare_round` on a workload, each with its own cohort and batches."""
 
     def __init__(self, workload: Workload, data: FederatedData):
         self.workload = workload
@@ -57,22 +57,23 @@ class BareLoop:
         self._x, self._y = data.train.x, data.train.y
 
     def settings(self, most: int) -> list[int]:
-        """The numbers of threads to time: one and `most`, unless one of them is hopeless.
+        """Return the numbers of threads worth timing: 1 and `most`, without a hopeless one.
 
         Where other processes keep the cores busy, threads that wait for each other may make the
-        work ten times as slow, or not, from one moment to the next: a few trials say little.
+        work ten times slower, or not, from one moment to the next. So a number of threads is left
+        out only if it is clearly slower, and the others are timed along with undrift.
         """
         found = list(dict.fromkeys((1, most)))
-        self.timed(1, 1)  # the first time is not counted
+        self.timed(1, 1)  # warm-up
         one = self.timed(1, 1)
-        piece = max(1, min(self.workload.cohort, round(PIECE / one)))
+        piece = max(1, min(self.workload.cohort, round(TRIAL_SECONDS / one)))
         best = interleaved([partial(self.timed, each, piece) for each in found], TRIALS)
         tried = zip(found, best, strict=True)
-        return [each for each, seconds in tried if seconds <= HOPELESS * min(best)]
+        return [each for each, seconds in tried if seconds <= HOPELESS_RATIO * min(best)]
 
     def timed(self, threads: int, cohort: int | None = None) -> float:
-        """One round with so many threads; gives its seconds."""
-        with so_many_threads(threads):
+        """Do one round with this number of threads and return its seconds."""
+        with torch_threads(threads):
             return seconds_of(lambda: self._do(cohort or self.workload.cohort))
 
     def _do(self, cohort: int) -> None:

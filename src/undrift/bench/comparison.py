@@ -1,4 +1,4 @@
-"""Ours against the bare loop."""
+"""`undrift bench`: rounds of undrift against rounds of the bare loop."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from functools import partial
 
 from undrift.bench.bare import BareLoop
-from undrift.bench.ours import Ours
+from undrift.bench.bench_run import BenchRun
 from undrift.bench.timing import Tick, interleaved, peak_mb
 from undrift.bench.workloads import Workload
 
 YARDSTICK = "FedAvg"
-"""The method of the bare loop, and the one that others are compared with."""
+"""The method that the bare loop computes, and that other methods are compared with."""
 
 
 @dataclass(frozen=True)
-class Row:
-    """What a round of a method took."""
+class RoundTiming:
+    """How long a round of one method takes on one engine."""
 
     workload: str
     method: str
@@ -26,25 +26,25 @@ class Row:
     bare_seconds: float
     our_seconds: float
     committed_seconds: float | None
-    """with the round committed to a store, where that was asked for"""
+    """with a commit of the round to a store; None if not measured"""
     bare_threads: int
-    """with which the bare loop was at its best"""
+    """the number of threads with which the bare loop was fastest"""
     peak_mb: float | None
-    """the most memory the process had, all that it did before included"""
+    """peak memory of the process so far"""
     target: float | None
 
     @property
     def ratio(self) -> float:
-        """How many times as fast as the bare loop."""
+        """Return how many times as fast as the bare loop the round is."""
         return self.bare_seconds / self.our_seconds
 
     @property
     def met(self) -> bool | None:
-        """Whether the target is; None without one."""
+        """Whether the ratio reaches the target; None without a target."""
         return None if self.target is None else self.ratio >= self.target
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON."""
+        """Return the fields that `--json` prints."""
         names = (
             *("workload", "method", "engine", "strategy", "ratio"),
             *("bare_seconds", "our_seconds", "peak_mb", "target"),
@@ -65,11 +65,11 @@ def compare(
     repeats: int | None = None,
     commits: bool = False,
     tick: Tick = lambda share: None,
-) -> list[Row]:
-    """Time the bare loop, every method on every engine, the bare loop, … in turn.
+) -> list[RoundTiming]:
+    """Time the bare loop and every method on every engine, in turn.
 
-    The bare loop does FedAvg's work whatever the method. What is laid down for other methods is
-    relative to FedAvg on the same engine, which is therefore timed with them.
+    The bare loop does FedAvg's work whatever the method. The target of another method is relative
+    to FedAvg on the same engine, so FedAvg is always timed as well.
     """
     methods = list(dict.fromkeys(methods))
     if methods != [YARDSTICK]:
@@ -77,23 +77,23 @@ def compare(
     data = workload.data(population)
     pairs = [(engine, method) for engine in dict.fromkeys(engines) for method in methods]
 
-    def runs(committed: bool) -> list[Ours]:
+    def runs(committed: bool) -> list[BenchRun]:
         return [
-            Ours(workload, data, method, engine, threads, committed=committed)
+            BenchRun(workload, data, method, engine, threads, committed=committed)
             for engine, method in pairs
         ]
 
     ours = runs(False)
-    kept = runs(True) if commits else []
+    with_commits = runs(True) if commits else []
     try:
         bare = BareLoop(workload, data)
         settings = bare.settings(threads)
-        for run in ours + kept:
-            run.settle()
+        for run in ours + with_commits:
+            run.warm_up()
         timed = [partial(bare.timed, each) for each in settings]
-        best = interleaved([*timed, *(run.round for run in ours + kept)], repeats, tick)
+        best = interleaved([*timed, *(run.round for run in ours + with_commits)], repeats, tick)
     finally:
-        for run in kept:
+        for run in with_commits:
             run.close()
     bare_seconds, bare_threads = min(zip(best, settings, strict=False))
     seconds = best[len(settings) :]
@@ -103,7 +103,7 @@ def compare(
         if run.method == YARDSTICK
     }
     return [
-        Row(
+        RoundTiming(
             workload=workload.name,
             method=run.method,
             engine=run.engine,
@@ -120,7 +120,7 @@ def compare(
 
 
 def _target(workload: Workload, method: str, reference: float) -> float | None:
-    """The least ratio; `reference` is that of FedAvg."""
+    """Return the ratio to reach; `reference` is FedAvg's ratio on the same engine."""
     if method == YARDSTICK:
         return workload.target
     return None if workload.allowance is None else reference / workload.allowance

@@ -1,49 +1,49 @@
-"""Where a round's time goes, part by part."""
+"""`undrift bench --profile`: which part of a round takes how long."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from undrift.bench.ours import Ours
-from undrift.bench.seams import PARTS, REST, WAIT, watched
+from undrift.bench.bench_run import BenchRun
+from undrift.bench.instrumentation import PARTS, REST, WAIT, instrumented
 from undrift.bench.timing import Tick, interleaved
 from undrift.bench.workloads import Workload
 
-LOOKS = 2
-"""The model is evaluated so often."""
+EVALUATIONS = 2
+"""How often the model is evaluated; the faster one counts."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """A round of a method, part by part."""
+    """The time of one round, split by part."""
 
     workload: str
     method: str
     engine: str
     strategy: str
     threads: int
-    """that the engine works with"""
+    """threads that the engine uses"""
     seconds: dict[str, float]
-    """by part, of all threads together; one that waits for Python's lock counts as at work"""
+    """by part, summed over threads; a thread that waits for Python's lock counts as busy"""
     clocked_seconds: float
-    """what that round took, with the clocks"""
+    """the wall time of that round, with the clocks running"""
     round_seconds: float
-    """the fastest round without clocks"""
+    """the wall time of the fastest round without clocks"""
     evaluation_seconds: float
-    """of an evaluation of the server's model, which is no part of the round"""
+    """one evaluation of the server's model, which is not part of the round"""
 
     @property
     def busy_seconds(self) -> float:
-        """Of all threads together."""
+        """Busy seconds of all threads together."""
         return sum(self.seconds.values())
 
     @property
     def idle_seconds(self) -> float:
-        """Of the engine's threads, in which they had nothing to do."""
+        """Seconds that the engine's threads had nothing to do."""
         return max(0.0, self.threads * self.clocked_seconds - self.busy_seconds)
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON."""
+        """Return the fields that `--json` prints."""
         names = (
             *("workload", "method", "engine", "strategy", "threads"),
             *("round_seconds", "clocked_seconds", "busy_seconds", "idle_seconds"),
@@ -62,13 +62,13 @@ def take_profile(
     repeats: int | None = None,
     tick: Tick = lambda share: None,
 ) -> Profile:
-    """The fastest of some rounds with clocks, beside the fastest of as many without."""
-    run = Ours(workload, workload.data(population), method, engine, threads)
-    run.settle()
+    """Profile the fastest of several rounds with clocks; time as many rounds without them."""
+    run = BenchRun(workload, workload.data(population), method, engine, threads)
+    run.warm_up()
     laps: list[tuple[float, dict[str, float]]] = []
 
     def clocked() -> float:
-        with watched(run.loop) as watch:
+        with instrumented(run.loop) as watch:
             with watch.part(REST):
                 seconds = run.round()
             laps.append((seconds, watch.lap()))
@@ -82,9 +82,9 @@ def take_profile(
         method=method,
         engine=engine,
         strategy=run.strategy,
-        threads=run.at_work,
+        threads=run.threads_used,
         seconds={part: lap[part] for part in PARTS if part in lap},
         clocked_seconds=seconds,
         round_seconds=best,
-        evaluation_seconds=min(run.evaluate() for _ in range(LOOKS)),
+        evaluation_seconds=min(run.evaluate() for _ in range(EVALUATIONS)),
     )

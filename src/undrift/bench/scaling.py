@@ -1,4 +1,4 @@
-"""What a client's step costs as the cohort and the population grow."""
+"""`undrift bench --scaling`: the cost of a client's step as cohort and population grow."""
 
 from __future__ import annotations
 
@@ -6,52 +6,53 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
-from undrift.bench.ours import Ours
+from undrift.bench.bench_run import BenchRun
 from undrift.bench.timing import Tick, interleaved
 from undrift.bench.workloads import Workload
 
-COHORTS, AMONG = (10, 30, 100, 300), 1000
-"""Growing cohorts, and the population they are drawn from."""
+COHORTS, POPULATION = (10, 30, 100, 300), 1000
+"""Cohort sizes, and the number of clients they are drawn from."""
 POPULATIONS, COHORT = (100, 1000, 10_000, 100_000), 30
-"""Growing populations, and the cohort that is drawn from them."""
-SHARED = 50
-"""So many clients' samples serve all populations, so that only the number of clients differs."""
-ENOUGH = 12.0
-"""Seconds for all sizes together, in which small differences are to be seen."""
-ALLOWED, START = 1.1, 3.0
-"""How many times what it costs with the smallest population, and seconds to start."""
+"""Numbers of clients, and the size of the cohort that is drawn from them."""
+SHARED_CLIENTS = 50
+"""All populations share the samples of this many clients: memory does not grow with them."""
+ENOUGH_SECONDS = 12.0
+"""Time for all sizes together, long enough to see small differences."""
+MAX_RELATIVE, MAX_START_SECONDS = 1.1, 3.0
+"""Limits over the smallest population: growth of a step's cost, and seconds to start."""
 
 
 @dataclass(frozen=True)
-class Size:
-    """What a round takes at one size."""
+class ScalingPoint:
+    """The time of a round with one cohort size and one population."""
 
     workload: str
     method: str
     engine: str
     strategy: str
     grows: str
-    """the cohort or the population"""
+    """which of the two grows in this series: cohort or population"""
     cohort: int
     population: int
     start_seconds: float
-    """to build the federation, the losses, the roster and the loop"""
+    """to build the data, the losses, the roster and the loop"""
     seconds: float
     step_seconds: float
-    """of a client"""
+    """of one client"""
     relative: float
-    """the cost of a step, over that at the smallest size"""
+    """seconds of a step, relative to the smallest size of the series"""
 
     @property
     def met(self) -> bool | None:
-        """Whether it is what is allowed; None for a cohort, of which nothing is laid down."""
+        """Whether the limits hold; None for a growing cohort, which has no limit."""
         if self.grows == "cohort":
             return None
-        return self.relative <= ALLOWED and self.start_seconds <= START
+        return self.relative <= MAX_RELATIVE and self.start_seconds <= MAX_START_SECONDS
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON."""
-        limits = {"target": ALLOWED, "start_target": START} if self.grows == "population" else {}
+        """Return the fields that `--json` prints."""
+        limits = {"target": MAX_RELATIVE, "start_target": MAX_START_SECONDS}
+        limits = limits if self.grows == "population" else {}
         return asdict(self) | limits
 
 
@@ -65,11 +66,11 @@ def scale(
     tick: Tick = lambda share: None,
     cohorts: Sequence[int] = COHORTS,
     populations: Sequence[int] = POPULATIONS,
-) -> list[Size]:
-    """Time rounds of growing cohorts in turn, then of growing populations."""
-    shared = replace(workload, clients=SHARED)
+) -> list[ScalingPoint]:
+    """Time rounds of growing cohorts in turn, then rounds of growing populations."""
+    shared = replace(workload, clients=SHARED_CLIENTS)
     cohort = min(COHORT, workload.cohort, min(populations))
-    grown = [(each, max(AMONG, each)) for each in cohorts]
+    grown = [(each, max(POPULATION, each)) for each in cohorts]
     found = _timed("cohort", grown, shared, method, engine, threads, repeats, _half(tick, 0))
     grown = [(cohort, each) for each in populations]
     return found + _timed(
@@ -86,18 +87,18 @@ def _timed(
     threads: int,
     repeats: int | None,
     tick: Tick,
-) -> list[Size]:
-    """Rounds at several sizes (cohort, population), in turn."""
+) -> list[ScalingPoint]:
+    """Time rounds of several sizes (cohort, population), in turn."""
     runs, started = [], []
     for cohort, population in sizes:
         began = time.perf_counter()
         data = workload.data(population)
-        runs.append(Ours(workload, data, method, engine, threads, cohort=cohort))
+        runs.append(BenchRun(workload, data, method, engine, threads, cohort=cohort))
         started.append(time.perf_counter() - began)
-        runs[-1].settle()
-    best = interleaved([run.step for run in runs], repeats, tick, enough=ENOUGH)
+        runs[-1].warm_up()
+    best = interleaved([run.step for run in runs], repeats, tick, enough_seconds=ENOUGH_SECONDS)
     return [
-        Size(
+        ScalingPoint(
             workload=workload.name,
             method=method,
             engine=engine,
@@ -117,5 +118,5 @@ def _timed(
 
 
 def _half(tick: Tick, done: int) -> Tick:
-    """The first or the second half of the work."""
+    """Report progress of the first (0) or second (1) half of the work."""
     return lambda share: tick((done + share) / 2)

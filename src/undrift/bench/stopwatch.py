@@ -1,4 +1,7 @@
-"""Where time goes: clocks at the seams between the parts of a program, for a while."""
+"""A stopwatch that splits time by the part of a program that spends it.
+
+`undrift bench --profile` and `undrift demo` put it around functions for a while.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,18 @@ from typing import Any
 
 
 class Stopwatch:
-    """Seconds by part: while one part is inside another, the outer one's clock stands still.
+    """Counts seconds by part; the clock of an outer part stands still while an inner part runs.
 
-    Every thread has clocks of its own, and a thread that is in no part counts nothing.
+    Every thread has its own clocks. A thread outside every part counts nothing.
     """
 
     def __init__(self) -> None:
         self._by_thread: list[dict[str, float]] = []
-        self._own = _Clocks(self._by_thread)
+        self._own = _ThreadClocks(self._by_thread)
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Count the block as a part."""
+        """Count the time of the block as a part."""
         self.enter(name)
         try:
             yield
@@ -32,17 +35,20 @@ class Stopwatch:
             self.leave()
 
     def enter(self, name: str) -> None:
-        """A part begins in this thread."""
+        """Begin a part in this thread."""
         self._own.turn()
         self._own.within.append(name)
 
     def leave(self) -> None:
-        """The part that began last in this thread is over."""
+        """End the part that this thread began last."""
         self._own.turn()
         self._own.within.pop()
 
     def lap(self) -> dict[str, float]:
-        """Seconds by part over all threads since the last time; none of them is in a part."""
+        """Return the seconds by part over all threads since the last lap.
+
+        No thread may be inside a part meanwhile: its running clock would be lost.
+        """
         total: dict[str, float] = {}
         for seconds in self._by_thread:
             for name, spent in seconds.items():
@@ -52,7 +58,10 @@ class Stopwatch:
 
     @contextmanager
     def at(self, owner: Any, name: str, part: str) -> Iterator[None]:
-        """Count every call of a function of a module, a class or an instance, for the block."""
+        """Count every call of `owner.name` as a part, for the block.
+
+        `owner` is a module, a class or an instance.
+        """
         with replaced(owner, name, self._clocked(getattr(owner, name), part)):
             yield
 
@@ -68,8 +77,8 @@ class Stopwatch:
         return clocked
 
 
-class _Clocks(local):
-    """Those of one thread; `local` makes them anew in each."""
+class _ThreadClocks(local):
+    """The clocks of one thread: `threading.local` runs `__init__` once in each thread."""
 
     def __init__(self, by_thread: list[dict[str, float]]) -> None:
         self.within: list[str] = []
@@ -78,7 +87,7 @@ class _Clocks(local):
         by_thread.append(self._seconds)
 
     def turn(self) -> None:
-        """Count the time since the last turn."""
+        """Add the time since the last turn to the innermost part."""
         now = time.perf_counter()
         if self.within:
             part = self.within[-1]
@@ -88,23 +97,23 @@ class _Clocks(local):
 
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Another attribute of a module, a class or an instance for the block."""
+    """Replace an attribute of a module, a class or an instance for the block."""
     own = vars(owner).get(name)
     setattr(owner, name, value)
     try:
         yield
     finally:
-        if own is None:  # it was inherited
+        if own is None:  # the attribute was inherited
             delattr(owner, name)
         else:
             setattr(owner, name, own)
 
 
 def seconds_since_start() -> float:
-    """How long this process has been there; where nobody says, how long it has computed."""
+    """Return the age of this process in seconds; its CPU seconds where /proc does not tell."""
     try:
-        told = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        began = int(told[19]) / os.sysconf("SC_CLK_TCK")
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        began = int(fields[19]) / os.sysconf("SC_CLK_TCK")
         return time.clock_gettime(time.CLOCK_BOOTTIME) - began
     except (OSError, AttributeError):  # not on Linux
         return time.process_time()

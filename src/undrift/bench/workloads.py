@@ -1,4 +1,4 @@
-"""What is timed: six workloads, on random data of the right shapes."""
+"""The six workloads of `undrift bench`, on random data of the right shapes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from undrift.nets import models
 
 @dataclass(frozen=True)
 class Workload:
-    """A model, balanced clients and their local work, plain SGD.
+    """A model, clients of equal size and their local work, which is plain SGD.
 
-    `target` is how many times as fast as the bare loop FedAvg is to be, and `allowance` how many
-    times as long as FedAvg's another method's round may take, where that is laid down.
+    `target`: how many times as fast as the bare loop FedAvg should be. `allowance`: how many times
+    as long as FedAvg's another method's round may take; None without a limit.
     """
 
     name: str
@@ -29,9 +29,9 @@ class Workload:
     model: Callable[[], nn.Module]
     clients: int
     samples: int
-    """of each client"""
+    """samples of each client"""
     shape: tuple[int, ...]
-    """of an input"""
+    """shape of one input"""
     classes: int
     cohort: int
     batch: int
@@ -40,22 +40,22 @@ class Workload:
     target: float
     allowance: float | None = None
     characters: bool = False
-    """whether inputs are whole numbers below `classes`"""
+    """whether inputs are integers below `classes`"""
 
     @property
     def steps(self) -> int:
-        """Of a client in a round."""
+        """Steps of a client in a round."""
         return self.epochs * -(-self.samples // self.batch)
 
     def local(self) -> SGD:
-        """The clients' local work."""
+        """Return the clients' local work."""
         return SGD(lr=self.lr, batch_size=self.batch, epochs=self.epochs)
 
     def data(self, population: int | None = None) -> FederatedData:
-        """Random samples, in memory.
+        """Return random samples, in memory.
 
-        Where the population is larger than the workload's own, clients share samples, so that
-        memory does not grow with it.
+        In a population larger than the workload's own, clients share samples, so that memory does
+        not grow with the population.
         """
         population = population or self.clients
         held = min(population, self.clients) * self.samples

@@ -135,7 +135,7 @@ def bench(
     peak_mb is the most memory the process had so far: for one workload's own, time it alone.
     """
     from undrift import bench as measuring
-    from undrift.bench import report
+    from undrift.bench import output
     from undrift.engines.pool import cores
 
     modes = {"--unequal": unequal, "--scaling": scaling, "--profile": profile}
@@ -153,7 +153,7 @@ def bench(
     workloads = _workloads(names or usual.get(mode) or list(measuring.WORKLOADS))
     threads = threads or cores()
 
-    def measured(w: Workload, m: str, e: str, tick: Tick) -> Sequence[report.Measured]:
+    def measured(w: Workload, m: str, e: str, tick: Tick) -> Sequence[output.Measurement]:
         how: dict[str, Any] = {"repeats": repeats, "tick": tick}
         if mode == "--scaling":
             return measuring.scale(w, m, e, threads, **how)
@@ -167,25 +167,25 @@ def bench(
     each_by_itself = [(m, e) for m in methods for e in engines] if mode else [("", "")]
     pieces = [(w, m, e) for w in workloads for m, e in each_by_itself]
     console = Console(highlight=False)
-    found: list[report.Measured] = []
+    found: list[output.Measurement] = []
     for number, (w, m, e) in enumerate(pieces, 1):
         what = " ".join(filter(None, (w.name, m, e)))
         with _progress(f"{what} ({number} of {len(pieces)})") as tick:
             own = measured(w, m, e, tick)
         if not json:
-            for part in report.shown(own, first=not found):
+            for part in output.renderables(own, first=not found):
                 console.print(part)
         found += own
     if json:
-        typer.echo(report.as_json(found))
+        typer.echo(output.as_json(found))
         return
-    for note in report.notes(found):
+    for note in output.notes(found):
         console.print(f"\n{note}")
 
 
 def _require_known(methods: list[str], engines: list[str]) -> None:
     """Refuse names that do not exist before anything is timed."""
-    from undrift.bench.ours import METHODS
+    from undrift.bench.bench_run import METHODS
     from undrift.engines import ENGINES
 
     for name in methods:

@@ -42,7 +42,7 @@ def demo(
     """
     from undrift.bench.stopwatch import Stopwatch, seconds_since_start
     from undrift.cli.demonstration import PARTS, run_demo
-    from undrift.report.page import require_page
+    from undrift.report.html_page import require_page
 
     console = Console()
     if not report.parent.is_dir():

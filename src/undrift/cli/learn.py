@@ -44,8 +44,8 @@ def list_(
 ) -> None:
     """Name what an experiment file can use, with a line about each."""
     if what == "papers":
-        from undrift.reproduce.catalogue import papers
-        from undrift.reproduce.terminal import listing as reproductions
+        from undrift.reproduce.findings_terminal import listing as reproductions
+        from undrift.reproduce.registry import papers
 
         Console(highlight=False).print(reproductions(papers()))
         return

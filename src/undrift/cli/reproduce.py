@@ -58,12 +58,12 @@ def reproduce(
     Prints which of the paper's claims hold here, draws the figure and writes a report. Everything
     is kept in the folder: after Ctrl-C or a kill, the same command goes on.
     """
-    from undrift.reproduce.catalogue import find, papers
+    from undrift.reproduce.findings_page import REPORT
+    from undrift.reproduce.findings_terminal import listing, summary
     from undrift.reproduce.lab import Interrupted
-    from undrift.reproduce.page import REPORT
+    from undrift.reproduce.registry import find, papers
     from undrift.reproduce.reproducing import default_folder
     from undrift.reproduce.reproducing import reproduce as do
-    from undrift.reproduce.terminal import listing, summary
 
     console = Console(highlight=False, markup=False)
     if all_:

@@ -168,7 +168,7 @@ def conclude(
 ) -> None:
     """Show where the runs ended, and how to go on."""
     from undrift.report.reading import read_runs
-    from undrift.report.terminal import final
+    from undrift.report.terminal_table import final
 
     console = Console(highlight=False, markup=False, quiet=said.quiet)
     console.print(final(read_runs(folder), console.width))

@@ -212,9 +212,9 @@ class Description:
     def svg(self) -> bytes:
         """The same picture as SVG."""
         from undrift.data.picture import draw
-        from undrift.report.plots import svg_of
+        from undrift.utils.plot_style import svg_bytes
 
-        return svg_of(draw(self))
+        return svg_bytes(draw(self))
 
 
 def describe(

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from undrift.data.description import FEW, Description, Histogram, Labels, Picked, describe
 from undrift.data.federated import FederatedData
-from undrift.report.plots import COLOURS
 from undrift.utils.files import written_whole
+from undrift.utils.plot_style import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

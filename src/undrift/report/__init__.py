@@ -6,7 +6,7 @@ figures and tables as files; `read_runs` and `frame` give the numbers to those w
 
 from undrift.report.csv_files import write_csv
 from undrift.report.figures import write_figures
-from undrift.report.page import write_page, write_report
+from undrift.report.html_page import write_page, write_report
 from undrift.report.reading import RunFiles, Runs, frame, of_results, read_runs
 from undrift.report.tables import as_target
 

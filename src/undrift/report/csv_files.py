@@ -8,10 +8,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from undrift.report.participation import Participation, participation
 from undrift.report.reading import Runs, read_runs, rows
-from undrift.report.tables import Final, Over, Row, Targets, final_table, target_table
-from undrift.report.timing import Timing, time_table
+from undrift.report.reply_counts import ReplyCounts, count_replies
+from undrift.report.tables import (
+    FinalMetrics,
+    OverSeeds,
+    TargetCost,
+    Targets,
+    final_table,
+    target_table,
+)
+from undrift.report.virtual_time import VirtualTime, virtual_time_table
 from undrift.utils.errors import UndriftError, require
 from undrift.utils.files import written_whole
 
@@ -27,23 +34,23 @@ def csv_text(table: Iterable[Mapping[str, Any]]) -> str:
     return text.getvalue()
 
 
-def tables_as_rows(runs: Runs, costs: Sequence[Row]) -> dict[str, list[dict[str, Any]]]:
+def tables_as_rows(runs: Runs, costs: Sequence[TargetCost]) -> dict[str, list[dict[str, Any]]]:
     """Every table but the records themselves, as plain rows under the name of its file."""
     found = {
         "targets": list(_target_rows(runs, costs)),
         "final": list(_final_rows(final_table(runs))),
         "runs": list(_run_rows(runs)),
-        "participation": list(_participation_rows(participation(runs))),
+        "participation": list(_participation_rows(count_replies(runs))),
     }
-    timed = list(_time_rows(time_table(runs)))
+    timed = list(_time_rows(virtual_time_table(runs)))
     return found | ({"time": timed} if timed else {})
 
 
-def _target_rows(runs: Runs, table: Iterable[Row]) -> Iterator[dict[str, Any]]:
+def _target_rows(runs: Runs, table: Iterable[TargetCost]) -> Iterator[dict[str, Any]]:
     for row in table:
         direction = row.target[0] if isinstance(row.target, tuple) else ""
         level = row.target[1] if isinstance(row.target, tuple) else row.target
-        any_cost = next(iter(row.costs.values()), Over(()))
+        any_cost = next(iter(row.costs.values()), OverSeeds(()))
         values: dict[str, Any] = {
             "metric": row.metric,
             "direction": direction,
@@ -60,7 +67,7 @@ def _target_rows(runs: Runs, table: Iterable[Row]) -> Iterator[dict[str, Any]]:
         yield values
 
 
-def _final_rows(table: Iterable[Final]) -> Iterator[dict[str, Any]]:
+def _final_rows(table: Iterable[FinalMetrics]) -> Iterator[dict[str, Any]]:
     for row in table:
         values: dict[str, Any] = {"method": row.method, "made": row.made, "seeds": row.seeds}
         for name, over in (row.metrics | row.costs).items():
@@ -85,7 +92,7 @@ def _run_rows(runs: Runs) -> Iterator[dict[str, Any]]:
             }
 
 
-def _participation_rows(table: Iterable[Participation]) -> Iterator[dict[str, Any]]:
+def _participation_rows(table: Iterable[ReplyCounts]) -> Iterator[dict[str, Any]]:
     for each in table:
         for times, clients in sorted(each.times.items()):
             yield {
@@ -96,7 +103,7 @@ def _participation_rows(table: Iterable[Participation]) -> Iterator[dict[str, An
             }
 
 
-def _time_rows(table: Iterable[Timing]) -> Iterator[dict[str, Any]]:
+def _time_rows(table: Iterable[VirtualTime]) -> Iterator[dict[str, Any]]:
     for row in table:
         values: dict[str, Any] = {"method": row.method, "seeds": len(row.clock.values)}
         numbers = {
@@ -128,7 +135,7 @@ def write_csv(
     runs = folders if isinstance(folders, Runs) else read_runs(folders)
     tables: dict[str, Iterable[Mapping[str, Any]]] = {"records": rows(runs)}
     tables |= tables_as_rows(runs, target_table(runs, targets, baseline))
-    out_dir = ready(out_dir)
+    out_dir = ensure_folder(out_dir)
     paths = []
     for name, table in tables.items():
         path = out_dir / f"{name}.csv"
@@ -138,7 +145,7 @@ def write_csv(
     return paths
 
 
-def ready(folder: str | Path) -> Path:
+def ensure_folder(folder: str | Path) -> Path:
     """A folder to write to, made if need be."""
     folder = Path(folder)
     try:

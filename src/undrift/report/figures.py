@@ -8,16 +8,17 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from undrift.report.csv_files import ready
-from undrift.report.naming import DIAGNOSTICS, TINY, logarithmic, main_metrics, words
-from undrift.report.participation import participation
-from undrift.report.plots import COLOURS
-from undrift.report.reading import Group, Runs, read_runs
+from undrift.report.csv_files import ensure_folder
+from undrift.report.naming import DIAGNOSTICS, LOG_ZERO, main_metrics, metric_label, uses_log_scale
+from undrift.report.reading import MethodRuns, Runs, read_runs
+from undrift.report.reply_counts import count_replies
+from undrift.report.seed_curves import align_seeds
 from undrift.report.timeline import timeline_figure
 from undrift.runs.folder import slug
 from undrift.utils.errors import require_choice
 from undrift.utils.files import written_whole
 from undrift.utils.formatting import time_unit
+from undrift.utils.plot_style import COLOURS, line_style, literal, reproducible_svg, use_log_axis
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -42,14 +43,12 @@ def write_figures(
     kinds
         of "svg", "png" and "pdf"
     """
-    from matplotlib import rc_context
-
     runs = folders if isinstance(folders, Runs) else read_runs(folders)
     for metric in metrics or ():
         require_choice("A metric to draw", metric, runs.metrics)
     for kind in kinds:
         require_choice("The kind of a figure", kind, KINDS)
-    out_dir = ready(out_dir)
+    out_dir = ensure_folder(out_dir)
     figures: dict[str, Figure] = {}
     for metric in main_metrics(runs) if metrics is None else metrics:
         for axis in runs.costs:
@@ -67,8 +66,7 @@ def write_figures(
             name = f"{name}-{number + 1}" if name in figures else name
             figures[name] = timeline_figure(records, group.label)
     paths = []
-    # The same runs give the same files.
-    with rc_context({"svg.hashsalt": "undrift"}):
+    with reproducible_svg():
         for name, figure in figures.items():
             for kind in kinds:
                 path = out_dir / f"{name}.{kind}"
@@ -80,22 +78,11 @@ def write_figures(
 
 
 def curves(
-    group: Group, name: str, axis: str
+    group: MethodRuns, name: str, axis: str
 ) -> tuple[list[float], list[float], list[float], list[float]]:
     """x, mean, minimum and maximum over seeds, where all of them were measured."""
-    places = []
-    for run in group.runs:
-        spent = group.totals(run)[axis] if run.records else []
-        found = {
-            record.round: (at, (record.metrics | record.diagnostics)[name])
-            for record, at in zip(run.records, spent, strict=True)
-            if name in record.metrics or name in record.diagnostics
-        }
-        if run.records:
-            places.append(found)
-    together = [t for t in (places[0] if places else ()) if all(t in own for own in places)]
-    x = [fmean(own[t][0] for own in places) for t in together]
-    values = [[own[t][1] for own in places] for t in together]
+    seeds = [(run.records, group.totals(run)[axis]) for run in group.runs if run.records]
+    x, values = align_seeds(seeds, name)
     return x, [fmean(v) for v in values], [min(v) for v in values], [max(v) for v in values]
 
 
@@ -127,10 +114,8 @@ def _panels(runs: Runs, names: Sequence[str], axis: str) -> Figure:
 
 
 def _draw(panel: Axes, runs: Runs, name: str, axis: str) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
     divisor, label = _unit(runs, axis)
-    log = logarithmic(runs, name)
+    log = uses_log_scale(runs, name)
     for number, group in enumerate(runs.groups):
         x, mean, low, high = curves(group, name, axis)
         if not x:
@@ -138,22 +123,18 @@ def _draw(panel: Axes, runs: Runs, name: str, axis: str) -> None:
         x = [at / divisor for at in x]
         if log:  # what is zero has no place on the scale
             mean, low, high = (
-                [value if value > TINY else math.nan for value in values]
+                [value if value > LOG_ZERO else math.nan for value in values]
                 for values in (mean, low, high)
             )
-        colour = COLOURS[number % len(COLOURS)]
-        style = "-" if number < len(COLOURS) else "--"
-        panel.plot(x, mean, style, color=colour, label=_literal(group.label), linewidth=1.5)
+        colour, style = line_style(number)
+        panel.plot(x, mean, style, color=colour, label=literal(group.label), linewidth=1.5)
         if len(group.runs) > 1:
             panel.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
     if log:
-        panel.set_yscale("log")
-        panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        panel.yaxis.set_minor_formatter(NullFormatter())
+        use_log_axis(panel)
     panel.set_xlabel(label, fontsize=9)
-    title = DIAGNOSTICS.get(name, words(name))
-    panel.set_title(_literal(title), fontsize=10)
+    title = DIAGNOSTICS.get(name, metric_label(name))
+    panel.set_title(literal(title), fontsize=10)
     panel.tick_params(labelsize=8)
     panel.grid(alpha=0.25)
     panel.spines[["top", "right"]].set_visible(False)
@@ -177,7 +158,7 @@ def _participation(runs: Runs) -> Figure:
 
     figure = Figure(figsize=(4.6, 3.0), layout="constrained")
     axis = figure.subplots()
-    table = participation(runs)
+    table = count_replies(runs)
     for number, each in enumerate(table):
         times = sorted(each.times)
         if times:
@@ -187,7 +168,7 @@ def _participation(runs: Runs) -> Figure:
                 [each.times[time] for time in times],
                 0.8 / len(table),
                 color=COLOURS[number % len(COLOURS)],
-                label=_literal(", ".join(each.methods)),
+                label=literal(", ".join(each.methods)),
             )
     axis.set_xlabel("replies that were used", fontsize=9)
     axis.set_ylabel("clients", fontsize=9)
@@ -198,9 +179,3 @@ def _participation(runs: Runs) -> Figure:
         axis.legend(frameon=False, fontsize=8)
     axis.spines[["top", "right"]].set_visible(False)
     return figure
-
-
-def _literal(text: str) -> str:
-    """A text in which dollars are dollars, not mathematics; a label may begin with "_"."""
-    text = text.replace("$", r"\$")
-    return f"\u200b{text}" if text.startswith("_") else text

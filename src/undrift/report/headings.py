@@ -1,6 +1,6 @@
 """The metrics of tables, with the headings of their columns."""
 
-SHOWN = {
+METRIC_HEADINGS = {
     "objective": "objective",
     "train_loss": "train loss",
     "train_accuracy": "train acc",

@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
-from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
+from undrift.report.seed_curves import align_seeds, cumulative_costs
 from undrift.utils.errors import require, require_choice, require_range
 from undrift.utils.formatting import time_unit
+from undrift.utils.plot_style import line_style, literal, use_log_axis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
     from undrift.report.result import Result
     from undrift.utils.pictures import Picture
 
-# Twelve colours that stay apart, also for most colour-blind readers, and two line styles.
-COLOURS = (
-    "#4477aa",
-    "#ee6677",
-    "#228833",
-    "#ccbb44",
-    "#66ccee",
-    "#aa3377",
-    "#777777",
-    "#e07b00",
-    "#004488",
-    "#994f00",
-    "#44aa99",
-    "#000000",
-)
 FIRST = ("objective", "test_loss", "validation_loss")
 """What is drawn first, as far as it was measured."""
 AGAINST = {
@@ -121,14 +105,13 @@ def _figure(
             x, mean, low, high = over_seeds(own, metric, against)
             values += mean
             x = [at / divisor for at in x]
-            if falls(metric):  # a band below zero has no place on a logarithmic scale
+            if lower_is_better(metric):  # a band below zero has no place on a logarithmic scale
                 low = [at if at > 0 else m for at, m in zip(low, mean, strict=True)]
-            colour = COLOURS[number % len(COLOURS)]
-            style = "-" if number < len(COLOURS) else "--"
+            colour, style = line_style(number)
             thick = 3.0 - 1.8 * number / max(1, len(several) - 1)  # equal lines both show
             panel.plot(
                 *(x, mean, style),
-                label=_literal(label),
+                label=literal(label),
                 color=colour,
                 linewidth=thick if wide is None else 1.2,
             )
@@ -155,14 +138,8 @@ def over_seeds(
     results: Sequence[Result], metric: str, against: str = "rounds"
 ) -> tuple[list[float], list[float], list[float], list[float]]:
     """Where a metric was measured for all seeds: x, mean, and mean ∓ standard deviation."""
-    places: list[dict[int, tuple[float, float]]] = []
-    for result in results:
-        spent = _spent(result, against)
-        pairs = zip(result.records, spent, strict=True)
-        places.append({r.round: (at, r.metrics[metric]) for r, at in pairs if metric in r.metrics})
-    together = [t for t in places[0] if all(t in own for own in places)]
-    x = [fmean(own[t][0] for own in places) for t in together]
-    values = [[own[t][1] for own in places] for t in together]
+    seeds = [(r.records, cumulative_costs(r.records)[against]) for r in results]
+    x, values = align_seeds(seeds, metric)
     mean = [fmean(v) for v in values]
     spread = [stdev(v) if len(v) > 1 and all(map(math.isfinite, v)) else 0.0 for v in values]
     low = [m - s for m, s in zip(mean, spread, strict=True)]
@@ -170,29 +147,12 @@ def over_seeds(
     return x, mean, low, high
 
 
-def _spent(result: Result, against: str) -> list[float]:
-    """What had been spent after each record."""
-    if against == "virtual_seconds":
-        return [r.virtual_seconds for r in result.records]
-    if against == "gradients":
-        return list(accumulate(float(r.gradients) for r in result.records))
-    if against == "bytes":
-        sent = (sum(r.bytes_down.values()) + sum(r.bytes_up.values()) for r in result.records)
-        return list(accumulate(float(each) for each in sent))
-    return [float(r.round) for r in result.records]
-
-
 def _dress(panel: Axes, metric: str, values: Sequence[float], letters: float) -> None:
     """A scale that suits the metric, its name, and no more ink than that needs."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
     finite = [value for value in values if math.isfinite(value)]
-    if falls(metric) and finite and min(finite) > 0:
-        panel.set_yscale("log")
-        panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        panel.yaxis.set_minor_formatter(NullFormatter())
-    panel.set_title(_literal(metric.replace("_", " ")), fontsize=letters)
+    if lower_is_better(metric) and finite and min(finite) > 0:
+        use_log_axis(panel)
+    panel.set_title(literal(metric.replace("_", " ")), fontsize=letters)
     panel.tick_params(labelsize=letters - 1)
     panel.grid(alpha=0.25)
     panel.spines[["top", "right"]].set_visible(False)
@@ -210,7 +170,7 @@ def _axis(results: Sequence[Result], against: str) -> tuple[float, str]:
     return divisor, f"{AGAINST[against]}, {unit}"
 
 
-def falls(metric: str) -> bool:
+def lower_is_better(metric: str) -> bool:
     """Whether a metric is a loss or an error, that is best seen on a logarithmic scale.
 
     An accuracy is not, and neither is r², which may be negative and ends at one.
@@ -226,19 +186,3 @@ def _inches(width: str | float | None) -> float | None:
     if width is not None:
         require_range("The width of a picture", width, at_least=1, at_most=40)
     return width
-
-
-def _literal(text: str) -> str:
-    """A text in which dollars are dollars, not mathematics; a label may begin with "_"."""
-    text = text.replace("$", r"\$")
-    return f"\u200b{text}" if text.startswith("_") else text
-
-
-def svg_of(figure: Figure) -> bytes:
-    """A figure as SVG; the same figure gives the same bytes."""
-    from matplotlib import rc_context
-
-    content = io.BytesIO()
-    with rc_context({"svg.hashsalt": "undrift"}):
-        figure.savefig(content, format="svg", metadata={"Date": None})
-    return content.getvalue()

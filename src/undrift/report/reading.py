@@ -7,7 +7,6 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import accumulate
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from undrift.core.records import Record
 from undrift.core.targets import Target
 from undrift.nets.modules import ModuleLosses
+from undrift.report.seed_curves import cumulative_costs
 from undrift.utils.errors import UndriftError, first_line, require
 
 if TYPE_CHECKING:
@@ -73,14 +73,7 @@ class RunFiles:
 
     def totals(self) -> dict[str, list[float]]:
         """What had been spent after each record, under the names of `COSTS` but "models"."""
-        sent = (sum(r.bytes_down.values()) + sum(r.bytes_up.values()) for r in self.records)
-        return {
-            "rounds": [r.round for r in self.records],
-            "bytes": list(accumulate(sent)),
-            "gradients": list(accumulate(r.gradients for r in self.records)),
-            "virtual_seconds": [r.virtual_seconds for r in self.records],
-            "seconds": list(accumulate(r.seconds for r in self.records)),
-        }
+        return cumulative_costs(self.records)
 
 
 @dataclass
@@ -101,7 +94,7 @@ class Folder:
 
 
 @dataclass
-class Group:
+class MethodRuns:
     """One method of one folder, with all of its seeds."""
 
     label: str
@@ -135,14 +128,14 @@ class Runs(Sequence[RunFiles]):
     def __init__(self, parts: Iterable[tuple[Folder, Sequence[RunFiles]]]):
         self.folders: list[Folder] = []
         self.runs: list[RunFiles] = []
-        self.groups: list[Group] = []
+        self.groups: list[MethodRuns] = []
         for folder, runs in parts:
             self.folders.append(folder)
             self.runs += runs
             unit = _one_round(runs)
             for label in dict.fromkeys(run.label for run in runs):
                 own = sorted((r for r in runs if r.label == label), key=lambda r: r.seed)
-                self.groups.append(Group(label, own, folder, unit))
+                self.groups.append(MethodRuns(label, own, folder, unit))
         require(bool(self.runs), "There is no run to report.")
         _tell_apart(self.groups)
         self.metrics = _names(r.metrics for run in self.runs for r in run.records)
@@ -380,7 +373,7 @@ def _model_size(runs: Sequence[RunFiles]) -> float:
     return median(at_any_time or [4.0 * run.parameters for run in runs])  # single precision
 
 
-def _tell_apart(groups: Sequence[Group]) -> None:
+def _tell_apart(groups: Sequence[MethodRuns]) -> None:
     """Methods of the same label in several folders get the folder's name, or its path."""
     for ways in (lambda g: g.folder.name, lambda g: str(g.folder.path)):
         labels = [group.label for group in groups]

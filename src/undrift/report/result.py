@@ -20,7 +20,7 @@ from undrift.core.records import Record
 from undrift.loops.base import Loop
 from undrift.nets.modes import forget_resting
 from undrift.nets.modules import ModuleLosses, save_weights
-from undrift.report.headings import SHOWN
+from undrift.report.headings import METRIC_HEADINGS
 from undrift.report.timeline import plot_timeline
 from undrift.utils.display import as_html
 from undrift.utils.errors import UndriftError, require
@@ -166,7 +166,7 @@ class Result:
         return Comparison([self]).report(path)
 
     def __repr__(self) -> str:
-        metrics = {SHOWN.get(name, name): value for name, value in self.metrics.items()}
+        metrics = {METRIC_HEADINGS.get(name, name): value for name, value in self.metrics.items()}
         told = [f"{name} {value:.4g}" for name, value in metrics.items() if name][:MANY]
         rounds = self.records[-1].round if self.records else 0
         state = "diverged" if self.run.diverged else ", ".join(told)
@@ -282,8 +282,8 @@ def results_table(results: Sequence[Result]) -> Table:
         for model in _models(r):
             rows.setdefault((r.label, model), []).append((r, _of_model(r.metrics, model)))
     found = {name for several in rows.values() for _, own in several for name in own}
-    metrics = [name for name in SHOWN if name in found and SHOWN[name]]
-    metrics += sorted(found - set(SHOWN))  # the user's own
+    metrics = [name for name in METRIC_HEADINGS if name in found and METRIC_HEADINGS[name]]
+    metrics += sorted(found - set(METRIC_HEADINGS))  # the user's own
     if any(name.startswith("test_") for name in metrics):
         kept = "train_client_accuracy_worst_tenth"
         metrics = [name for name in metrics if not name.startswith("train_") or name == kept]
@@ -291,7 +291,7 @@ def results_table(results: Sequence[Result]) -> Table:
         metrics = [name for name in metrics if name != "train_loss"]
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("method", no_wrap=True)
-    heads = [SHOWN.get(name) or name.replace("_", " ") for name in metrics]
+    heads = [METRIC_HEADINGS.get(name) or name.replace("_", " ") for name in metrics]
     clock = any(map(_clock, results))
     many = any(len(several) > 1 for several in rows.values())
     for name in [*["seeds"] * many, "rounds", *heads, "MB sent", *["virtual time"] * clock]:

@@ -9,19 +9,34 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from undrift.report.embedding import candidates
-from undrift.report.headings import SHOWN
-from undrift.report.naming import DIAGNOSTICS, STATES, logarithmic, main_metrics, words
-from undrift.report.parts import PICTURES, amount, as_table, chart, csv_link, named, picture, radios
+from undrift.report.chart_data import shown_rows
+from undrift.report.headings import METRIC_HEADINGS
+from undrift.report.html_parts import (
+    MAX_PICTURE_BYTES,
+    chart_figure,
+    csv_link,
+    html_table,
+    method_cell,
+    plural,
+    radios,
+    svg_image,
+)
+from undrift.report.naming import (
+    DIAGNOSTICS,
+    STATUS_NOTES,
+    main_metrics,
+    metric_label,
+    uses_log_scale,
+)
 from undrift.report.reading import Folder, RunFiles, Runs
 from undrift.report.tables import (
-    Row,
+    TargetCost,
     final_table,
     find_baseline,
+    format_cost,
+    format_metric,
     goal,
-    measured,
-    ordered,
-    shown,
+    sort_metrics,
 )
 
 
@@ -35,23 +50,23 @@ def summary(runs: Runs) -> str:
     """What the page is about, in a sentence."""
     seeds = {run.seed for run in runs}
     parts = [
-        amount(len(runs.groups), "method"),
-        amount(len(seeds), "seed"),
-        f"up to {amount(max(run.done for run in runs), 'round')}",
+        plural(len(runs.groups), "method"),
+        plural(len(seeds), "seed"),
+        f"up to {plural(max(run.done for run in runs), 'round')}",
     ]
     clients = {folder.clients for folder in runs.folders} - {0}
     if len(clients) == 1:
-        parts.append(amount(clients.pop(), "client"))
+        parts.append(plural(clients.pop(), "client"))
     sizes = {run.parameters for run in runs} - {0}
     if len(sizes) == 1:
-        parts.append(f"a model of {amount(sizes.pop(), 'parameter')}")
+        parts.append(f"a model of {plural(sizes.pop(), 'parameter')}")
     return ", ".join(parts) + "."
 
 
 def warnings(runs: Runs) -> str:
     """The runs that a reader of the numbers must know of."""
     lines = []
-    for state, meaning in STATES.items():
+    for state, meaning in STATUS_NOTES.items():
         those = [run for run in runs if run.status == state]
         if those:
             named = ", ".join(f"{run.label} (seed {run.seed})" for run in those[:6])
@@ -62,7 +77,7 @@ def warnings(runs: Runs) -> str:
 
 def progress_section(runs: Runs, thinned: int) -> str:
     """Metrics against what they cost."""
-    metrics = ordered(runs.metrics)
+    metrics = sort_metrics(runs.metrics)
     if not metrics:
         return "<p>No metric has been measured yet.</p>"
     axes = {
@@ -77,18 +92,20 @@ def progress_section(runs: Runs, thinned: int) -> str:
         if several
         else ""
     )
-    options = "".join(f'<option value="{escape(m)}">{escape(words(m))}</option>' for m in metrics)
+    options = "".join(
+        f'<option value="{escape(m)}">{escape(metric_label(m))}</option>' for m in metrics
+    )
     charts = "".join(
-        chart(
+        chart_figure(
             metric,
             f'<select aria-label="Metric of chart {number + 1}">{options}</select>',
-            logarithmic(runs, metric),
+            uses_log_scale(runs, metric),
         )
         for number, metric in enumerate(main_metrics(runs))
     )
     note = (
         f" One of {thinned} evaluated rounds is shown; undrift report --csv writes all of them."
-        if thinned > 1 or any(len(candidates(run.records)) < len(run.records) for run in runs)
+        if thinned > 1 or any(len(shown_rows(run.records)) < len(run.records) for run in runs)
         else ""
     )
     return f"""<div class="controls">
@@ -102,7 +119,9 @@ seeds goes on as long as all of them were measured.{note}</p>
 <p><button type="button" id="all-records" class="button">↓ records.csv</button></p>"""
 
 
-def targets_section(runs: Runs, table: Sequence[Row], baseline: str | None, text: str) -> str:
+def targets_section(
+    runs: Runs, table: Sequence[TargetCost], baseline: str | None, text: str
+) -> str:
     """What each method needed to reach each target."""
     if not table:
         return ""
@@ -121,11 +140,11 @@ def targets_section(runs: Runs, table: Sequence[Row], baseline: str | None, text
                 for g in goals
                 if cost in own[g].costs
             ]
-            rows.append([named(runs, group.label), *cells])
+            rows.append([method_cell(runs, group.label), *cells])
         head = ["method", *(escape(goal(*g)) for g in goals)]
         hidden = "" if cost == first else " hidden"
         tables.append(
-            f'<div data-cost="{cost}"{hidden}>{as_table(head, rows, f"{label} to reach targets")}'
+            f'<div data-cost="{cost}"{hidden}>{html_table(head, rows, f"{label} to reach targets")}'
             "</div>"
         )
     unit = (
@@ -143,13 +162,13 @@ how many times less than {escape(against)}.{unit} Over seeds: mean ± standard d
 <p>{csv_link("targets", text)}</p>"""
 
 
-def _cheapest(table: Iterable[Row], goal: tuple[str, Any], cost: str) -> float | None:
+def _cheapest(table: Iterable[TargetCost], goal: tuple[str, Any], cost: str) -> float | None:
     those = [r.costs[cost] for r in table if (r.metric, r.target) == goal and cost in r.costs]
     return min((c.mean for c in those if c.values and not c.missed), default=None)
 
 
-def _cell(row: Row, cost: str, best: bool) -> str:
-    text = escape(shown(row.costs[cost], cost))
+def _cell(row: TargetCost, cost: str, best: bool) -> str:
+    text = escape(format_cost(row.costs[cost], cost))
     text = f"<b>{text}</b>" if best and not row.costs[cost].missed else text
     return f'{text}<span class="saving">({escape(row.savings[cost])})</span>'
 
@@ -157,18 +176,22 @@ def _cell(row: Row, cost: str, best: bool) -> str:
 def final_section(runs: Runs, text: str) -> str:
     """How every method ended."""
     table = final_table(runs)
-    metrics = [m for m in ordered(runs.metrics) if SHOWN.get(m, m)]
+    metrics = [m for m in sort_metrics(runs.metrics) if METRIC_HEADINGS.get(m, m)]
     if any(m.startswith("test_") for m in metrics):  # the others are in the CSV
         metrics = [m for m in metrics if not m.startswith("train_")]
     costs = {name: label for name, label in runs.costs.items() if name != "models"}
-    heads = [SHOWN.get(m, words(m)) for m in metrics]
+    heads = [METRIC_HEADINGS.get(m, metric_label(m)) for m in metrics]
     rows = []
     for row in table:
-        cells = [escape(measured(row.metrics[m])) if m in row.metrics else "–" for m in metrics]
-        cells += [escape(shown(row.costs[c], c)) if row.costs[c].values else "–" for c in costs]
-        rows.append([named(runs, row.method), str(row.seeds), *cells])
+        cells = [
+            escape(format_metric(row.metrics[m])) if m in row.metrics else "–" for m in metrics
+        ]
+        cells += [
+            escape(format_cost(row.costs[c], c)) if row.costs[c].values else "–" for c in costs
+        ]
+        rows.append([method_cell(runs, row.method), str(row.seeds), *cells])
     head = ["method", "seeds", *map(escape, heads), *(costs | {"gradients": "gradients"}).values()]
-    return f"""{as_table(head, rows, "Final metrics")}
+    return f"""{html_table(head, rows, "Final metrics")}
 <p class="note">The last evaluation of each seed, and everything spent until then: mean ± standard
 deviation over seeds (n − 1). Seeds that diverged are left out of the metrics.</p>
 <p>{csv_link("final", text)}</p>"""
@@ -177,12 +200,12 @@ deviation over seeds (n − 1). Seeds that diverged are left out of the metrics.
 def data_section(folders: Sequence[Folder]) -> str:
     """Who holds what."""
     blocks: dict[str, None] = {}
-    left = PICTURES
+    left = MAX_PICTURE_BYTES
     for folder in folders:
         image = ""
         if folder.picture and len(folder.picture) <= left:
             name = folder.data.get("name", folder.name)
-            image = picture(folder.picture, f"Samples of each class and client of {name}")
+            image = svg_image(folder.picture, f"Samples of each class and client of {name}")
         elif folder.picture:
             image = f"<p>The picture of the partition is in {escape(str(folder.path))}.</p>"
         numbers = _description(folder.data)
@@ -215,15 +238,15 @@ def _description(data: Mapping[str, Any]) -> str:
         ("gradients' variance σ_g²", _part(data, "gradients").get("variance")),
         ("Γ", _part(data, "gamma").get("value")),
     ]
-    shown_rows = [
+    description = [
         (escape(name), escape(f"{value:,.4g}" if isinstance(value, float) else _grouped(value)))
         for name, value in rows
         if value not in (None, "")
     ]
-    if not shown_rows:
+    if not description:
         return ""
     notes = "".join(f'<p class="note">{escape(str(note))}</p>' for note in data.get("notes") or ())
-    return as_table(("", ""), shown_rows, "Description of the data", long=(1,)) + notes
+    return html_table(("", ""), description, "Description of the data", long=(1,)) + notes
 
 
 def _part(data: Mapping[str, Any], *path: str) -> dict[str, Any]:
@@ -253,8 +276,10 @@ def diagnostics_section(runs: Runs) -> str:
     if not names:
         return ""
     charts = "".join(
-        chart(
-            name, f"<h3>{escape(DIAGNOSTICS.get(name, words(name)))}</h3>", logarithmic(runs, name)
+        chart_figure(
+            name,
+            f"<h3>{escape(DIAGNOSTICS.get(name, metric_label(name)))}</h3>",
+            uses_log_scale(runs, name),
         )
         for name in names
     )
@@ -271,11 +296,11 @@ def runs_section(runs: Runs, text: str) -> str:
     rows = []
     for group in runs.groups:
         for run in group.runs:
-            rows.append([named(runs, group.label), str(run.seed), *_state(run)])
+            rows.append([method_cell(runs, group.label), str(run.seed), *_state(run)])
     head = ["method", "seed", "status", "rounds", "wall time", "made as", "reason"]
     if not any(row[-1] for row in rows):
         head, rows = head[:-1], [row[:-1] for row in rows]
-    found = as_table(head, rows, "Runs", text=(2, 5), long=(6,))
+    found = html_table(head, rows, "Runs", text=(2, 5), long=(6,))
     return f"{found}\n<p>{csv_link('runs', text)}</p>"
 
 
@@ -300,7 +325,7 @@ def configuration_section(folders: Sequence[Folder]) -> str:
         if not folder.experiment and not folder.about:
             continue
         rows = [(escape(str(k)), escape(str(v))) for k, v in folder.about.items()]
-        versions = as_table(("", ""), rows, "Versions", text=(1,)) if rows else ""
+        versions = html_table(("", ""), rows, "Versions", text=(1,)) if rows else ""
         opened = " open" if len(folders) == 1 else ""
         blocks.append(
             f"<details{opened}><summary>{escape(folder.name)}: experiment.toml</summary>"

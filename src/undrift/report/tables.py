@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from undrift.core.targets import Target, reached
-from undrift.report.headings import SHOWN
-from undrift.report.reading import Group, RunFiles, Runs
+from undrift.report.headings import METRIC_HEADINGS
+from undrift.report.reading import MethodRuns, RunFiles, Runs
 from undrift.utils.errors import UndriftError, require_choice
 from undrift.utils.formatting import time_unit
 
@@ -22,7 +22,7 @@ FALLING = ("test_loss", "objective", "train_loss")
 
 
 @dataclass(frozen=True)
-class Over:
+class OverSeeds:
     """A number over seeds."""
 
     values: tuple[float, ...]
@@ -41,13 +41,13 @@ class Over:
 
 
 @dataclass(frozen=True)
-class Row:
+class TargetCost:
     """What a method needed to reach a target."""
 
     method: str
     metric: str
     target: Target
-    costs: dict[str, Over]
+    costs: dict[str, OverSeeds]
     """under the names of `reading.COSTS`"""
     savings: dict[str, str]
     """how many times less than the baseline, as "4.0×"; with > or < where one was not reached"""
@@ -107,7 +107,7 @@ def _levels(runs: Runs) -> list[tuple[str, Target]]:
     return [(metric, level) for level in dict.fromkeys(float(f"{x:.3g}") for x in levels)]
 
 
-def find_baseline(runs: Runs, baseline: str | None = None) -> Group:
+def find_baseline(runs: Runs, baseline: str | None = None) -> MethodRuns:
     """The method that others are measured against: by default FedAvg, or the first."""
     if baseline is not None:
         require_choice("The baseline", baseline, [group.label for group in runs.groups])
@@ -117,7 +117,7 @@ def find_baseline(runs: Runs, baseline: str | None = None) -> Group:
 
 def target_table(
     runs: Runs, targets: Targets | None = None, baseline: str | None = None
-) -> list[Row]:
+) -> list[TargetCost]:
     """What every method needed to reach every target for the first time."""
     wanted = find_targets(runs, targets)
     against = find_baseline(runs, baseline)
@@ -131,11 +131,11 @@ def target_table(
                 for name, cost in costs.items()
                 if name in of_baseline
             }
-            table.append(Row(group.label, metric, target, costs, savings))
+            table.append(TargetCost(group.label, metric, target, costs, savings))
     return table
 
 
-def _needed(group: Group, metric: str, target: Target) -> dict[str, Over]:
+def _needed(group: MethodRuns, metric: str, target: Target) -> dict[str, OverSeeds]:
     values: dict[str, list[float]] = {}
     missed = 0
     for run in group.runs:
@@ -145,7 +145,7 @@ def _needed(group: Group, metric: str, target: Target) -> dict[str, Over]:
         missed += at is None
         for name, spent in group.totals(run).items():
             values.setdefault(name, []).append(spent[-1 if at is None else at])
-    return {name: Over(tuple(found), missed) for name, found in values.items()}
+    return {name: OverSeeds(tuple(found), missed) for name, found in values.items()}
 
 
 def _first(run: RunFiles, metric: str, target: Target) -> int | None:
@@ -156,7 +156,7 @@ def _first(run: RunFiles, metric: str, target: Target) -> int | None:
     return None
 
 
-def saving(baseline: Over, cost: Over) -> str:
+def saving(baseline: OverSeeds, cost: OverSeeds) -> str:
     """The baseline's cost over a method's, as FedDyn's tables have it."""
     if (baseline.missed and cost.missed) or not cost.mean or not math.isfinite(cost.mean):
         return "–"
@@ -165,7 +165,7 @@ def saving(baseline: Over, cost: Over) -> str:
     return f"{sign}{ratio:.1f}×" if ratio < 99.95 else f"{sign}{ratio:.0f}×"
 
 
-def shown(cost: Over, name: str = "") -> str:
+def format_cost(cost: OverSeeds, name: str = "") -> str:
     """A cost in words: "38 ± 2", or "> 1000" where a seed did not reach the target."""
     if not cost.values or not math.isfinite(cost.mean):
         return "–"
@@ -204,40 +204,42 @@ def scale(value: float, name: str) -> tuple[float, str]:
 
 
 @dataclass(frozen=True)
-class Final:
+class FinalMetrics:
     """How a method ended."""
 
     method: str
     made: str
     seeds: int
-    metrics: dict[str, Over]
+    metrics: dict[str, OverSeeds]
     """of the seeds that did not diverge"""
-    costs: dict[str, Over]
+    costs: dict[str, OverSeeds]
 
 
-def final_table(runs: Runs) -> list[Final]:
+def final_table(runs: Runs) -> list[FinalMetrics]:
     """The last metrics of every method and what they cost, over seeds."""
     table = []
     for group in runs.groups:
         begun = [run for run in group.runs if run.records]
         metrics = {}
-        for name in ordered(runs.metrics):
+        for name in sort_metrics(runs.metrics):
             values = [run.metrics[name] for run in begun if name in run.metrics]
             if values:
-                metrics[name] = Over(tuple(values), len(begun) - len(values))
+                metrics[name] = OverSeeds(tuple(values), len(begun) - len(values))
         spent = [group.totals(run) for run in begun]
-        costs = {name: Over(tuple(each[name][-1] for each in spent)) for name in runs.costs}
-        table.append(Final(group.label, group.runs[0].method, len(begun), metrics, costs))
+        costs = {name: OverSeeds(tuple(each[name][-1] for each in spent)) for name in runs.costs}
+        table.append(FinalMetrics(group.label, group.runs[0].method, len(begun), metrics, costs))
     return table
 
 
-def ordered(metrics: Iterable[str]) -> list[str]:
+def sort_metrics(metrics: Iterable[str]) -> list[str]:
     """The server's metrics in the order of a summary, then the user's own and other models'."""
     names = list(metrics)
-    return [n for n in SHOWN if n in names] + sorted(n for n in names if n not in SHOWN)
+    return [n for n in METRIC_HEADINGS if n in names] + sorted(
+        n for n in names if n not in METRIC_HEADINGS
+    )
 
 
-def measured(value: Over) -> str:
+def format_metric(value: OverSeeds) -> str:
     """A metric over seeds: "0.9731 ± 0.0012"."""
     if not value.values or math.isnan(value.mean):
         return "–"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from undrift.core.records import Record, Span
 from undrift.utils.errors import require
 from undrift.utils.formatting import time_unit
+from undrift.utils.plot_style import literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -123,7 +124,7 @@ def _explain(axes: Axes, title: str, lost: bool) -> None:
         columnspacing=1.6,
     )
     if title:
-        axes.set_title(_literal(title), fontsize=10, loc="left")
+        axes.set_title(literal(title), fontsize=10, loc="left")
 
 
 def _mark_rounds(axes: Axes, records: Sequence[Record], divisor: float) -> None:
@@ -188,9 +189,4 @@ def _order(client: Hashable) -> tuple[str, Hashable]:
 def _name(client: Hashable) -> str:
     name = str(client)
     name = name if name.isprintable() and name.strip() else repr(name)
-    return _literal(name if len(name) <= 14 else f"{name[:6]}…{name[-7:]}")
-
-
-def _literal(text: str) -> str:
-    """A text in which dollars are dollars, not mathematics."""
-    return text.replace("$", r"\$")
+    return literal(name if len(name) <= 14 else f"{name[:6]}…{name[-7:]}")

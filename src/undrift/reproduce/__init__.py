@@ -9,7 +9,7 @@ A folder per paper; in it, a script and an experiment file per figure or table. 
 - `reproducing`: doing one and writing what it found
 """
 
-from undrift.reproduce.catalogue import NAMES, find
+from undrift.reproduce.registry import NAMES, find
 from undrift.reproduce.reproducing import reproduce
 
 __all__ = ["NAMES", "find", "reproduce"]

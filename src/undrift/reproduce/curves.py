@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from undrift.core.targets import Target
-from undrift.report.reading import Group, RunFiles, Runs
-from undrift.report.tables import Over, target_table
+from undrift.report.reading import MethodRuns, RunFiles, Runs
+from undrift.report.tables import OverSeeds, target_table
 from undrift.reproduce.figure import Line
 
 
-def group(runs: Runs, label: str) -> Group:
+def method_runs(runs: Runs, label: str) -> MethodRuns:
     """The runs of a method, with all of its seeds."""
     return next(each for each in runs.groups if each.runs[0].label == label)
 
@@ -22,29 +22,29 @@ def labels(runs: Runs) -> list[str]:
     return [each.runs[0].label for each in runs.groups]
 
 
-def final(runs: Runs, label: str, metric: str, last: int = 1) -> Over:
+def final(runs: Runs, label: str, metric: str, last: int = 1) -> OverSeeds:
     """The last value of a metric, or the mean of the last few; infinite for a run that diverged."""
     values = []
-    for run in group(runs, label).runs:
+    for run in method_runs(runs, label).runs:
         history = [r.metrics[metric] for r in run.records if metric in r.metrics]
         diverged = run.status == "diverged" or not history
         values.append(math.inf if diverged else fmean(history[-last:]))
-    return Over(tuple(values))
+    return OverSeeds(tuple(values))
 
 
-def best(runs: Runs, label: str, metric: str, falls: bool = False) -> Over:
+def best(runs: Runs, label: str, metric: str, falls: bool = False) -> OverSeeds:
     """The best value of a metric that each seed had."""
     choose = min if falls else max
     values = []
-    for run in group(runs, label).runs:
+    for run in method_runs(runs, label).runs:
         history = [r.metrics[metric] for r in run.records if metric in r.metrics]
         values.append(choose((v for v in history if math.isfinite(v)), default=math.nan))
-    return Over(tuple(values))
+    return OverSeeds(tuple(values))
 
 
 def cost(
     runs: Runs, label: str, metric: str, target: Target, unit: str = "rounds", smooth: int = 1
-) -> Over:
+) -> OverSeeds:
     """What a method spent until it first reached a target.
 
     Parameters
@@ -55,20 +55,20 @@ def cost(
         over how many evaluations the metric is averaged
     """
     if smooth == 1:
-        own = group(runs, label).label
+        own = method_runs(runs, label).label
         return next(
             row.costs[unit] for row in target_table(runs, [(metric, target)]) if row.method == own
         )
     direction, value = target if isinstance(target, tuple) else ("above", target)
     values, missed = [], 0
-    for run in group(runs, label).runs:
-        spent = group(runs, label).totals(run)[unit]
+    for run in method_runs(runs, label).runs:
+        spent = method_runs(runs, label).totals(run)[unit]
         at = [number for number, r in enumerate(run.records) if metric in r.metrics]
         history = smoothed([run.records[number].metrics[metric] for number in at], smooth)
         hits = [v <= value if direction == "below" else v >= value for v in history]
         missed += not any(hits)
         values.append(spent[at[hits.index(True)]] if any(hits) else spent[-1])
-    return Over(tuple(values), missed)
+    return OverSeeds(tuple(values), missed)
 
 
 def smoothed(values: Sequence[float], window: int) -> list[float]:
@@ -90,7 +90,7 @@ def line(
 
     A diverged run is drawn as far as it got; `minus` is taken off, as the optimum of a loss.
     """
-    own = group(runs, label)
+    own = method_runs(runs, label)
     curves = [_curve(own, run, metric, against, smooth) for run in own.runs]
     shortest = min(len(x) for x, _ in curves)
     x = [fmean(each) for each in zip(*(x[:shortest] for x, _ in curves), strict=True)]
@@ -110,7 +110,7 @@ def line(
 
 
 def _curve(
-    own: Group, run: RunFiles, metric: str, against: str, smooth: int
+    own: MethodRuns, run: RunFiles, metric: str, against: str, smooth: int
 ) -> tuple[list[float], list[float]]:
     spent = own.totals(run)[against]
     at = [number for number, record in enumerate(run.records) if metric in record.metrics]

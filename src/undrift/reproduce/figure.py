@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from undrift.report.plots import COLOURS
 from undrift.utils.files import written_whole
+from undrift.utils.plot_style import COLOURS
 
 WIDTH, HEIGHT, MOST = 4.6, 3.5, 3
 """The size of a panel in inches, and how many stand side by side."""

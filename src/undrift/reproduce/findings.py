@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from undrift.report.tables import Over
+from undrift.report.tables import OverSeeds
 from undrift.reproduce.figure import Panel
 
 
@@ -33,7 +33,7 @@ class Number:
     where: str
     what: str
     published: float | str | None
-    measured: Over
+    measured: OverSeeds
     digits: int = 4
 
     def shown(self) -> str:
@@ -98,7 +98,7 @@ class Findings:
         numbers = []
         for each in found["numbers"]:
             over = each["measured"]
-            measured = Over(tuple(map(float, over["values"])), over["missed"])
+            measured = OverSeeds(tuple(map(float, over["values"])), over["missed"])
             numbers.append(Number(**{**each, "measured": measured}))
         claims = [Claim(**each) for each in found["claims"]]
         return Findings(numbers, claims, (), found["notes"])
@@ -112,6 +112,6 @@ def _plain(number: Number) -> dict[str, Any]:
     return told
 
 
-def one(*values: float, missed: int = 0) -> Over:
+def over_seeds(*values: float, missed: int = 0) -> OverSeeds:
     """A measured number that does not come from runs."""
-    return Over(tuple(map(float, values)), missed)
+    return OverSeeds(tuple(map(float, values)), missed)

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from undrift.report.page import write_report
-from undrift.reproduce.catalogue import find
+from undrift.report.html_page import write_report
 from undrift.reproduce.figure import draw
 from undrift.reproduce.findings import Findings
+from undrift.reproduce.findings_page import CURVES, FIGURE, FINDINGS, write_page
 from undrift.reproduce.lab import Lab
-from undrift.reproduce.page import CURVES, FIGURE, FINDINGS, write_page
+from undrift.reproduce.registry import find
 from undrift.reproduce.reproduction import Reproduction
 from undrift.runs.folder import alone_in, write_json
 from undrift.utils.errors import require, require_whole

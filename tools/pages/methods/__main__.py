@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from tools.pages.methods.pages import write
-from tools.pages.methods.verified import measure
+from tools.pages.methods.verification import measure
 from undrift.utils.errors import UndriftError
 
 

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import torch
 
-from tools.pages.methods.parts import NO_BREAK, Lines, cells, formulas, table, variants, vectors
+from tools.pages.methods.method_sections import (
+    NO_BREAK,
+    Lines,
+    cells,
+    formulas,
+    table,
+    variants,
+    vectors,
+)
 from undrift.experiments.catalogue import SERVERS
 from undrift.methods import METHODS
 from undrift.methods.schemes import SCHEMES

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from tools.pages.methods import overview, parts
-from tools.pages.methods.made import Maker, refreshed
-from tools.pages.methods.picture import draw
-from tools.pages.methods.verified import stored
+from tools.pages.methods import method_sections, overview
+from tools.pages.methods.generated_blocks import Maker, refreshed
+from tools.pages.methods.path_plot import draw
+from tools.pages.methods.verification import stored
 from tools.pages.methods.walks import WALKS
 from undrift.methods import METHODS
 from undrift.utils.errors import UndriftError
@@ -33,14 +33,17 @@ def makers(name: str, folder: Path) -> Mapping[str, Maker]:
         }
         return {"purposes": purposes, **side_by_side}
     if name == SERVERS:
-        own = {part: partial(getattr(parts, part), name) for part in ("options", "ends", "file")}
+        own = {
+            part: partial(getattr(method_sections, part), name)
+            for part in ("options", "ends", "file")
+        }
         return {"servers": overview.servers, **own}
     found: dict[str, Maker] = {
-        part: partial(getattr(parts, part), name) for part in ORDER if part != "verified"
+        part: partial(getattr(method_sections, part), name) for part in ORDER if part != "verified"
     }
     if name == "FedAvg":
         found["schemes"] = overview.schemes
-    return {**found, "verified": lambda: parts.verified(name, stored(folder))}
+    return {**found, "verified": lambda: method_sections.verified(name, stored(folder))}
 
 
 def page(name: str, folder: Path) -> str:
@@ -62,5 +65,5 @@ def write(folder: Path) -> list[Path]:
             whole.write_text(text, encoding="utf-8")
         written.append(path)
         if name in WALKS:
-            written.append(draw(name, parts.walks(name), folder / f"{stem}.png"))
+            written.append(draw(name, method_sections.walks(name), folder / f"{stem}.png"))
     return written

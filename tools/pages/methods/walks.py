@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tools.pages.methods import goals
-from tools.pages.methods.federation import EQUAL_STEPS, LR, STEPS, two_clients
+from tools.pages.methods import theory_points
+from tools.pages.methods.two_clients import EQUAL_STEPS, LR, STEPS, two_clients
 from undrift.core.clients import Roster
 from undrift.core.evaluation import Evaluation
 from undrift.core.regularizers import L1
@@ -166,7 +166,7 @@ def _local_path(walk: Walk, run: Loop, k: int) -> Tensor:
 
 
 def _by_steps(walk: Walk, found: Walked) -> Tensor:
-    return goals.weighted_by_steps(found.problem, found.q, walk.done)
+    return theory_points.weighted_by_steps(found.problem, found.q, walk.done)
 
 
 def _by_arrivals(walk: Walk, found: Walked) -> Tensor:
@@ -174,7 +174,7 @@ def _by_arrivals(walk: Walk, found: Walked) -> Tensor:
     counts = torch.zeros_like(found.q)
     for k, late in found.arrivals[-PERIOD:]:
         counts[k] += found.q[k] * staleness(late)
-    return goals.weighted_by_arrivals(found.problem, counts, walk.done)
+    return theory_points.weighted_by_arrivals(found.problem, counts, walk.done)
 
 
 def _averaged(walk: Walk, found: Walked) -> Tensor:
@@ -183,11 +183,11 @@ def _averaged(walk: Walk, found: Walked) -> Tensor:
 
 def _extrapolated(walk: Walk, found: Walked) -> Tensor:
     assert isinstance(walk.steps, int)
-    return goals.extrapolated(found.problem, found.q, walk.done, walk.steps)
+    return theory_points.extrapolated(found.problem, found.q, walk.done, walk.steps)
 
 
 def _approximated(walk: Walk, found: Walked) -> Tensor:
-    return goals.approximated(found.problem, walk.done, walk.method.damping)  # type: ignore[attr-defined]
+    return theory_points.approximated(found.problem, walk.done, walk.method.damping)  # type: ignore[attr-defined]
 
 
 def _complete_client(walk: Walk, found: Walked) -> Tensor:

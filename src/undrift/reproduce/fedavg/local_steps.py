@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from undrift.report.reading import Runs
-from undrift.report.tables import Over
+from undrift.report.tables import OverSeeds
 from undrift.reproduce.curves import best, cost, line
-from undrift.reproduce.fedavg.problems import LEFT_OPEN, places, settings
+from undrift.reproduce.fedavg.data_sets import LEFT_OPEN, places, settings
 from undrift.reproduce.figure import Line, Panel
 from undrift.reproduce.findings import Claim, Findings, Number
 from undrift.reproduce.lab import Lab
@@ -19,7 +19,7 @@ STEPS = 10
 
 
 @dataclass(frozen=True)
-class Curve:
+class PublishedCurve:
     """A curve of the figure.
 
     Parameters
@@ -41,25 +41,25 @@ class Curve:
 
 
 CURVES = {
-    "MNIST balanced": Curve(
+    "MNIST balanced": PublishedCurve(
         0.50,
         {10: 120, 20: 50, 30: 39, 50: 28, 60: 27, 80: 22, 100: 21, 125: 20, 150: 20},
         (10, 20, 50),
         150,
     ),
-    "MNIST unbalanced": Curve(
+    "MNIST unbalanced": PublishedCurve(
         None,
         {10: 400, 20: 145, 30: 114, 50: 104, 100: 119, 200: 137, 400: 205},
         (20, 50, 100),
         200,
     ),
-    "synthetic(0,0)": Curve(
+    "synthetic(0,0)": PublishedCurve(
         None,
         {5: 160, 10: 101, 20: 88, 30: 87, 50: 90, 60: 92, 80: 96, 100: 106, 125: 114, 200: 139},
         (5, 10, 20, 50, 100),
         250,
     ),
-    "synthetic(1,1)": Curve(
+    "synthetic(1,1)": PublishedCurve(
         None,
         {5: 189, 10: 140, 20: 143, 30: 150, 50: 194},
         (5, 10, 20, 50),
@@ -68,7 +68,7 @@ CURVES = {
 }
 
 
-def falls(rounds: Mapping[int, Over]) -> bool | None:
+def falls(rounds: Mapping[int, OverSeeds]) -> bool | None:
     """Whether some E needs fewer rounds than the smallest; None if nobody reached the target."""
     first, *others = rounds.values()
     reached = [over.mean for over in others if not over.missed]
@@ -76,7 +76,7 @@ def falls(rounds: Mapping[int, Over]) -> bool | None:
     return None if nobody else min(reached, default=first.mean) < first.mean
 
 
-def rises(rounds: Mapping[int, Over]) -> bool | None:
+def rises(rounds: Mapping[int, OverSeeds]) -> bool | None:
     """Whether the largest E needs more rounds than the best of the smaller ones."""
     *others, last = rounds.values()
     reached = [over.mean for over in others if not over.missed]
@@ -84,12 +84,12 @@ def rises(rounds: Mapping[int, Over]) -> bool | None:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredCurve:
     """What was run for a curve: its runs and the rounds they needed, by E."""
 
     target: float
     runs: Mapping[int, Runs]
-    rounds: Mapping[int, Over]
+    rounds: Mapping[int, OverSeeds]
 
     def shown(self) -> str:
         """The rounds in a line."""
@@ -122,7 +122,7 @@ def _reproduce(lab: Lab) -> Findings:
     )
 
 
-def _measure(lab: Lab, where: str) -> Measured:
+def _measure(lab: Lab, where: str) -> MeasuredCurve:
     """Run every E until the target; where there is none, the smallest E sets it."""
     curve = CURVES[where]
     tried = lab.either(curve.tried, (1, 5, 10))
@@ -140,10 +140,10 @@ def _measure(lab: Lab, where: str) -> Measured:
             target = best(runs[E], "FedAvg", "objective", falls=True).values[0]
     assert target is not None
     rounds = {E: cost(each, "FedAvg", "objective", ("below", target)) for E, each in runs.items()}
-    return Measured(target, runs, rounds)
+    return MeasuredCurve(target, runs, rounds)
 
 
-def _numbers(where: str, measured: Measured, published: Mapping[int, int]) -> list[Number]:
+def _numbers(where: str, measured: MeasuredCurve, published: Mapping[int, int]) -> list[Number]:
     first = next(iter(measured.rounds))
     sets = ", which sets the target" if CURVES[where].target is None else ""
     return [
@@ -157,7 +157,7 @@ def _numbers(where: str, measured: Measured, published: Mapping[int, int]) -> li
     ]
 
 
-def _claims(where: str, measured: Measured, quick: bool) -> list[Claim]:
+def _claims(where: str, measured: MeasuredCurve, quick: bool) -> list[Claim]:
     shown, published = measured.shown(), CURVES[where].published
     found = [
         Claim(
@@ -180,7 +180,7 @@ def _claims(where: str, measured: Measured, quick: bool) -> list[Claim]:
     return found
 
 
-def _panel(where: str, measured: Measured) -> Panel:
+def _panel(where: str, measured: MeasuredCurve) -> Panel:
     lines = [
         line(each, "FedAvg", "objective", name=f"E = {E}") for E, each in measured.runs.items()
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from undrift.reproduce.curves import final, line
-from undrift.reproduce.fedavg.problems import DATA, LEFT_OPEN, SYNTHETIC, places, settings
+from undrift.reproduce.fedavg.data_sets import DATA, LEFT_OPEN, SYNTHETIC, places, settings
 from undrift.reproduce.figure import Panel
 from undrift.reproduce.findings import Claim, Findings, Number
 from undrift.reproduce.lab import Lab

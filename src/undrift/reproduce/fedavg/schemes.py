@@ -7,8 +7,8 @@ from itertools import pairwise
 from statistics import fmean
 
 from undrift.report.reading import Runs
-from undrift.reproduce.curves import final, group, line
-from undrift.reproduce.fedavg.problems import DATA, LEFT_OPEN, SYNTHETIC, places, settings
+from undrift.reproduce.curves import final, line, method_runs
+from undrift.reproduce.fedavg.data_sets import DATA, LEFT_OPEN, SYNTHETIC, places, settings
 from undrift.reproduce.figure import Panel
 from undrift.reproduce.findings import Claim, Findings, Number
 from undrift.reproduce.lab import Lab
@@ -30,7 +30,7 @@ def unrest(runs: Runs, label: str) -> float:
     Infinite for a run that diverged.
     """
     moves = []
-    for run in group(runs, label).runs:
+    for run in method_runs(runs, label).runs:
         if run.status == "diverged":
             return math.inf
         values = [r.metrics["objective"] for r in run.records][len(run.records) // 2 :]

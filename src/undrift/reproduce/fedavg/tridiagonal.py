@@ -19,7 +19,7 @@ from undrift.local.schedules import Constant, Inverse, Schedule
 from undrift.local.solvers import GD
 from undrift.methods import FedAvg
 from undrift.reproduce.figure import Line, Panel
-from undrift.reproduce.findings import Claim, Findings, Number, one
+from undrift.reproduce.findings import Claim, Findings, Number, over_seeds
 from undrift.reproduce.lab import Lab
 from undrift.reproduce.reproduction import Reproduction
 from undrift.theory import fixed_points, tridiagonal
@@ -101,8 +101,8 @@ def _reproduce(lab: Lab) -> Findings:
             value, away = (None, None) if lab.quick else PUBLISHED[rate][E]
             where = f"{rate} rate, E = {E}"
             numbers += [
-                Number(where, "F", value, one(at_end["end"]), digits=5),
-                Number(where, "distance to w*", away, one(at_end["distance"]), digits=4),
+                Number(where, "F", value, over_seeds(at_end["end"]), digits=5),
+                Number(where, "distance to w*", away, over_seeds(at_end["distance"]), digits=4),
             ]
     exact = [
         number.published is not None and as_printed(number.measured.mean, str(number.published))

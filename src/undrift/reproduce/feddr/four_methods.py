@@ -13,8 +13,8 @@ from statistics import fmean
 from typing import Any
 
 from undrift.report.reading import Runs
-from undrift.report.tables import Over
-from undrift.reproduce.curves import group, line
+from undrift.report.tables import OverSeeds
+from undrift.reproduce.curves import line, method_runs
 from undrift.reproduce.figure import Line, Panel
 from undrift.reproduce.findings import Claim, Number
 from undrift.reproduce.lab import Lab
@@ -52,7 +52,7 @@ COMPARABLE = 0.02
 
 
 @dataclass(frozen=True)
-class Comparison:
+class FourMethodRuns:
     """The runs of the four methods in one setting.
 
     Parameters
@@ -69,12 +69,12 @@ class Comparison:
     runs: Mapping[str, Runs]
     against: str
 
-    def at_end(self, method: str, metric: str) -> Over:
+    def at_end(self, method: str, metric: str) -> OverSeeds:
         """The metric when as much is spent as by the cheapest; the worst if the method diverged."""
         budget = SLACK * min(self._spent(each) for each in METHODS)
         worst = math.inf if metric.endswith(LOSS) else 0.0
         values = []
-        for run in group(self.runs[method], method).runs:
+        for run in method_runs(self.runs[method], method).runs:
             spent = run.totals()[self.against]
             found = [
                 (so_far, record.metrics[metric])
@@ -84,7 +84,7 @@ class Comparison:
             late = [value for so_far, value in found if so_far > END * budget]
             diverged = run.status == "diverged" or not found
             values.append(worst if diverged else fmean(late or [found[-1][1]]))
-        return Over(tuple(values))
+        return OverSeeds(tuple(values))
 
     def seen(self, view: str, metric: str) -> dict[str, float]:
         """The metric of each method's models in one of the `VIEWS`."""
@@ -136,7 +136,7 @@ class Comparison:
 
     def _spent(self, method: str) -> float:
         """What the run of a method spent; a run that diverged sets no limit."""
-        runs = group(self.runs[method], method).runs
+        runs = method_runs(self.runs[method], method).runs
         return min(
             (run.totals()[self.against][-1] for run in runs if run.status != "diverged"),
             default=math.inf,
@@ -153,7 +153,7 @@ def compare(
     settings: Mapping[str, Any],
     sampling: Mapping[str, Any] | None = None,
     words: str = "all users",
-) -> Comparison:
+) -> FourMethodRuns:
     """Run the four methods in a setting.
 
     Parameters
@@ -173,7 +173,7 @@ def compare(
     others = [method for method in METHODS if method != "FedPD"]
     runs = dict.fromkeys(others, lab.run(where, {**settings, **sampled}, others))
     runs["FedPD"] = lab.run(f"{name}, FedPD", settings, ["FedPD"])
-    return Comparison(where, runs, "rounds" if sampling is None else "bytes")
+    return FourMethodRuns(where, runs, "rounds" if sampling is None else "bytes")
 
 
 def shown(seen: Mapping[str, float]) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 from safetensors.torch import load_file
 
 from undrift.report.reading import Runs
-from undrift.report.tables import Over
-from undrift.reproduce.curves import final, group, line
+from undrift.report.tables import OverSeeds
+from undrift.reproduce.curves import final, line, method_runs
 from undrift.reproduce.feddr.four_methods import LOSS, OWN, TEST, shown
 from undrift.reproduce.figure import Panel
 from undrift.reproduce.findings import Claim, Findings, Number
@@ -90,15 +90,15 @@ def _run(lab: Lab, part: str, rate: float, epochs: int) -> Runs:
     return lab.run(f"{part}, rate {rate:g}, {epochs} epochs", settings)
 
 
-def zeros(runs: Runs) -> Over:
+def zeros(runs: Runs) -> OverSeeds:
     """The share of parameters of the last global model that are exactly zero."""
     shares = []
-    for run in group(runs, "FedDR").runs:
+    for run in method_runs(runs, "FedDR").runs:
         assert run.folder is not None  # it was read from one
         parameters = load_file(run.folder / MODEL).values()
         zero = sum(int((each == 0).sum()) for each in parameters)
         shares.append(zero / sum(each.numel() for each in parameters))
-    return Over(tuple(shares))
+    return OverSeeds(tuple(shares))
 
 
 def _ends(sweep: Mapping[str, Runs], metric: str) -> dict[str, float]:
@@ -129,7 +129,7 @@ def _smallest_rate(part: str, sweep: Mapping[str, Runs], metric: str) -> Claim:
 
 def improves(sweep: Mapping[str, Runs], metric: str) -> bool:
     """Whether any run ends clearly below where it began; if none does, nothing is compared."""
-    begins = group(next(iter(sweep.values())), "FedDR").runs[0].records[0].metrics[metric]
+    begins = method_runs(next(iter(sweep.values())), "FedDR").runs[0].records[0].metrics[metric]
     return min(_ends(sweep, metric).values()) < 0.99 * begins
 
 

@@ -10,7 +10,7 @@ from undrift.reproduce.feddr.four_methods import (
     LOSS,
     PUBLISHED,
     VIEWS,
-    Comparison,
+    FourMethodRuns,
     compare,
 )
 from undrift.reproduce.figure import Panel
@@ -52,7 +52,7 @@ def _reproduce(lab: Lab) -> Findings:
     return Findings(numbers, claims, panels)
 
 
-def _without_sampling(found: Comparison) -> list[Claim]:
+def _without_sampling(found: FourMethodRuns) -> list[Claim]:
     """What the paper says of Figure 2."""
     return [
         *(found.ahead(view, ("FedPD", "FedDR"), ("FedAvg", "FedProx"), LOSS) for view in VIEWS),
@@ -62,7 +62,7 @@ def _without_sampling(found: Comparison) -> list[Claim]:
     ]
 
 
-def _sampled(found: Comparison) -> list[Claim]:
+def _sampled(found: FourMethodRuns) -> list[Claim]:
     """What the paper says of Figure 3, where methods are compared after as many bytes."""
     return [
         *(found.ahead(view, ("FedDR",), ("FedAvg", "FedProx", "FedPD"), LOSS) for view in VIEWS),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from undrift.reproduce.feddyn.cifar import (
+from undrift.reproduce.feddyn.cifar_tables import (
     CENTRALISED_SETTINGS,
     FULL,
     LEFT_OPEN,
@@ -18,7 +18,7 @@ from undrift.reproduce.feddyn.models_sent import (
     NO_IMAGES,
     STRONG,
     Centralised,
-    Row,
+    TableRow,
     parts_of,
     reproduce_rows,
 )
@@ -41,60 +41,64 @@ SHORT = {"local.epochs": 2, "method.SCAFFOLD.local.steps": 20}
 # Models sent by FedDyn, SCAFFOLD, FedAvg and FedProx. One cell that is hard to read follows
 # from its ratio: 1940 (4.8 × 405).
 ROWS = (
-    Row("100 %, IID", {0.51: (259, 1744, M, M), 0.394: (55, 172, M, 741)}, split(IID, FULL)),
-    Row(
+    TableRow("100 %, IID", {0.51: (259, 1744, M, M), 0.394: (55, 172, M, 741)}, split(IID, FULL)),
+    TableRow(
         "100 %, Dirichlet .6",
         {0.51: (468, 1838, M, M), 0.406: (73, 206, 998, 592)},
         split(MILD, FULL),
     ),
-    Row(
+    TableRow(
         "100 %, Dirichlet .3",
         {0.505: (405, 1940, M, M), 0.41: (80, 224, 911, M)},
         split(STRONG, FULL),
     ),
-    Row("10 %, IID", {0.51: (522, 1854, M, M), 0.409: (159, 286, 822, 873)}, split(IID)),
-    Row("10 %, Dirichlet .6", {0.51: (521, 1910, M, M), 0.416: (170, 302, 931, 748)}, split(MILD)),
-    Row(
+    TableRow("10 %, IID", {0.51: (522, 1854, M, M), 0.409: (159, 286, 822, 873)}, split(IID)),
+    TableRow(
+        "10 %, Dirichlet .6", {0.51: (521, 1910, M, M), 0.416: (170, 302, 931, 748)}, split(MILD)
+    ),
+    TableRow(
         "10 %, Dirichlet .3", {0.51: (561, 1884, M, M), 0.423: (170, 330, 959, 882)}, split(STRONG)
     ),
-    Row(
+    TableRow(
         "1 %, IID",
         {0.398: (409, 1982, 428, 512), 0.388: (396, 1862, 392, 454)},
         split(IID, ONE),
     ),
-    Row(
+    TableRow(
         "1 %, Dirichlet .6",
         {0.366: (355, 1996, 341, 352), 0.356: (342, 1876, 317, 342)},
         split(MILD, ONE),
     ),
-    Row(
+    TableRow(
         "1 %, Dirichlet .3",
         {0.361: (343, 1990, 317, 342), 0.351: (321, 1866, 294, 314)},
         split(STRONG, ONE),
     ),
-    Row(
+    TableRow(
         "500 devices, IID",
         {0.501: (1445, 3982, "2000+", "2000+"), 0.383: (477, 1408, 1997, 1974)},
         split(IID, LARGE),
     ),
-    Row(
+    TableRow(
         "500 devices, Dirichlet .3",
         {0.47: (969, 4000, "2000+", "2000+"), 0.399: (467, 2266, 1913, 1794)},
         split(STRONG, LARGE),
     ),
-    Row(
+    TableRow(
         "unbalanced, IID",
         {0.53: (386, 1656, M, M), 0.482: (209, 800, 968, 945)},
         {**SHORT, "data.partition": {"kind": "iid", **UNBALANCED}},
     ),
-    Row(
+    TableRow(
         "unbalanced, Dirichlet .3",
         {0.52: (503, 1928, M, M), 0.473: (234, 942, 871, M)},
         {**SHORT, "data.partition": {"kind": "dirichlet", "alpha": 0.3, **UNBALANCED}},
     ),
 )
 BASELINE = Centralised(0.553, CENTRALISED_SETTINGS)
-QUICK = Row("digits, unbalanced, Dirichlet .3", {0.95: (None,) * 4}, against=("FedAvg", "FedProx"))
+QUICK = TableRow(
+    "digits, unbalanced, Dirichlet .3", {0.95: (None,) * 4}, against=("FedAvg", "FedProx")
+)
 
 
 def _reproduce(lab: Lab) -> Findings:

@@ -11,7 +11,7 @@ from undrift.reproduce.feddyn.models_sent import (
     NO_IMAGES,
     STRONG,
     Centralised,
-    Row,
+    TableRow,
     halved_every_50,
     parts_of,
     reproduce_rows,
@@ -48,42 +48,48 @@ def partial(partition: str, cohort: int, alpha: float) -> dict[str, Any]:
 # to read, 107, 178, 804 and 81 of 10 %, Dirichlet .3 follow from their ratios. FedAvg's second cell
 # of 100 %, Dirichlet .6 does not, and is left out.
 ROWS = (
-    Row("100 %, IID", {0.946: (65, 414, 307, M), 0.936: (16, 36, 66, 62)}, full(IID)),
-    Row("100 %, Dirichlet .6", {0.949: (207, 552, 410, M), 0.939: (20, 42, None, 61)}, full(MILD)),
-    Row("100 %, Dirichlet .3", {0.945: (65, 210, 492, M), 0.935: (23, 46, 78, 69)}, full(STRONG)),
-    Row(
+    TableRow("100 %, IID", {0.946: (65, 414, 307, M), 0.936: (16, 36, 66, 62)}, full(IID)),
+    TableRow(
+        "100 %, Dirichlet .6", {0.949: (207, 552, 410, M), 0.939: (20, 42, None, 61)}, full(MILD)
+    ),
+    TableRow(
+        "100 %, Dirichlet .3", {0.945: (65, 210, 492, M), 0.935: (23, 46, 78, 69)}, full(STRONG)
+    ),
+    TableRow(
         "10 %, IID",
         {0.946: (104, 160, 330, 210), 0.936: (58, 84, 69, 65)},
         partial(IID, 10, 0.003),
     ),
-    Row(
+    TableRow(
         "10 %, Dirichlet .6",
         {0.949: (192, 296, 306, M), 0.939: (55, 102, 95, 86)},
         partial(MILD, 10, 0.005),
     ),
-    Row(
+    TableRow(
         "10 %, Dirichlet .3",
         {0.944: (107, 178, 804, M), 0.934: (58, 100, 81, 86)},
         partial(STRONG, 10, 0.01),
     ),
-    Row(
+    TableRow(
         "1 %, IID",
         {0.949: (483, 1136, 826, M), 0.939: (210, 554, 216, 238)},
         partial(IID, 1, 0.003),
     ),
-    Row(
+    TableRow(
         "1 %, Dirichlet .6",
         {0.948: (405, 1230, 504, M), 0.938: (195, 576, 256, 294)},
         partial(MILD, 1, 0.001),
     ),
-    Row(
+    TableRow(
         "1 %, Dirichlet .3",
         {0.944: (442, 1860, 481, M), 0.934: (241, 694, 286, 279)},
         partial(STRONG, 1, 0.005),
     ),
 )
 BASELINE = Centralised(0.95, halved_every_50(0.1))
-QUICK = Row("digits, everyone, Dirichlet .3", {0.95: (None,) * 4}, against=("FedAvg", "FedProx"))
+QUICK = TableRow(
+    "digits, everyone, Dirichlet .3", {0.95: (None,) * 4}, against=("FedAvg", "FedProx")
+)
 
 
 def _reproduce(lab: Lab) -> Findings:

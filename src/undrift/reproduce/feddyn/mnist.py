@@ -9,7 +9,7 @@ from undrift.reproduce.feddyn.models_sent import (
     MILD,
     STRONG,
     Centralised,
-    Row,
+    TableRow,
     halved_every_50,
     parts_of,
     reproduce_rows,
@@ -43,37 +43,43 @@ def partial(partition: str, cohort: int, alpha: float = 0.01) -> dict[str, Any]:
 # Models sent by FedDyn, SCAFFOLD, FedAvg and FedProx. Two cells that
 # are hard to read follow from the printed ratios: 157 (4.0 × 39) and 11 (24/2.2, 38/3.5).
 ROWS = (
-    Row("100 %, IID", {0.982: (38, 72, 194, 445), 0.972: (9, 18, 31, 28)}, full(IID)),
-    Row("100 %, Dirichlet .6", {0.981: (39, 108, 157, 416), 0.971: (11, 24, 38, 34)}, full(MILD)),
-    Row("100 %, Dirichlet .3", {0.981: (35, 76, 313, 458), 0.971: (10, 24, 49, 44)}, full(STRONG)),
-    Row(
+    TableRow("100 %, IID", {0.982: (38, 72, 194, 445), 0.972: (9, 18, 31, 28)}, full(IID)),
+    TableRow(
+        "100 %, Dirichlet .6", {0.981: (39, 108, 157, 416), 0.971: (11, 24, 38, 34)}, full(MILD)
+    ),
+    TableRow(
+        "100 %, Dirichlet .3", {0.981: (35, 76, 313, 458), 0.971: (10, 24, 49, 44)}, full(STRONG)
+    ),
+    TableRow(
         "10 %, IID", {0.982: (100, 142, 588, 362), 0.972: (31, 52, 49, 43)}, partial(IID, 10, 0.03)
     ),
-    Row(
+    TableRow(
         "10 %, Dirichlet .6",
         {0.981: (129, 194, 581, 361), 0.971: (37, 60, 57, 57)},
         partial(MILD, 10),
     ),
-    Row(
+    TableRow(
         "10 %, Dirichlet .3",
         {0.982: (90, 208, 428, 858), 0.972: (37, 68, 76, 61)},
         partial(STRONG, 10),
         fewer={"SCAFFOLD": 200, "FedProx": 500},
     ),
-    Row("1 %, IID", {0.983: (529, 956, 644, 451), 0.973: (145, 290, 151, 143)}, partial(IID, 1)),
-    Row(
+    TableRow(
+        "1 %, IID", {0.983: (529, 956, 644, 451), 0.973: (145, 290, 151, 143)}, partial(IID, 1)
+    ),
+    TableRow(
         "1 %, Dirichlet .6",
         {0.982: (486, 1502, 863, 754), 0.972: (180, 332, 199, 166)},
         partial(MILD, 1),
     ),
-    Row(
+    TableRow(
         "1 %, Dirichlet .3",
         {0.982: (521, 954, 951, 974), 0.972: (157, 318, 169, 177)},
         partial(STRONG, 1),
     ),
 )
 BASELINE = Centralised(0.984, halved_every_50(0.1))
-QUICK = Row("Dirichlet .3, reduced", {0.85: (None,) * 4}, against=("FedAvg", "FedProx"))
+QUICK = TableRow("Dirichlet .3, reduced", {0.85: (None,) * 4}, against=("FedAvg", "FedProx"))
 
 
 def _reproduce(lab: Lab) -> Findings:

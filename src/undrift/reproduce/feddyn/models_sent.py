@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from undrift.report.reading import Runs
-from undrift.report.tables import Over
+from undrift.report.tables import OverSeeds
 from undrift.reproduce.curves import cost, final, line
 from undrift.reproduce.figure import Panel
 from undrift.reproduce.findings import Claim, Findings, Number
@@ -39,7 +39,7 @@ Sent = Sequence[int | str | None]
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """A setting of the tables.
 
     Parameters
@@ -104,13 +104,17 @@ NO_IMAGES = (
 )
 
 
-def parts_of(rows: Sequence[Row]) -> tuple[str, ...]:
+def parts_of(rows: Sequence[TableRow]) -> tuple[str, ...]:
     """What can be run by itself: each row, and the centralised baseline."""
     return (*(row.where for row in rows), CENTRALISED)
 
 
 def reproduce_rows(
-    lab: Lab, rows: Sequence[Row], baseline: Centralised, quick: Row, notes: Sequence[str] = ()
+    lab: Lab,
+    rows: Sequence[TableRow],
+    baseline: Centralised,
+    quick: TableRow,
+    notes: Sequence[str] = (),
 ) -> Findings:
     """Run the settings of a table, and see who sends how much until each target.
 
@@ -140,7 +144,7 @@ def reproduce_rows(
     return Findings(numbers, claims, panels, notes if lab.quick else ())
 
 
-def _runs(lab: Lab, row: Row) -> dict[str, Runs]:
+def _runs(lab: Lab, row: TableRow) -> dict[str, Runs]:
     """The runs that each method is in, each until the higher target."""
     settings = {**row.settings, "target": {REPORTED: max(row.sent)}}
     usual = [method for method in METHODS if method not in row.fewer]
@@ -151,7 +155,7 @@ def _runs(lab: Lab, row: Row) -> dict[str, Runs]:
     return found
 
 
-def fewest(where: str, sent: Mapping[str, Over], beaten: Sequence[str]) -> Claim:
+def fewest(where: str, sent: Mapping[str, OverSeeds], beaten: Sequence[str]) -> Claim:
     """That FedDyn reaches a target with fewer models than some other methods.
 
     A method that did not get there has sent more than one that did; if FedDyn did not get there
@@ -199,7 +203,7 @@ def _centralised(lab: Lab, baseline: Centralised) -> Number:
     return Number("all data in one place", "test accuracy", baseline.accuracy, found)
 
 
-def _panel(row: Row, runs: Mapping[str, Runs]) -> Panel:
+def _panel(row: TableRow, runs: Mapping[str, Runs]) -> Panel:
     """Accuracy against rounds, as in the paper's figures of convergence."""
     return Panel(
         row.where,

@@ -6,7 +6,7 @@ from typing import Any
 
 from undrift.reproduce.feddyn.models_sent import (
     Centralised,
-    Row,
+    TableRow,
     halved_every_50,
     parts_of,
     reproduce_rows,
@@ -46,17 +46,21 @@ def hundredth(partition: str) -> dict[str, Any]:
 # Models sent by FedDyn, SCAFFOLD, FedAvg and FedProx. Hard to read of 10 %, by role: 169
 # follows from its ratio (2.7 × 62), the targets from those of the other rows, a point apart.
 ROWS = (
-    Row("100 %, IID", {0.464: (33, 74, 96, 113), 0.454: (28, 64, 59, 56)}, full(MIXED)),
-    Row("100 %, by role", {0.473: (33, 70, 134, "150+"), 0.463: (28, 62, 53, 64)}, full(ROLES)),
-    Row("10 %, IID", {0.469: (63, 94, 138, 190), 0.459: (56, 76, 96, 75)}, tenth(MIXED)),
-    Row("10 %, by role", {0.476: (62, 102, 169, 133), 0.466: (56, 82, 80, 66)}, tenth(ROLES)),
-    Row("1 %, IID", {0.43: (170, 460, 188, 151), 0.42: (148, 342, 149, 142)}, hundredth(MIXED)),
-    Row(
+    TableRow("100 %, IID", {0.464: (33, 74, 96, 113), 0.454: (28, 64, 59, 56)}, full(MIXED)),
+    TableRow(
+        "100 %, by role", {0.473: (33, 70, 134, "150+"), 0.463: (28, 62, 53, 64)}, full(ROLES)
+    ),
+    TableRow("10 %, IID", {0.469: (63, 94, 138, 190), 0.459: (56, 76, 96, 75)}, tenth(MIXED)),
+    TableRow("10 %, by role", {0.476: (62, 102, 169, 133), 0.466: (56, 82, 80, 66)}, tenth(ROLES)),
+    TableRow(
+        "1 %, IID", {0.43: (170, 460, 188, 151), 0.42: (148, 342, 149, 142)}, hundredth(MIXED)
+    ),
+    TableRow(
         "1 %, by role", {0.438: (158, 388, 159, 153), 0.428: (143, 318, 146, 145)}, hundredth(ROLES)
     ),
 )
 BASELINE = Centralised(0.508, {**halved_every_50(1.0), "data.most": 200_000})
-QUICK = Row("by role, reduced", {0.22: (None,) * 4}, against=("SCAFFOLD",))
+QUICK = TableRow("by role, reduced", {0.22: (None,) * 4}, against=("SCAFFOLD",))
 
 
 def _reproduce(lab: Lab) -> Findings:

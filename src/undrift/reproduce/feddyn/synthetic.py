@@ -23,7 +23,7 @@ MUS = (0.01, 0.0001)
 
 
 @dataclass(frozen=True)
-class Setting:
+class Scenario:
     """A row of the table.
 
     Parameters
@@ -48,11 +48,11 @@ class Setting:
     rounds: int = 150
 
 
-SETTINGS = (
-    Setting("homogeneous", 0, 0.0603, (32, 70, 136, 49), rate=1.0),
-    Setting("type 1, models differ", 1, 1.5717, (17, 88, 20, 18), rate=1.0, rounds=50),
-    Setting("type 2, inputs differ", 2, 0.1205, (150, 164, 274, 275), rate=0.1),
-    Setting("type 3, sizes differ", 3, 0.0854, (34, 260, 79, 106), rate=1.0),
+SCENARIOS = (
+    Scenario("homogeneous", 0, 0.0603, (32, 70, 136, 49), rate=1.0),
+    Scenario("type 1, models differ", 1, 1.5717, (17, 88, 20, 18), rate=1.0, rounds=50),
+    Scenario("type 2, inputs differ", 2, 0.1205, (150, 164, 274, 275), rate=0.1),
+    Scenario("type 3, sizes differ", 3, 0.0854, (34, 260, 79, 106), rate=1.0),
 )
 
 
@@ -95,40 +95,40 @@ def tuned(runs: Runs, method: str, loss: float) -> str:
 
 def _reproduce(lab: Lab) -> Findings:
     numbers, claims, panels, notes = [], [], [], []
-    for setting in SETTINGS:
-        if setting.where not in lab.parts:
+    for scenario in SCENARIOS:
+        if scenario.where not in lab.parts:
             continue
         settings = {
-            "data.kind": setting.kind,
-            "rounds": lab.either(setting.rounds, 30),
-            "target": lab.either({REPORTED: setting.loss}, {}),
-            "method": lab.either(grid(), grid([setting.rate], [10], mus=MUS[1:], batches=5)),
+            "data.kind": scenario.kind,
+            "rounds": lab.either(scenario.rounds, 30),
+            "target": lab.either({REPORTED: scenario.loss}, {}),
+            "method": lab.either(grid(), grid([scenario.rate], [10], mus=MUS[1:], batches=5)),
         }
-        runs = lab.run(setting.where, settings)
-        loss = setting.loss
+        runs = lab.run(scenario.where, settings)
+        loss = scenario.loss
         if lab.quick:  # too short for the published target: as low as FedAvg gets
             loss = best(runs, tuned(runs, "FedAvg", loss), REPORTED, falls=True).mean
         chosen = {method: tuned(runs, method, loss) for method in METHODS}
         sent = {
             method: cost(runs, label, REPORTED, loss, "models") for method, label in chosen.items()
         }
-        where = f"{setting.where}, loss {loss:.4g}"
+        where = f"{scenario.where}, loss {loss:.4g}"
         numbers += [
             Number(where, method, lab.either(printed, None), sent[method])
-            for method, printed in zip(METHODS, setting.sent, strict=True)
+            for method, printed in zip(METHODS, scenario.sent, strict=True)
         ]
         claims.append(fewest(where, sent, ["FedAvg"]))
         panels.append(
             Panel(
-                setting.where,
+                scenario.where,
                 "rounds",
                 "training loss",
                 [line(runs, label, REPORTED, name=method) for method, label in chosen.items()],
-                log_y=setting.kind != 1,
+                log_y=scenario.kind != 1,
                 marks=[(f"{loss:.4g}", loss)],
             )
         )
-        notes.append(f"Best of its grid, {setting.where}: {'; '.join(chosen.values())}.")
+        notes.append(f"Best of its grid, {scenario.where}: {'; '.join(chosen.values())}.")
     return Findings(numbers, claims, panels, notes)
 
 
@@ -140,7 +140,7 @@ REPRODUCTION = Reproduction(
     "heterogeneity at a time; every method is tuned on the paper's grid, 42 points in all.",
     cost="28 min",
     reproduce=_reproduce,
-    parts=tuple(setting.where for setting in SETTINGS),
+    parts=tuple(scenario.where for scenario in SCENARIOS),
     left_open=(
         "Data: the γ that scale the heterogeneity are not published, nor is the draw; here γ = 1, "
         "so that counts cannot match: the order of FedDyn and FedAvg is what is judged.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from undrift.report.tables import Over
+from undrift.report.tables import OverSeeds
 from undrift.reproduce.curves import best, line
 from undrift.reproduce.fedlga.rounds import (
     ACCURACY,
@@ -26,7 +26,7 @@ from undrift.reproduce.reproduction import Reproduction
 
 
 @dataclass(frozen=True)
-class Images:
+class PublishedResults:
     """A data set of the paper, and what it prints of it.
 
     Parameters
@@ -62,7 +62,7 @@ class Images:
 
 # In the order of METHODS.
 BOTH = {
-    "cifar10": Images(
+    "cifar10": PublishedResults(
         "cifar10",
         classes=2,
         quick_classes=2,
@@ -73,7 +73,7 @@ BOTH = {
         by_tau={1: 109, 2: 157, 3: 186, 4: 220},
         by_cohort={10: 220},
     ),
-    "cifar100": Images(
+    "cifar100": PublishedResults(
         "cifar100",
         classes=20,
         quick_classes=4,
@@ -101,12 +101,12 @@ def _reproduce(lab: Lab) -> Findings:
     return Findings(found.numbers, found.claims, found.panels, notes)
 
 
-def _name(lab: Lab, images: Images) -> str:
+def _name(lab: Lab, images: PublishedResults) -> str:
     """What is trained on, in words."""
     return lab.either(images.source, f"digits for {images.source}")
 
 
-def _settings(lab: Lab, images: Images) -> dict[str, object]:
+def _settings(lab: Lab, images: PublishedResults) -> dict[str, object]:
     """The keys of the experiment file for a data set."""
     if lab.quick:
         return {"data.partition.k": images.quick_classes, "rounds": 15}
@@ -117,7 +117,7 @@ def _settings(lab: Lab, images: Images) -> dict[str, object]:
     }
 
 
-def _methods(lab: Lab, images: Images) -> Findings:
+def _methods(lab: Lab, images: PublishedResults) -> Findings:
     """Table V and Figures 2 and 4: the six methods."""
     runs = lab.run(images.source, _settings(lab, images), METHODS)
     rounds = to_target(runs, METHODS, images.target)
@@ -144,25 +144,27 @@ def _methods(lab: Lab, images: Images) -> Findings:
     )
 
 
-def _tau(lab: Lab, images: Images) -> Findings:
+def _tau(lab: Lab, images: PublishedResults) -> Findings:
     """Table V: FedLGA by τ_max."""
     return _sweep(lab, images, "τ_max", "limit.longest", lab.either((1, 2, 3, 4), (1, 4)))
 
 
-def _clients(lab: Lab, images: Images) -> Findings:
+def _clients(lab: Lab, images: PublishedResults) -> Findings:
     """Figure 7: FedLGA with N clients."""
     return _sweep(lab, images, "N", "data.clients", lab.either((30, 50, 100), (15, 40)))
 
 
-def _cohort(lab: Lab, images: Images) -> Findings:
+def _cohort(lab: Lab, images: PublishedResults) -> Findings:
     """Figure 8: FedLGA with K of the clients in a round."""
     return _sweep(lab, images, "K", "sampling.cohort", lab.either((5, 10, 25), (4, 12)))
 
 
-def _sweep(lab: Lab, images: Images, symbol: str, key: str, values: tuple[int, ...]) -> Findings:
+def _sweep(
+    lab: Lab, images: PublishedResults, symbol: str, key: str, values: tuple[int, ...]
+) -> Findings:
     """FedLGA's rounds to the target, for each value of a key of the experiment file."""
     printed = {"τ_max": images.by_tau, "K": images.by_cohort}.get(symbol, {})
-    rounds: dict[str, Over] = {}
+    rounds: dict[str, OverSeeds] = {}
     found: list[Number] = []
     lines: list[Line] = []
     on = _name(lab, images)

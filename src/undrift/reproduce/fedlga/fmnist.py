@@ -7,8 +7,8 @@ from statistics import median
 from typing import Any
 
 from undrift.report.reading import Runs
-from undrift.report.tables import Over
-from undrift.reproduce.curves import best, final, group, labels, line
+from undrift.report.tables import OverSeeds
+from undrift.reproduce.curves import best, final, labels, line, method_runs
 from undrift.reproduce.fedlga.rounds import (
     ACCURACY,
     METHODS,
@@ -99,7 +99,7 @@ def _methods(lab: Lab) -> Findings:
     published = {} if lab.quick else PUBLISHED
     single = {label: _seconds(runs, label) for label in METHODS}
     total = {
-        label: Over(
+        label: OverSeeds(
             tuple(n * s for n, s in zip(rounds[label].values, single[label].values, strict=True)),
             rounds[label].missed,
         )
@@ -194,7 +194,7 @@ def _readings(lab: Lab) -> Findings:
 
 def _square(runs: Runs, rate: float) -> float:
     """|g|² in the median round of FedLGA, from the clients' mean move over rate times steps."""
-    told = [r.diagnostics for run in group(runs, "FedLGA").runs for r in run.records[1:]]
+    told = [r.diagnostics for run in method_runs(runs, "FedLGA").runs for r in run.records[1:]]
     return median((d["moved"] / (rate * d["tau_eff"])) ** 2 for d in told)
 
 
@@ -241,7 +241,7 @@ def _readings_claims(
 
 def _tau(lab: Lab) -> Findings:
     """Table V: FedLGA with τ_max from 0.2E, where nobody is slow, to 0.8E."""
-    rounds: dict[str, Over] = {}
+    rounds: dict[str, OverSeeds] = {}
     found: list[Number] = []
     lines: list[Line] = []
     for tau in lab.either((1, 2, 3, 4), (1, 4)):
@@ -335,7 +335,7 @@ def _clients(lab: Lab) -> Findings:
     claims: list[Claim] = []
     panels: list[Panel] = []
     for symbol, (key, values) in sweeps.items():
-        top: dict[str, Over] = {}
+        top: dict[str, OverSeeds] = {}
         lines: list[Line] = []
         for value in values:
             name = f"{symbol} = {value}"
@@ -352,10 +352,10 @@ def _clients(lab: Lab) -> Findings:
     return Findings(found, claims, panels)
 
 
-def _seconds(runs: Runs, label: str) -> Over:
+def _seconds(runs: Runs, label: str) -> OverSeeds:
     """The usual time of a round, seed by seed: the median, as others use the machine too."""
-    own = group(runs, label).runs
-    return Over(tuple(median(record.seconds for record in run.records[1:]) for run in own))
+    own = method_runs(runs, label).runs
+    return OverSeeds(tuple(median(record.seconds for record in run.records[1:]) for run in own))
 
 
 STUDIES = {

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from undrift.report.reading import Runs
-from undrift.report.tables import Over
-from undrift.reproduce.curves import cost, group, line
+from undrift.report.tables import OverSeeds
+from undrift.reproduce.curves import cost, line, method_runs
 from undrift.reproduce.figure import Panel
 from undrift.reproduce.findings import Claim, Number
 
@@ -16,9 +16,9 @@ METHODS = ("FedLGA", "FedDyn", "SCAFFOLD", "FedProx", "FedNova", "FedAvg")
 """In the order in which they reach the target on Fashion-MNIST, as published."""
 ACCURACY = "test_accuracy"
 WINDOW = 5
-"""Over how many rounds the accuracy is averaged, since it jumps with each cohort's classes."""
+"""OverSeeds how many rounds the accuracy is averaged, since it jumps with each cohort's classes."""
 
-Rounds = Mapping[str, Over]
+Rounds = Mapping[str, OverSeeds]
 """Rounds to the target, by method."""
 
 
@@ -30,9 +30,9 @@ def to_target(runs: Runs, labels: Sequence[str], target: float, window: int = WI
         values = [
             # A run that diverged before it got there never does.
             run.rounds if run.status == "diverged" and value >= run.done else value
-            for run, value in zip(group(runs, label).runs, over.values, strict=True)
+            for run, value in zip(method_runs(runs, label).runs, over.values, strict=True)
         ]
-        found[label] = Over(tuple(values), over.missed)
+        found[label] = OverSeeds(tuple(values), over.missed)
     return found
 
 
@@ -47,7 +47,7 @@ def numbers(
     ]
 
 
-def before(one: Over, other: Over) -> bool:
+def before(one: OverSeeds, other: OverSeeds) -> bool:
     """Whether one method is earlier: in the mean over seeds, and later in none of them."""
     never_later = all(a <= b for a, b in zip(one.values, other.values, strict=True))
     return never_later and one.mean < other.mean
@@ -88,7 +88,7 @@ def order_claim(where: str, rounds: Rounds) -> Claim:
     )
 
 
-def rising_claim(text: str, values: Mapping[str, Over], falls: bool = False) -> Claim:
+def rising_claim(text: str, values: Mapping[str, OverSeeds], falls: bool = False) -> Claim:
     """That something rises (or falls) along a sweep, in the mean over seeds."""
     means = [over.mean for over in values.values()]
     steps = [b <= a if falls else b >= a for a, b in pairwise(means)]
@@ -97,7 +97,7 @@ def rising_claim(text: str, values: Mapping[str, Over], falls: bool = False) -> 
     return Claim(text, all(steps) and moves if told else None, shown(values))
 
 
-def shown(values: Mapping[str, Over]) -> str:
+def shown(values: Mapping[str, OverSeeds]) -> str:
     """Means in one line: "FedLGA 27, FedAvg > 60"."""
     return ", ".join(
         f"{name} {'> ' if over.missed else ''}{over.mean:.3g}" for name, over in values.items()

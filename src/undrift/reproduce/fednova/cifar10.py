@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from undrift.report.tables import Over
+from undrift.report.tables import OverSeeds
 from undrift.reproduce.curves import final, line
 from undrift.reproduce.figure import Panel
 from undrift.reproduce.findings import Claim, Findings, Number
@@ -73,9 +73,9 @@ def _reproduce(lab: Lab) -> Findings:
     return Findings(numbers, claims, panels, notes)
 
 
-def _per_cent(over: Over) -> Over:
+def _per_cent(over: OverSeeds) -> OverSeeds:
     # A run that diverged has no accuracy: it counts as none at all.
-    return Over(tuple(100 * v if v <= 1 else 0.0 for v in over.values), over.missed)
+    return OverSeeds(tuple(100 * v if v <= 1 else 0.0 for v in over.values), over.missed)
 
 
 def claims_of(part: str, reached: Mapping[str, float]) -> list[Claim]:

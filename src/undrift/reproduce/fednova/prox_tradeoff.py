@@ -12,7 +12,7 @@ import torch
 
 from undrift.local.amounts import NormalAmount
 from undrift.reproduce.figure import Line, Panel
-from undrift.reproduce.findings import Claim, Findings, Number, one
+from undrift.reproduce.findings import Claim, Findings, Number, over_seeds
 from undrift.reproduce.lab import Lab
 from undrift.reproduce.reproduction import Reproduction
 from undrift.theory.consistency import relative_variance, slowdown, weight_bias
@@ -57,7 +57,7 @@ def _reproduce(lab: Lab) -> Findings:
         for name in CURVES:
             for alpha, at in ((0, 0), (1, -1)):
                 values = [each[at] for each in found[name]]
-                numbers.append(Number(f"{reading}, α = {alpha}", name, None, one(*values)))
+                numbers.append(Number(f"{reading}, α = {alpha}", name, None, over_seeds(*values)))
         claims += claims_of(reading, found)
     panels = [
         Panel(

@@ -18,7 +18,7 @@ from undrift.local.schedules import Milestones
 from undrift.local.solvers import GD, Amount
 from undrift.methods import VRLSGD, FedAvg, FedNova, FedProx, Method
 from undrift.reproduce.figure import Line, Panel
-from undrift.reproduce.findings import Claim, Findings, Number, one
+from undrift.reproduce.findings import Claim, Findings, Number, over_seeds
 from undrift.reproduce.lab import Lab
 from undrift.reproduce.reproduction import Reproduction
 from undrift.theory import fixed_points
@@ -50,24 +50,24 @@ GROWN = 1e6
 
 
 @dataclass(frozen=True)
-class Size:
+class RunSize:
     """How much is done: clients, and the rounds at which each rate ends."""
 
     clients: int
     ends: tuple[int, int, int]
 
 
-FULL = Size(clients=30, ends=(600, 900, 1200))
-QUICK = Size(clients=6, ends=(20, 50, 120))
+FULL = RunSize(clients=30, ends=(600, 900, 1200))
+QUICK = RunSize(clients=6, ends=(20, 50, 120))
 
 
-def points(size: Size, seed: int) -> Tensor:
+def points(size: RunSize, seed: int) -> Tensor:
     """The e_i, of which each is the minimum of a client."""
     drawn = generator(seed, "points").standard_normal((size.clients, DIMENSION))
     return torch.as_tensor(SPREAD * drawn)
 
 
-def simulate(size: Size, setting: str, label: str, seed: int) -> dict[str, Any]:
+def simulate(size: RunSize, setting: str, label: str, seed: int) -> dict[str, Any]:
     """F − F* after every round, and the model when each rate ends; a run that diverged is short."""
     models: list[list[float]] = []
 
@@ -109,7 +109,7 @@ def _reproduce(lab: Lab) -> Findings:
     numbers, claims = [], []
     for setting, of in runs.items():
         numbers += [
-            Number(f"{setting}, last F − F*", label, None, one(*map(last, each)), 3)
+            Number(f"{setting}, last F − F*", label, None, over_seeds(*map(last, each)), 3)
             for label, each in of.items()
         ]
         claims += CLAIMS[setting](size, of)
@@ -144,7 +144,7 @@ def far_below(setting: str, of: Outcomes) -> Claim:
     )
 
 
-def before_the_decays(size: Size, of: Outcomes) -> str:
+def before_the_decays(size: RunSize, of: Outcomes) -> str:
     """Who is ahead at the first rate, where FedNova's own bias has not gone."""
     shown = ", ".join(
         f"{label} {fmean(run['gaps'][size.ends[0]] for run in each):.2g}"
@@ -156,7 +156,7 @@ def before_the_decays(size: Size, of: Outcomes) -> str:
     )
 
 
-def _when_equal(size: Size, of: Outcomes) -> list[Claim]:
+def _when_equal(size: RunSize, of: Outcomes) -> list[Claim]:
     apart = max(
         abs(a - b)
         for theirs, ours in zip(of["FedAvg"], of["FedNova"], strict=True)
@@ -192,7 +192,7 @@ def _rounds_to_growth(run: Mapping[str, Any]) -> float:
     return next((t for t, gap in enumerate(gaps) if not gap <= GROWN * gaps[0]), math.inf)
 
 
-def _when_fixed(size: Size, of: Outcomes) -> list[Claim]:
+def _when_fixed(size: RunSize, of: Outcomes) -> list[Claim]:
     ends = {label: fmean(map(last, each)) for label, each in of.items()}
     ratios = [last(p) / last(a) for p, a in zip(of["FedProx"], of["FedAvg"], strict=True)]
     return [
@@ -212,14 +212,14 @@ def _when_fixed(size: Size, of: Outcomes) -> list[Claim]:
     ]
 
 
-def _steps(size: Size, seed: int) -> list[int]:
+def _steps(size: RunSize, seed: int) -> list[int]:
     """The τ_i that the clients have in all rounds."""
     amount = STEPS[FIXED]
     assert isinstance(amount, NormalAmount)
     return [amount.of(client, 0, seed) for client in range(size.clients)]
 
 
-def closed_forms(size: Size, of: Outcomes) -> Claim:
+def closed_forms(size: RunSize, of: Outcomes) -> Claim:
     """That runs end where the closed form of the last rate says."""
     away: dict[str, float] = {}
     for label in ("FedAvg", "FedProx", "FedNova"):
@@ -240,7 +240,7 @@ def closed_forms(size: Size, of: Outcomes) -> Claim:
     )
 
 
-def lemma1(size: Size, of: Outcomes) -> Claim:
+def lemma1(size: RunSize, of: Outcomes) -> Claim:
     """That FedAvg tends to the point weighted by τ_i as the rate falls."""
     shares = []
     for seed, run in enumerate(of["FedAvg"]):
@@ -261,7 +261,7 @@ def lemma1(size: Size, of: Outcomes) -> Claim:
     )
 
 
-def _when_random(size: Size, of: Outcomes) -> list[Claim]:
+def _when_random(size: RunSize, of: Outcomes) -> list[Claim]:
     rounds = [_rounds_to_growth(run) for run in of["VRL-SGD"]]
     return [
         far_below(RANDOM, of),

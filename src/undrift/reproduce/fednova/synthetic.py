@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from undrift.report.reading import Runs
-from undrift.report.tables import Over
+from undrift.report.tables import OverSeeds
 from undrift.reproduce.curves import cost, final, line
 from undrift.reproduce.figure import Panel
 from undrift.reproduce.findings import Claim, Findings, Number
@@ -45,7 +45,7 @@ def _reproduce(lab: Lab) -> Findings:
     return Findings(numbers, claims, panels)
 
 
-def lowest(setting: str, losses: Mapping[str, Over]) -> Claim:
+def lowest(setting: str, losses: Mapping[str, OverSeeds]) -> Claim:
     """That FedNova ends with the lowest loss."""
     others = min(loss.mean for method, loss in losses.items() if method != "FedNova")
     return Claim(

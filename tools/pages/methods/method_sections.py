@@ -7,9 +7,9 @@ from functools import lru_cache
 
 import torch
 
-from tools.pages.methods.federation import LR
-from tools.pages.methods.picture import plural
-from tools.pages.methods.verified import Cell, reasons
+from tools.pages.methods.path_plot import plural
+from tools.pages.methods.two_clients import LR
+from tools.pages.methods.verification import Cell, reasons
 from tools.pages.methods.walks import PERIOD, WALKS, Walked, walked
 from undrift.core.method import INITIAL, NUMBER
 from undrift.experiments.catalogue import SERVERS, Parameter

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from undrift.report.naming import main_metrics
 from undrift.report.reading import RunFiles, Runs
-from undrift.report.tables import Final, final_table, measured
+from undrift.report.tables import FinalMetrics, final_table, format_metric
 from undrift.utils.formatting import duration, size
 
 COLUMNS = {
@@ -51,13 +51,13 @@ def final(runs: Runs, width: int = 80) -> Table:
     return table
 
 
-def _metrics(runs: Runs, rows: Sequence[Final], room: int) -> dict[str, list[str]]:
+def _metrics(runs: Runs, rows: Sequence[FinalMetrics], room: int) -> dict[str, list[str]]:
     """The columns of the metrics that say most, as many as there is room for; one at least."""
     found = [name for name in COLUMNS if any(name in row.metrics for row in rows)]
     first = main_metrics(runs)
     chosen: dict[str, list[str]] = {}
     for name in sorted(found, key=lambda name: first.index(name) if name in first else len(first)):
-        cells = [measured(row.metrics[name]) if name in row.metrics else "–" for row in rows]
+        cells = [format_metric(row.metrics[name]) if name in row.metrics else "–" for row in rows]
         room -= _wide({COLUMNS[name]: cells})
         if len(chosen) == MOST or (chosen and room < 0):
             break

@@ -12,19 +12,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from urllib.parse import quote
 
-from undrift.report.plots import COLOURS
 from undrift.report.reading import Runs
+from undrift.utils.plot_style import COLOURS
 
-PICTURES = 1_200_000
+MAX_PICTURE_BYTES = 1_200_000
 """Bytes of pictures in a section, at most."""
 
 
-def amount(number: int, noun: str) -> str:
+def plural(number: int, noun: str) -> str:
     """A number of things."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
-def as_table(
+def html_table(
     head: Sequence[str],
     rows: Iterable[Sequence[str]],
     name: str,
@@ -55,7 +55,7 @@ def csv_link(name: str, text: str) -> str:
     )
 
 
-def named(runs: Runs, method: str) -> str:
+def method_cell(runs: Runs, method: str) -> str:
     """A method's label, with its colour."""
     number = next(at for at, group in enumerate(runs.groups) if group.label == method)
     dashed = " dashed" if number >= len(COLOURS) else ""
@@ -74,7 +74,7 @@ def radios(name: str, choices: Mapping[str, str], chosen: str) -> str:
     )
 
 
-def chart(name: str, head: str, log: bool) -> str:
+def chart_figure(name: str, head: str, log: bool) -> str:
     """The place of a chart of one metric or diagnostic."""
     return (
         f'<figure data-name="{escape(name)}" data-log="{str(log).lower()}"><div class="head">'
@@ -83,7 +83,7 @@ def chart(name: str, head: str, log: bool) -> str:
     )
 
 
-def picture(svg: bytes, alt: str) -> str:
+def svg_image(svg: bytes, alt: str) -> str:
     """An SVG that can do nothing but be looked at."""
     content = base64.b64encode(svg).decode()
     source = f"data:image/svg+xml;base64,{content}"
@@ -94,7 +94,7 @@ def histogram(
     title: str, times: Counter[int], x: str, y: str, hint: Callable[[int, str], str]
 ) -> str:
     """Bars as SVG: how often each whole number occurs; `hint` says it of one bar in words."""
-    found = bars(times)
+    found = histogram_bars(times)
     if not found:
         return ""
     width, height, left, bottom = 480, 170, 46, 34
@@ -128,7 +128,7 @@ transform="rotate(-90 12 {(height - bottom) / 2})">{escape(y)}</text>
 </svg></figure>"""
 
 
-def bars(times: Counter[int], most: int = 40) -> list[tuple[int, int, int]]:
+def histogram_bars(times: Counter[int], most: int = 40) -> list[tuple[int, int, int]]:
     """A histogram of whole numbers: (first, last, how many), in bars of equal width."""
     if not times:
         return []

@@ -15,9 +15,9 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 
+from undrift.report.chart_data import as_script, chart_data
 from undrift.report.csv_files import csv_text, tables_as_rows
 from undrift.report.device_sections import participation_section, time_section
-from undrift.report.embedding import as_script, embedded
 from undrift.report.reading import Runs, read_runs
 from undrift.report.sections import (
     configuration_section,
@@ -87,7 +87,7 @@ def page(runs: Runs, targets: Targets | None = None, baseline: str | None = None
             "uplot_css": "vendor/uPlot.min.css",
         }.items()
     }
-    columns, thinned = embedded(runs)
+    columns, thinned = chart_data(runs)
     costs = target_table(runs, targets, baseline)
     csvs = {name: csv_text(rows) for name, rows in tables_as_rows(runs, costs).items()}
     sections = {

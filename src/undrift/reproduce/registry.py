@@ -33,7 +33,7 @@ NAMES = (
     "fedlga-fmnist",
     "fedlga-cifar",
 )
-"""In the order of the papers; `paper-item` is undrift/papers/paper/item.py, and its item.toml."""
+"""In the order of the papers: the script of `paper-item` is undrift/reproduce/paper/item.py."""
 
 
 def find(name: str) -> Reproduction:

@@ -1,4 +1,7 @@
-"""Where one part of a round ends and another begins, for every engine."""
+"""Puts the clocks of a profile around the functions where each part of a round begins.
+
+It names the functions of every engine, so it changes when they move.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,6 @@ from undrift.core.round_result import RoundResult
 from undrift.core.sampling import Uniform
 from undrift.data.part import Part
 from undrift.engines import serial
-from undrift.engines.base import Job
 from undrift.engines.threaded import ThreadedEngine
 from undrift.engines.vectorised import engine as vectorised
 from undrift.engines.vectorised import training
@@ -23,6 +25,7 @@ from undrift.engines.vectorised.steps import Fused, Stepper
 from undrift.local import solvers
 from undrift.local.solvers import SGD
 from undrift.loops import Loop
+from undrift.loops.planning import WorkPlanner
 from undrift.nets.modules import ModuleLoss, ModuleLosses
 
 PLAN, SET_UP, DRAW, GATHER = "cohort and work", "client set-up", "draw batches", "gather samples"
@@ -31,41 +34,44 @@ CHECK, FOLD, STATE, REST = "check replies", "fold", "client states", "the rest"
 WAIT = "wait for threads"
 
 PARTS = {
-    PLAN: "who takes part, and how much each does",
-    STATE: "what clients remember, read and stored",
-    METHOD: "its local problem and its uploads",
-    SET_UP: "buffers, generators and steps of clients",
-    DRAW: "their batches, as numbers of samples",
-    GATHER: "the samples of a batch, together",
-    COMPUTE: "the gradient of a batch",
-    UPDATE: "the solver's step, with the method's terms",
-    CHECK: "whether replies are finite",
-    FOLD: "replies added up, and the server's update",
+    PLAN: "draw the cohort, plan each client's steps",
+    STATE: "read and store the states of clients",
+    METHOD: "local problems and uploads of the method",
+    SET_UP: "set up buffers, generators and steps",
+    DRAW: "draw the indices of batches",
+    GATHER: "collect the samples of a batch",
+    COMPUTE: "compute the gradient of a batch",
+    UPDATE: "the solver's step with the method's terms",
+    CHECK: "check that replies are finite",
+    FOLD: "sum up replies, update the server",
     REST: "everything else",
 }
-"""The parts of a round, in their order, with what each is."""
+"""The parts of a round, in their order, with what each does."""
 
 
 @contextmanager
-def watched(loop: Loop) -> Iterator[Stopwatch]:
-    """Clocks at every seam of a run, for the block; a round is to be counted as `REST`.
+def instrumented(loop: Loop) -> Iterator[Stopwatch]:
+    """Put clocks around the parts of a run for the block, and yield the stopwatch.
+
+    The caller counts the whole round as `REST`; the parts take their time out of it. A thread that
+    waits for others counts as `WAIT`, which is not work.
 
     While a thread waits for others it is in `WAIT`, which is no work.
     """
     watch = Stopwatch()
     with ExitStack() as stack:
-        for owner, name, part in _seams(loop):
+        for owner, name, part in _clocked_functions(loop):
             stack.enter_context(watch.at(owner, name, part))
         stack.enter_context(replaced(solvers, "batches", _batches(watch)))
         stack.enter_context(replaced(ModuleLosses, "training", _training(watch)))
         yield watch
 
 
-def _seams(loop: Loop) -> Iterator[tuple[Any, str, str]]:
-    """What is called where a part begins: of what, its name, and the part."""
+def _clocked_functions(loop: Loop) -> Iterator[tuple[Any, str, str]]:
+    """Yield (owner, name of the function, part) for every function that begins a part."""
     yield from [
         (Uniform, "draw", PLAN),
-        (Job, "work", PLAN),
+        (WorkPlanner, "work", PLAN),
         (loop.states, "get", STATE),
         (loop.states, "gather", STATE),
         (loop.states, "put", STATE),
@@ -75,7 +81,7 @@ def _seams(loop: Loop) -> Iterator[tuple[Any, str, str]]:
         *((RoundResult, name, FOLD) for name in ("take", "take_several", "merge")),
         (RoundResult, "finite", CHECK),
     ]
-    yield from [  # one client after another
+    yield from [  # one client after the other
         (Part, "client", GATHER),
         (ModuleLoss, "gradient", GATHER),
         (ModuleLoss, "_gradient", COMPUTE),
@@ -85,7 +91,7 @@ def _seams(loop: Loop) -> Iterator[tuple[Any, str, str]]:
         (serial, "fault", CHECK),
         (serial, "fault_of_buffers", CHECK),
     ]
-    yield from [  # many at once
+    yield from [  # several clients at once
         (training, "indices", DRAW),
         (training, "_step", SET_UP),
         (Draws, "__init__", SET_UP),
@@ -107,7 +113,7 @@ def _seams(loop: Loop) -> Iterator[tuple[Any, str, str]]:
 
 
 def _batches(watch: Stopwatch) -> Any:
-    """The serial engine's batches, which are drawn one by one."""
+    """Wrap the serial engine's generator of batches, which draws them one by one."""
     draw = solvers.batches
 
     def batches(*arguments: Any) -> Iterator[Any]:
@@ -121,7 +127,7 @@ def _batches(watch: Stopwatch) -> Any:
 
 
 def _training(watch: Stopwatch) -> Any:
-    """What comes before and after the work of a client of the serial engine."""
+    """Wrap the set-up before and after the work of a client of the serial engine."""
     train = ModuleLosses.training
 
     @contextmanager

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from undrift.reproduce.findings import Claim, Findings, Number
-from undrift.reproduce.page import VERDICTS
+from undrift.reproduce.findings_page import VERDICTS
 from undrift.reproduce.reproduction import PAPERS, Reproduction
 
 STYLES = {True: "green", False: "red", None: "yellow"}

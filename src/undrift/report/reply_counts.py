@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from undrift.report.reading import Group, RunFiles, Runs
+from undrift.report.reading import MethodRuns, RunFiles, Runs
 
 
 @dataclass(frozen=True)
-class Participation:
+class ReplyCounts:
     """How often clients replied, over all rounds and seeds of methods with equal replies."""
 
     methods: tuple[str, ...]
@@ -40,9 +40,9 @@ class Participation:
         return (every[0], median(every), every[-1]) if every else (0, 0.0, 0)
 
 
-def participation(runs: Runs) -> list[Participation]:
+def count_replies(runs: Runs) -> list[ReplyCounts]:
     """Who replied how often; methods with the same cohorts and replies are together."""
-    together: dict[Any, list[Group]] = {}
+    together: dict[Any, list[MethodRuns]] = {}
     for group in runs.groups:
         own = [(replied(run), _asked(run)) for run in group.runs if run.records]
         pairs = tuple((frozenset(a.items()), frozenset(b.items())) for a, b in own)
@@ -50,7 +50,7 @@ def participation(runs: Runs) -> list[Participation]:
     return [_participation(groups) for groups in together.values()]
 
 
-def _participation(groups: list[Group]) -> Participation:
+def _participation(groups: list[MethodRuns]) -> ReplyCounts:
     clients = clients_of(groups[0])
     times: Counter[int] = Counter()
     never = []
@@ -63,7 +63,7 @@ def _participation(groups: list[Group]) -> Participation:
             times[0] += never[-1]
             in_vain.update({client: n for client, n in asked.items() if client not in used})
     records = {g.label: [r for run in g.runs for r in run.records] for g in groups}
-    return Participation(
+    return ReplyCounts(
         methods=tuple(group.label for group in groups),
         clients=clients,
         times=+times,
@@ -82,7 +82,7 @@ def _participation(groups: list[Group]) -> Participation:
     )
 
 
-def clients_of(group: Group) -> int:
+def clients_of(group: MethodRuns) -> int:
     """How many clients there are, as far as that is known."""
     seen = {client for run in group.runs for client in _asked(run)}
     return max(group.folder.clients, len(seen))

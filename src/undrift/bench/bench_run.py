@@ -1,12 +1,12 @@
-"""Our side of a measurement: a run of a method on a workload, round by round."""
+"""The undrift side of a benchmark: a run of one method on a workload, timed round by round."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
 
-from undrift.bench.kept import Kept
-from undrift.bench.timing import seconds_of, so_many_threads
+from undrift.bench.temporary_store import TemporaryStore
+from undrift.bench.timing import seconds_of, torch_threads
 from undrift.bench.workloads import Workload
 from undrift.core.clients import ClientStates
 from undrift.core.evaluation import Evaluation
@@ -20,10 +20,10 @@ from undrift.methods import SCAFFOLD, FedAvg, FedDR, FedDyn, FedLGA, FedNova, Fe
 from undrift.nets.modules import ModuleLosses
 from undrift.utils.errors import require_choice
 
-FOR_EVER = 10**9
-"""More rounds than are ever done, so that none is evaluated."""
-UNCOUNTED = 2
-"""First rounds: in one an engine chooses how to work, in the next it does so for the first time."""
+NEVER_ROUNDS = 10**9
+"""More rounds than any benchmark does, so that no round is evaluated."""
+WARM_UP_ROUNDS = 2
+"""In the first round the engine chooses its strategy, in the second it first uses it."""
 
 METHODS: dict[str, Callable[[], Method]] = {
     "FedAvg": FedAvg,
@@ -34,24 +34,24 @@ METHODS: dict[str, Callable[[], Method]] = {
     "FedDR": partial(FedDR, eta=1.0, alpha=1.0),
     "FedLGA": partial(FedLGA, cap=True),
 }
-"""The methods that are timed, with parameters that suit every workload."""
+"""The methods that can be timed, with parameters that suit every workload."""
 
 
-class Ours:
-    """A run that is timed, with as many threads as the engine cares to use.
+class BenchRun:
+    """A run that is timed round by round.
 
     Parameters
     ----------
     workload, data
-        what is trained
+        the model and the data
     method, engine
-        their names
+        names of `METHODS` and `undrift.engines.ENGINES`
     threads
-        how many an engine may use
+        how many threads the engine may use; with Ray, the number of workers
     local, cohort
-        instead of the workload's own
+        replace the workload's local work and cohort size
     committed
-        whether every round is committed to a store in a temporary folder, as `undrift run` does
+        commit every round to a store in a temporary folder, as `undrift run` does
     """
 
     def __init__(
@@ -71,65 +71,65 @@ class Ours:
         self.method = method
         self.engine = engine
         self.threads = threads
-        self._kept = Kept() if committed else None
-        states = ClientStates if self._kept is None else self._kept.states
-        with so_many_threads(threads):
+        self._store = TemporaryStore() if committed else None
+        states = ClientStates if self._store is None else self._store.states
+        with torch_threads(threads):
             spec = RunSpec(
                 METHODS[method](),
                 ModuleLosses(workload.model(), data),
                 local or workload.local(),
                 Uniform(cohort or workload.cohort),
-                FOR_EVER,
-                evaluation=Evaluation(every=FOR_EVER),
+                NEVER_ROUNDS,
+                evaluation=Evaluation(every=NEVER_ROUNDS),
             )
             self.loop: Loop = loop(spec, _engine(engine, threads), states)
         self.steps = 0
-        """of the last round, over all clients"""
+        """steps of all clients in the last round"""
 
     @property
     def strategy(self) -> str:
-        """What the engine says of how it works."""
+        """The engine's description of its strategy; empty before the first round."""
         return self.loop.engine.strategy
 
     @property
-    def at_work(self) -> int:
-        """How many threads the engine works with."""
+    def threads_used(self) -> int:
+        """The number of threads that the engine uses."""
         engine = self.loop.engine
         return int(engine.saved().get("threads", getattr(engine, "threads", 1)))
 
-    def settle(self) -> None:
-        """Do the first rounds, which do not count."""
-        for _ in range(UNCOUNTED):
+    def warm_up(self) -> None:
+        """Do the rounds that are not timed."""
+        for _ in range(WARM_UP_ROUNDS):
             self.round()
 
     def round(self) -> float:
-        """One round; gives its seconds."""
-        with so_many_threads(self.threads):
+        """Do one round and return its seconds."""
+        with torch_threads(self.threads):
             return seconds_of(self._do)
 
     def step(self) -> float:
-        """One round; gives the seconds per step of a client."""
+        """Do one round and return its seconds per step of a client."""
         return self.round() / self.steps
 
     def evaluate(self) -> float:
-        """Evaluate the server's model; gives the seconds."""
-        with so_many_threads(self.threads):
+        """Evaluate the server's model and return the seconds."""
+        with torch_threads(self.threads):
             return seconds_of(lambda: measure(self.loop))
 
     def _do(self) -> None:
         record = self.loop.step()
         self.steps = record.steps
-        if self._kept is not None:
-            self._kept.commit(self.loop, record)
+        if self._store is not None:
+            self._store.commit(self.loop, record)
 
     def close(self) -> None:
-        """Remove the store, if there is one."""
-        if self._kept is not None:
-            self._kept.close()
+        """Remove the store of a run with commits."""
+        if self._store is not None:
+            self._store.close()
 
 
 def _engine(name: str, threads: int) -> EngineOptions:
-    """An engine that may use so many threads: with Ray, those of as many workers."""
+    """Return the options of an engine with this number of threads, or workers with Ray."""
     if name == "ray":
         return EngineOptions(name, threads=1, workers=threads)
     return EngineOptions(name, threads)

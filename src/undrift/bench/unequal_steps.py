@@ -1,26 +1,27 @@
-"""What it costs that clients do different numbers of steps."""
+"""`undrift bench --unequal`: what different numbers of steps per client cost."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 
-from undrift.bench.ours import Ours
+from undrift.bench.bench_run import BenchRun
 from undrift.bench.timing import Tick, interleaved
 from undrift.bench.workloads import Workload
 from undrift.local.amounts import NormalAmount
 
 STEPS = 30
-SPREAD = NormalAmount(STEPS, 20, 1, 96)
-"""FedNova's numbers of steps, drawn anew in every round."""
-ALLOWED = 1.3
+UNEQUAL_STEPS = NormalAmount(STEPS, 20, 1, 96)
+"""The numbers of steps in FedNova's paper, drawn anew in every round."""
+MAX_RATIO = 1.3
+"""How many times as long the unequal round may take."""
 
 
 @dataclass(frozen=True)
-class Pair:
-    """A round in which every client does 30 steps, and one with the same number on average.
+class UnequalTiming:
+    """A round with 30 steps for every client, and one with 30 steps on average.
 
-    The rounds with unequal steps have different numbers of them, so seconds are those per step
-    times what the equal cohort does.
+    Rounds with unequal steps differ in their total number of steps. The seconds are therefore those
+    per step, multiplied by the steps of the equal cohort.
     """
 
     workload: str
@@ -29,20 +30,20 @@ class Pair:
     strategy: str
     equal_seconds: float
     unequal_seconds: float
-    target: float = ALLOWED
+    target: float = MAX_RATIO
 
     @property
     def ratio(self) -> float:
-        """How many times as long the unequal round takes."""
+        """Return how many times as long the unequal round takes."""
         return self.unequal_seconds / self.equal_seconds
 
     @property
     def met(self) -> bool:
-        """Whether that is allowed."""
+        """Whether the ratio is within the target."""
         return self.ratio <= self.target
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON."""
+        """Return the fields that `--json` prints."""
         return asdict(self) | {"ratio": self.ratio}
 
 
@@ -55,11 +56,11 @@ def time_unequal(
     population: int | None = None,
     repeats: int | None = None,
     tick: Tick = lambda share: None,
-) -> Pair:
+) -> UnequalTiming:
     """Time rounds with equal and with unequal numbers of steps, in turn."""
     data = workload.data(population)
     equal, spread = (
-        Ours(
+        BenchRun(
             workload,
             data,
             method,
@@ -67,13 +68,13 @@ def time_unequal(
             threads,
             local=replace(workload.local(), epochs=None, steps=amount),
         )
-        for amount in (STEPS, SPREAD)
+        for amount in (STEPS, UNEQUAL_STEPS)
     )
     for run in (equal, spread):
-        run.settle()
+        run.warm_up()
     per_step = interleaved([equal.step, spread.step], repeats, tick)
     steps = STEPS * workload.cohort
-    return Pair(
+    return UnequalTiming(
         workload=workload.name,
         method=method,
         engine=engine,

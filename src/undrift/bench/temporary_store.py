@@ -1,4 +1,4 @@
-"""A run whose rounds are committed, in a temporary folder."""
+"""A store in a temporary folder, to time what committing every round costs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from undrift.runs.storage import BYTES_PER_MB, FolderStorage, commit
 from undrift.runs.store import Store
 
 
-class Kept:
-    """What `undrift run` does after every round, with its usual durability and memory."""
+class TemporaryStore:
+    """Commits rounds as `undrift run` does, with its default durability and memory."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="undrift-bench-")
@@ -28,17 +28,17 @@ class Kept:
         self._lines = (folder / RECORDS).open("a", encoding="utf-8")
 
     def states(self, kinds: Mapping[str, str], x0: Tensor) -> StoredStates:
-        """The states of the run's clients."""
+        """Return the client states of a run, kept in this store."""
         return StoredStates(kinds, x0, self._store, self._memory)
 
     def commit(self, run: Loop, record: Record) -> None:
-        """Commit a round, and write its record down."""
+        """Commit a round and append its record to the file of records."""
         commit(run, self._store, record)
         self._lines.write(record.to_json() + "\n")
         self._lines.flush()
 
     def close(self) -> None:
-        """Remove everything."""
+        """Close the store and remove its folder."""
         self._lines.close()
         self._store.close()
         self._folder.cleanup()

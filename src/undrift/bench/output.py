@@ -1,4 +1,4 @@
-"""What was measured, as tables of 80 columns and as JSON."""
+"""Prints measurements of `undrift bench` as tables of 80 columns and as JSON."""
 
 from __future__ import annotations
 
@@ -11,71 +11,72 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from undrift.bench.comparison import Row
+from undrift.bench.comparison import RoundTiming
+from undrift.bench.instrumentation import PARTS
 from undrift.bench.profile import Profile
-from undrift.bench.scaling import ALLOWED, START, Size
-from undrift.bench.seams import PARTS
-from undrift.bench.unequal import Pair
+from undrift.bench.scaling import MAX_RELATIVE, MAX_START_SECONDS, ScalingPoint
+from undrift.bench.unequal_steps import UnequalTiming
 
-WIDTHS = {"": 2, "method": 8, "engine": 10, "met": 3}
-"""Of columns of words, so that rows look like one table though they come one by one."""
-NUMBER = 7
-"""Of columns of numbers, at least."""
+TEXT_WIDTHS = {"": 2, "method": 8, "engine": 10, "met": 3}
+"""Widths of text columns: rows are printed one by one and must still line up."""
+NUMBER_WIDTH = 7
+"""The least width of columns of numbers."""
 
 
-class Measured(Protocol):
-    """Anything that was measured."""
+class Measurement(Protocol):
+    """What the measurements have in common."""
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON."""
+        """Return the fields that `--json` prints."""
 
 
-def as_json(found: Iterable[Measured]) -> str:
-    """A list, one object for each."""
+def as_json(found: Iterable[Measurement]) -> str:
+    """Return a JSON list with one object per measurement."""
     return json.dumps([each.as_dict() for each in found], indent=2, ensure_ascii=False)
 
 
-def shown(found: Sequence[Measured], first: bool = True) -> Iterator[RenderableType]:
-    """What is printed of a piece of work as soon as it is done.
+def renderables(found: Sequence[Measurement], first: bool = True) -> Iterator[RenderableType]:
+    """Yield what is printed when a piece of work is done.
 
-    The `first` piece comes with the heads of the columns.
+    The `first` piece comes with the headings of the columns.
     """
-    said = ""
+    printed_strategy = ""
     for each in found:
-        if isinstance(each, Row | Pair):
-            cells = _of_row(each) if isinstance(each, Row) else _of_pair(each)
+        if isinstance(each, RoundTiming | UnequalTiming):
+            cells = _of_row(each) if isinstance(each, RoundTiming) else _of_pair(each)
             yield _line(cells, heads=first)
-            if each.strategy != said:
-                yield Padding(Text(each.strategy, style="dim"), (0, 0, 0, WIDTHS[""] + 1))
-            said, first = each.strategy, False
+            if each.strategy != printed_strategy:
+                yield Padding(Text(each.strategy, style="dim"), (0, 0, 0, TEXT_WIDTHS[""] + 1))
+            printed_strategy, first = each.strategy, False
         elif isinstance(each, Profile):
             yield _title(each, first)
             yield profile_table(each)
-    sizes = [each for each in found if isinstance(each, Size)]
+    sizes = [each for each in found if isinstance(each, ScalingPoint)]
     if sizes:
         yield _title(sizes[-1], first)
         yield scaling_table(sizes)
 
 
-def notes(found: Sequence[Measured]) -> Iterator[str]:
-    """How the numbers are meant."""
-    rows = [each for each in found if isinstance(each, Row)]
+def notes(found: Sequence[Measurement]) -> Iterator[str]:
+    """Yield the sentences that explain the numbers."""
+    rows = [each for each in found if isinstance(each, RoundTiming)]
     if rows:
         yield comparison_notes(rows)
-    if any(isinstance(each, Pair) for each in found):
+    if any(isinstance(each, UnequalTiming) for each in found):
         yield (
-            "Equal: 30 steps for every client. Unequal: 1 to 96 of them, with the time scaled to "
-            "the same total."
+            "Equal: 30 steps for every client. Unequal: 1 to 96 steps per client, 30 on average; "
+            "times are scaled to the same total number of steps."
         )
-    if any(isinstance(each, Size) for each in found):
+    if any(isinstance(each, ScalingPoint) for each in found):
         yield (
-            f"A step is a client's; relative to the smallest size. A larger population may cost "
-            f"{ALLOWED:g} times as much, and {START:g} s to start."
+            "Step: time per step of one client, relative to the smallest size. With a larger "
+            f"population it may take {MAX_RELATIVE:g} times as long, and the start "
+            f"{MAX_START_SECONDS:g} s."
         )
 
 
-def _of_row(row: Row) -> dict[str, str | Text]:
-    """Ours against the bare loop."""
+def _of_row(row: RoundTiming) -> dict[str, str | Text]:
+    """Return the cells of a round against the bare loop."""
     kept = {} if row.committed_seconds is None else {"kept ms": milliseconds(row.committed_seconds)}
     return {
         "": row.workload,
@@ -90,8 +91,8 @@ def _of_row(row: Row) -> dict[str, str | Text]:
     }
 
 
-def _of_pair(pair: Pair) -> dict[str, str | Text]:
-    """Unequal against equal numbers of steps."""
+def _of_pair(pair: UnequalTiming) -> dict[str, str | Text]:
+    """Return the cells of unequal against equal numbers of steps."""
     return {
         "": pair.workload,
         "method": pair.method,
@@ -105,29 +106,29 @@ def _of_pair(pair: Pair) -> dict[str, str | Text]:
 
 
 def _line(cells: Mapping[str, str | Text], heads: bool) -> Table:
-    """A row of a table that grows."""
+    """Return one row of the table, with the headings above it if asked."""
     table = Table(
         box=None, pad_edge=False, collapse_padding=True, header_style="bold", show_header=heads
     )
     for head in cells:
-        if head in WIDTHS:
-            table.add_column(head, no_wrap=True, width=WIDTHS[head])
+        if head in TEXT_WIDTHS:
+            table.add_column(head, no_wrap=True, width=TEXT_WIDTHS[head])
         else:
-            width = max(NUMBER, len(head))
+            width = max(NUMBER_WIDTH, len(head))
             table.add_column(head, justify="right", no_wrap=True, width=width)
     table.add_row(*cells.values())
     return table
 
 
-def _title(each: Size | Profile, first: bool) -> Text:
-    said = Text("" if first else "\n").append(
+def _title(each: ScalingPoint | Profile, first: bool) -> Text:
+    title = Text("" if first else "\n").append(
         f"{each.workload}, {each.method}, {each.engine} engine", style="bold"
     )
-    return said.append(f" ({each.strategy})")
+    return title.append(f" ({each.strategy})")
 
 
-def comparison_notes(rows: Sequence[Row]) -> str:
-    """How the numbers of the table are meant."""
+def comparison_notes(rows: Sequence[RoundTiming]) -> str:
+    """Return the sentences that explain the table of rounds."""
     best: dict[int, list[str]] = {}
     for row in rows:
         named = best.setdefault(row.bare_threads, [])
@@ -138,19 +139,19 @@ def comparison_notes(rows: Sequence[Row]) -> str:
         for number, named in sorted(best.items())
     )
     peak = max((row.peak_mb for row in rows if row.peak_mb is not None), default=None)
-    said = (
-        f"Random data of the right shapes. The ratio is bare / ours, the best of rounds that were "
-        f"timed in turn; the bare loop at its best ({threads})."
+    note = (
+        f"Random data of the right shapes. Ratio: bare / ours, each the fastest of rounds timed in "
+        f"turn; the bare loop with its best number of threads ({threads})."
     )
     if any(row.committed_seconds is not None for row in rows):
-        said += " Kept: with every round committed to a store, as undrift run does."
+        note += " Kept: with every round committed to a store, as undrift run does."
     if any(row.method != "FedAvg" and row.target is not None for row in rows):
-        said += " Other methods' targets follow from FedAvg's ratio."
-    return said if peak is None else f"{said} Peak memory {peak:.0f} MB."
+        note += " The targets of other methods follow from FedAvg's ratio."
+    return note if peak is None else f"{note} Peak memory {peak:.0f} MB."
 
 
-def scaling_table(sizes: Sequence[Size]) -> Table:
-    """Costs as the cohort and the population grow."""
+def scaling_table(sizes: Sequence[ScalingPoint]) -> Table:
+    """Return the table of costs by cohort size and population."""
     numbers = ("cohort", "population", "start s", "round ms", "step µs", "relative")
     table = _table(numbers, ("grows",), verdict=True)
     for size in sizes:
@@ -168,37 +169,37 @@ def scaling_table(sizes: Sequence[Size]) -> Table:
 
 
 def profile_table(profile: Profile) -> Table:
-    """Where a round's time goes."""
+    """Return the table of a round's time by part."""
     table = _table(("ms", "share"), ("part",))
-    table.add_column("what it is")
+    table.add_column("what it does")
     for part, seconds in profile.seconds.items():
         share = seconds / profile.busy_seconds
         table.add_row(part, milliseconds(seconds), f"{share:.1%}", PARTS[part])
     table.add_row()
     several = profile.threads > 1
-    fastest = "the fastest round, with clocks"
+    fastest = "fastest round, with clocks"
     together = f"{profile.threads} threads together" if several else fastest
     table.add_row("busy", milliseconds(profile.busy_seconds), "100.0%", together)
     if several:
         table.add_row(
-            "threads idle", milliseconds(profile.idle_seconds), "", "the time in which they wait"
+            "threads idle", milliseconds(profile.idle_seconds), "", "time the threads wait"
         )
         table.add_row("wall", milliseconds(profile.clocked_seconds), "", fastest)
     table.add_row(
-        "no clocks", milliseconds(profile.round_seconds), "", "the fastest round, without"
+        "no clocks", milliseconds(profile.round_seconds), "", "fastest round, without clocks"
     )
     table.add_row()
     table.add_row(
         "evaluation",
         milliseconds(profile.evaluation_seconds),
         "",
-        "of the server's model, by itself",
+        "one evaluation of the server's model",
     )
     return table
 
 
 def _table(numbers: Iterable[str], words: Iterable[str], verdict: bool = False) -> Table:
-    """Columns of words, of numbers, and at last whether what was wanted is so."""
+    """Return an empty table: text columns, number columns, and whether the target is met."""
     table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
     for word in words:
         table.add_column(word, no_wrap=True)
@@ -216,6 +217,6 @@ def _verdict(met: bool | None) -> Text:
 
 
 def milliseconds(seconds: float) -> str:
-    """A time in milliseconds, in three or more digits."""
+    """Format a time in milliseconds, with at least three digits."""
     ms = 1e3 * seconds
     return f"{ms:.0f}" if ms >= 100 else f"{ms:.1f}" if ms >= 10 else f"{ms:.2f}"

@@ -9,9 +9,9 @@ from itertools import groupby
 from typing import Any
 
 from undrift.core.records import Record
-from undrift.report.naming import DIAGNOSTICS, STATES, logarithmic, words
-from undrift.report.plots import COLOURS
-from undrift.report.reading import COSTS, Group, Runs
+from undrift.report.naming import DIAGNOSTICS, STATUS_NOTES, metric_label, uses_log_scale
+from undrift.report.reading import COSTS, MethodRuns, Runs
+from undrift.utils.plot_style import COLOURS
 
 DARK = dict(
     zip(
@@ -46,7 +46,7 @@ ADDED = (
 """Columns whose values are sums over the rounds since the last row."""
 
 
-def embedded(runs: Runs) -> tuple[dict[str, Any], int]:
+def chart_data(runs: Runs) -> tuple[dict[str, Any], int]:
     """The records as columns, and of how many evaluated rounds one was taken."""
     found: list[dict[str, Any]] = []
     step = _thinning(runs)
@@ -56,8 +56,8 @@ def embedded(runs: Runs) -> tuple[dict[str, Any], int]:
             for run in group.runs
             if run.records
         ]
-    names = {name: words(name) for name in runs.metrics}
-    names |= {name: DIAGNOSTICS.get(name, words(name)) for name in runs.diagnostics}
+    names = {name: metric_label(name) for name in runs.metrics}
+    names |= {name: DIAGNOSTICS.get(name, metric_label(name)) for name in runs.diagnostics}
     methods = [
         {
             "label": group.label,
@@ -65,7 +65,7 @@ def embedded(runs: Runs) -> tuple[dict[str, Any], int]:
             "dark": DARK[COLOURS[number % len(COLOURS)]],
             "dashed": number >= len(COLOURS),
             "unit": group.unit or 1.0,
-            "state": next((state for state in STATES if state in _states(group)), ""),
+            "state": next((state for state in STATUS_NOTES if state in _states(group)), ""),
         }
         for number, group in enumerate(runs.groups)
     ]
@@ -74,24 +74,24 @@ def embedded(runs: Runs) -> tuple[dict[str, Any], int]:
         "runs": found,
         "costs": COSTS,
         "names": names,
-        "linear": [name for name in runs.metrics if not logarithmic(runs, name)],
+        "linear": [name for name in runs.metrics if not uses_log_scale(runs, name)],
     }, step
 
 
-def _states(group: Group) -> set[str]:
+def _states(group: MethodRuns) -> set[str]:
     return {run.status for run in group.runs}
 
 
 def _thinning(runs: Runs) -> int:
     """Of how many evaluated rounds one is shown, so that the page stays small."""
-    longest = max(len(candidates(run.records)) for run in runs)
+    longest = max(len(shown_rows(run.records)) for run in runs)
     others = 10 if "virtual_seconds" in runs.costs else 4  # columns that are not mostly constant
     columns = len(runs.metrics) + len(runs.diagnostics) + others
-    cells = sum(len(candidates(run.records)) * columns for run in runs)
+    cells = sum(len(shown_rows(run.records)) * columns for run in runs)
     return max(1, math.ceil(longest / POINTS), math.ceil(cells / CELLS))
 
 
-def candidates(records: Sequence[Record]) -> list[int]:
+def shown_rows(records: Sequence[Record]) -> list[int]:
     """The rows that may be shown: all, or the evaluated ones of a long run."""
     if len(records) <= POINTS:
         return list(range(len(records)))
@@ -99,7 +99,7 @@ def candidates(records: Sequence[Record]) -> list[int]:
 
 
 def _columns(records: Sequence[Record], step: int) -> dict[str, Any]:
-    places = candidates(records)
+    places = shown_rows(records)
     kept = sorted({*places[::step], len(records) - 1})
     names = dict.fromkeys(name for record in records for name in record.flat())
     flat = [record.flat() for record in records]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tools.pages.methods.federation import LR, MINIMA, NAMES, SIZES, START
+from tools.pages.methods.two_clients import LR, MINIMA, NAMES, SIZES, START
 from tools.pages.methods.walks import PERIOD, Walked
 from undrift.theory import fixed_points
 from undrift.utils.files import written_whole

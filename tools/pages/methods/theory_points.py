@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tools.pages.methods.federation import LR
+from tools.pages.methods.two_clients import LR
 from undrift.theory import Quadratics, fixed_points
 
 

@@ -8,41 +8,41 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from undrift.core.records import LOST, Record
-from undrift.report.participation import clients_of, replied
-from undrift.report.reading import Group, RunFiles, Runs
-from undrift.report.tables import Over
+from undrift.report.reading import MethodRuns, RunFiles, Runs
+from undrift.report.reply_counts import clients_of, replied
+from undrift.report.tables import OverSeeds
 
 
 @dataclass(frozen=True)
-class Timing:
+class VirtualTime:
     """One method on the virtual clock, over its seeds."""
 
     method: str
-    clock: Over
+    clock: OverSeeds
     """virtual seconds in all"""
-    updates: Over
+    updates: OverSeeds
     """of the server's model"""
-    skipped: Over
+    skipped: OverSeeds
     """rounds without an update; asynchronous training has none that could be skipped"""
-    replies: Over
+    replies: OverSeeds
     """those that were used"""
-    partial: Over
+    partial: OverSeeds
     """with less work than was asked for"""
-    lost: dict[str, Over]
+    lost: dict[str, OverSeeds]
     """under every reason of `LOST`"""
-    wasted: Over
+    wasted: OverSeeds
     """the part of all gradient evaluations that came to nothing"""
-    idle: Over
+    idle: OverSeeds
     """waiting as a part of waiting and working"""
-    stale: Over
+    stale: OverSeeds
     """how many updates old a reply was, on average, in asynchronous training"""
     staleness: Counter[int]
     """how many replies were so many updates old, with all seeds together"""
-    never: Over
+    never: OverSeeds
     """clients that never replied"""
 
 
-def time_table(runs: Runs) -> list[Timing]:
+def virtual_time_table(runs: Runs) -> list[VirtualTime]:
     """Every method that ran on a virtual clock."""
     table = []
     for group in runs.groups:
@@ -52,19 +52,19 @@ def time_table(runs: Runs) -> list[Timing]:
     return table
 
 
-def _timing(group: Group, begun: list[RunFiles]) -> Timing:
-    def over(of: Callable[[list[Record]], float]) -> Over:
+def _timing(group: MethodRuns, begun: list[RunFiles]) -> VirtualTime:
+    def over(of: Callable[[list[Record]], float]) -> OverSeeds:
         """A number of every seed for which it is defined; the initial model is no round."""
         values = (of([r for r in run.records if r.round]) for run in begun)
-        return Over(tuple(value for value in values if not math.isnan(value)))
+        return OverSeeds(tuple(value for value in values if not math.isnan(value)))
 
-    def lost(reason: str) -> Over:
+    def lost(reason: str) -> OverSeeds:
         return over(lambda rounds: sum(why == reason for r in rounds for _, why in r.lost))
 
     clients = clients_of(group)
-    return Timing(
+    return VirtualTime(
         method=group.label,
-        clock=Over(tuple(run.records[-1].virtual_seconds for run in begun)),
+        clock=OverSeeds(tuple(run.records[-1].virtual_seconds for run in begun)),
         updates=over(lambda rounds: sum(r.updates for r in rounds)),
         skipped=over(_skipped),
         replies=over(lambda rounds: sum(len(r.replied) for r in rounds)),
@@ -82,7 +82,7 @@ def _timing(group: Group, begun: list[RunFiles]) -> Timing:
         ),
         stale=over(lambda rounds: _mean(_staleness(rounds))),
         staleness=_staleness([record for run in begun for record in run.records]),
-        never=Over(tuple(clients - len(replied(run)) for run in begun)),
+        never=OverSeeds(tuple(clients - len(replied(run)) for run in begun)),
     )
 
 
@@ -108,7 +108,7 @@ def _share(part: float, rest: float) -> float:
     return part / (part + rest) if part + rest else math.nan
 
 
-def percent(share: Over) -> str:
+def percent(share: OverSeeds) -> str:
     """A share over seeds: "21.4 ± 0.3 %"."""
     if not share.values:
         return "–"
