@@ -83,7 +83,7 @@ def test_the_file_keeps_what_was_there_and_runs(folder):
 def test_no_file_is_overwritten_unless_forced(folder):
     (folder / "advised.toml").write_text("mine")
     done = called("advise", "mine.toml", cwd=folder)
-    assert done.returncode == 0 and "stays as it is" in done.stderr
+    assert done.returncode == 0 and "was not changed" in done.stderr
     assert (folder / "advised.toml").read_text() == "mine"
     done = called("advise", "mine.toml", "--out", "advised.toml", cwd=folder)
     assert done.returncode == 2 and "exists already" in done.stderr and not done.stdout
@@ -114,7 +114,7 @@ def test_regulariser_stateless_clients_and_asynchrony_come_from_the_command_or_t
     assert method.name == "FedDR" and method.parameters["g"] == {"name": "L1", "strength": 0.01}
     options = ("--regularizer", "L1:0.01", "--stateless", "--out", "none.toml")
     done = called("advise", "mine.toml", *options, cwd=folder)
-    assert done.returncode == 2 and "There is nothing to write" in done.stderr
+    assert done.returncode == 2 and "No experiment file was written" in done.stderr
     assert "Nothing: no method suits this federation (FedDR" in done.stdout
     done = called("advise", "mine.toml", *options, "--json", cwd=folder)
     assert done.returncode == 2 and json.loads(done.stdout)["recommended"] == []

@@ -350,8 +350,8 @@ def test_other_measurements_print_json_and_a_table(mode, keys, tmp_path):
         (["--method", "FedAvgg"], "did you mean 'FedAvg'?"),
         (["--engine", "steam"], "engine is 'steam', but must be one of 'auto'"),
         (["--scaling", "--profile"], "--scaling and --profile are different measurements"),
-        (["--unequal", "--commits"], "--commits means nothing with --unequal"),
-        (["--scaling", "--population", "9"], "--population means nothing with --scaling"),
+        (["--unequal", "--commits"], "--commits cannot be combined with --unequal"),
+        (["--scaling", "--population", "9"], "--population cannot be combined with --scaling"),
         (["W1", "--population", "9"], "The cohort has 30 clients, but there are only 9"),
     ],
 )

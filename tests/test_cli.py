@@ -12,7 +12,7 @@ import pytest
 
 import undrift
 from commands import called, command
-from undrift.cli.app import parsed
+from undrift.cli.app import parse_settings
 
 ROOT = Path(__file__).parent.parent
 
@@ -65,7 +65,7 @@ def test_demo_trains_every_method_and_writes_the_report(tmp_path):
     ],
 )
 def test_a_setting_is_as_in_a_file_or_as_in_python(given, meant):
-    found = parsed([f"key={given}"])["key"]
+    found = parse_settings([f"key={given}"])["key"]
     assert found == meant
     assert type(found) is type(meant)
 
@@ -134,17 +134,17 @@ def test_inspect_reads_a_folder(tmp_path):
         (("demo", "--picture", "nowhere/x.png"), "There is no folder nowhere"),
         (("demo", "--report", "nowhere/x.html"), "There is no folder nowhere"),
         (("demo", "--picture", "x.xyz"), "must end in .png, .svg or .pdf"),
-        (("verify", "--set", "a=1"), "name it first"),
+        (("verify", "--set", "a=1"), "--set needs a method"),
         (("verify", "missing.py:Mine"), "There is no file missing.py"),
         (("verify", "missing.py:Mine", "--set", "alpha"), "--set takes NAME=VALUE"),
         (("inspect", "mnits"), "did you mean 'mnist'?"),
-        (("inspect", "./nowhere"), "There is no folder ./nowhere, and no data set"),
+        (("inspect", "./nowhere"), "There is no folder and no data set named ./nowhere"),
         (("inspect", ".", "--set", "targt=x"), "did you mean 'target'?"),
-        (("inspect", ".", "--partition", "iid"), "so --partition means nothing"),
+        (("inspect", ".", "--partition", "iid"), "--partition does not apply to a folder"),
         (("inspect", "synthetic", "--model", "mpl:20"), "did you mean 'mlp'?"),
-        (("inspect", "synthetic", "--set", "seed=3"), "--set seed=… means --seed"),
-        (("inspect", "digits", "--sizes", "balanced"), "--sizes belongs to a --partition"),
-        (("inspect", "synthetic", "--partition", "iid"), "so it takes no partition"),
+        (("inspect", "synthetic", "--set", "seed=3"), "Use --seed instead of --set seed=…"),
+        (("inspect", "digits", "--sizes", "balanced"), "--sizes needs a --partition"),
+        (("inspect", "synthetic", "--partition", "iid"), "so it takes neither --partition"),
         (("inspect", "synthetic", "--set", "alfa=1"), "did you mean 'alpha'?"),
         (("inspect", "synthetic", "--model", "mlp:a"), "must be whole numbers, as in mlp:200-100"),
         (("inspect", "synthetic", "--model", "cifar_cnn"), "takes images of shape"),

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from commands import called
 from undrift.bench.stopwatch import Stopwatch, seconds_since_start
-from undrift.cli import demonstration as demo
+from undrift.cli import demo_run as demo
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_where_nobody_watches_only_the_last_table_is_drawn(tables):
 
 @pytest.mark.parametrize(("refresh", "often"), [(0.0, True), (1e9, False)])
 def test_on_a_terminal_the_table_is_drawn_now_and_then(refresh, often, tables, monkeypatch):
-    monkeypatch.setattr(demo, "REFRESH", refresh)
+    monkeypatch.setattr(demo, "TABLE_SECONDS", refresh)
     file = io.StringIO()
     monkeypatch.setenv("TERM", "xterm")
     file.isatty = lambda: True

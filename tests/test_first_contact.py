@@ -17,9 +17,9 @@ from rich.console import Console
 import undrift as ud
 from commands import called
 from undrift.bench.workloads import WORKLOADS
-from undrift.cli import completing
-from undrift.cli import demonstration as demo
-from undrift.cli.app import FIRST, PANEL, app, show_page
+from undrift.cli import completion
+from undrift.cli import demo_run as demo
+from undrift.cli.app import FIRST_COMMANDS, PANEL_OF, app, open_page
 from undrift.core.records import Record
 from undrift.engines.options import ENGINES
 from undrift.experiments.catalogue import GROUPS
@@ -51,9 +51,9 @@ def results():
 def test_undrift_alone_shows_five_commands_that_there_are(tmp_path):
     done = called(cwd=tmp_path)
     assert done.returncode == 0
-    assert len(FIRST) == 5
+    assert len(FIRST_COMMANDS) == 5
     known = {command.name or command.callback.__name__ for command in app.registered_commands}
-    for name in FIRST:
+    for name in FIRST_COMMANDS:
         assert f"undrift {name}" in done.stdout
         assert name in known or (name == "advise" and find_spec("undrift.cli.advise") is None)
     assert len(done.stdout.splitlines()) <= 12
@@ -63,20 +63,20 @@ def test_undrift_alone_shows_five_commands_that_there_are(tmp_path):
 
 def test_help_has_every_command_in_a_panel(tmp_path):
     text = called("--help", cwd=tmp_path).stdout
-    places = [text.index(f"─ {panel} ─") for panel in dict.fromkeys(PANEL.values())]
+    places = [text.index(f"─ {panel} ─") for panel in dict.fromkeys(PANEL_OF.values())]
     assert places == sorted(places)
     assert "─ Commands ─" not in text  # where those go that no panel names
     assert text.index(" demo ") < text.index(" run ") < text.index(" resume ")
 
 
 def test_the_words_to_complete_are_those_there_are():
-    assert {group: list(names) for group, names in completing.WORDS.items()} == {
+    assert {group: list(names) for group, names in completion.NAMES.items()} == {
         group: list(names) for group, names in GROUPS.items()
     }
-    assert completing.KINDS == SINGULAR
-    assert completing.REPRODUCTIONS == NAMES
-    assert tuple(WORKLOADS) == completing.WORKLOADS
-    assert tuple(ENGINES) == completing.ENGINES
+    assert completion.KINDS == SINGULAR
+    assert completion.REPRODUCTIONS == NAMES
+    assert tuple(WORKLOADS) == completion.WORKLOADS
+    assert tuple(ENGINES) == completion.ENGINES
 
 
 @pytest.mark.parametrize(
@@ -138,8 +138,8 @@ def test_a_page_is_opened_or_a_sentence_says_why_not(tmp_path, monkeypatch, caps
     assert done.returncode == 0, done.stderr
     assert opened == [(tmp_path / "undrift-demo.html").as_uri()]
     monkeypatch.setattr(webbrowser, "open", lambda url: False)
-    show_page(Path("page.html"))
-    assert "There is no browser to open here: look at page.html" in capsys.readouterr().err
+    open_page(Path("page.html"))
+    assert "No browser was found on this machine; open page.html" in capsys.readouterr().err
     for command in ("report", "sweep", "reproduce"):
         assert "--open" in called(command, "--help", cwd=tmp_path).stdout
 
@@ -151,7 +151,7 @@ def plain(text):
 
 def test_nothing_but_plain_text_goes_into_a_pipe(tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "demo_methods", lambda: {"FedAvg": ud.FedAvg()})
-    monkeypatch.setattr(demo, "PAUSE", 0.0)
+    monkeypatch.setattr(demo, "LINE_SECONDS", 0.0)
     done = called("demo", "--rounds", "2", cwd=tmp_path)
     assert plain(done.stdout + done.stderr)
     assert "round 1 of 2" in done.stdout and "━" not in done.stdout

@@ -1,11 +1,11 @@
-"""The command line."""
+"""The command line: `main` runs it, and each module here adds one command or a few."""
 
 import sys
 
 from rich.console import Console
 from rich.markup import escape
 
-from undrift.cli import (  # noqa: F401  (each adds its command)
+from undrift.cli import (  # noqa: F401  (importing a module registers its commands)
     advise,
     bench,
     demo,
@@ -23,9 +23,9 @@ from undrift.utils.errors import UndriftError
 
 
 def main() -> None:
-    """Run the command line; an error of the user's is one sentence."""
+    """Run the command line; print an `UndriftError` as one sentence and exit with status 2."""
     try:
-        app(prog_name="undrift")  # also as python -m undrift
+        app(prog_name="undrift")  # the same name under python -m undrift
     except UndriftError as error:
         Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
         sys.exit(2)

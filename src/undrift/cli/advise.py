@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from undrift.cli.app import app, parsed
+from undrift.cli.app import app, parse_settings
 from undrift.utils.errors import UndriftError
 
-DEFAULT = "advised.toml"
+DEFAULT_FILE = "advised.toml"
 
 
 @app.command()
@@ -21,7 +21,7 @@ def advise(
     experiment: Annotated[
         Path,
         typer.Argument(
-            help="An experiment file (TOML); it needs neither a method nor a learning rate."
+            help="Experiment file (TOML). It may leave out methods and the learning rate."
         ),
     ],
     settings: Annotated[
@@ -29,61 +29,74 @@ def advise(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Change a key of the file, e.g. sampling.cohort=5; may be repeated.",
+            help="Override a key of the file, e.g. sampling.cohort=5. Repeatable.",
         ),
     ] = None,
     stateless: Annotated[
         bool,
-        typer.Option("--stateless", help="Clients keep nothing from one round to another."),
+        typer.Option(
+            "--stateless", help="Exclude methods whose clients keep state between rounds."
+        ),
     ] = False,
     regularizer: Annotated[
         str | None,
         typer.Option(
             metavar="WORDS",
-            help="g of the objective, such as L1:0.001 or L2:0.01; otherwise the g of the file's "
-            "methods.",
+            help="Regularizer g of the objective, e.g. L1:0.001 or L2:0.01. Default: the g that "
+            "the file's methods set, if any.",
             show_default=False,
         ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="The experiment file to write; otherwise advised.toml beside the file.",
+            help="Experiment file to write. Default: advised.toml beside EXPERIMENT.",
             show_default=False,
         ),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Overwrite the file to write, if it is there.")
+        bool, typer.Option("--force", help="Overwrite the output file if it exists.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print all results as JSON.")] = False,
 ) -> None:
-    """Say which method suits an experiment, with what settings, and what it will cost.
+    """Recommend methods for an experiment, with settings, reasons and cost.
 
-    Nothing is trained. It measures how labels, sizes and gradients differ (B², σ_g², the smoothness
-    L), the steps each client will really do under its device, deadline or limit, the weights w_k
-    that plain averaging would then use (χ², τ_eff), and who takes part; says what that means;
-    compares the methods' traffic, client state and work; and writes an experiment file with the
-    one or two it recommends.
+    Nothing is trained. The command measures:
 
-    Examples: `undrift advise experiment.toml`; `undrift advise experiment.toml --stateless`;
-    `undrift advise experiment.toml --set sampling.cohort=5 --out few.toml`.
+    - how the clients' labels, sizes and gradients differ (B², σ_g², smoothness L);
+
+    - how many steps each client does under its device, deadline or limit, and the weights w_k
+      that plain averaging then gives to the clients (χ², τ_eff);
+
+    - how many clients take part in a round.
+
+    It explains these numbers, compares the methods' traffic, client state and gradient work, and
+    writes an experiment file with the one or two methods that it recommends.
+
+    Examples:
+
+    - `undrift advise experiment.toml`
+
+    - `undrift advise experiment.toml --stateless`
+
+    - `undrift advise experiment.toml --set sampling.cohort=5 --out few.toml`
     """
     from undrift.advice.advising import advise_on
     from undrift.advice.files import read
     from undrift.experiments.catalogue import REGULARIZERS
     from undrift.experiments.parts import from_words
 
-    target = out or experiment.with_name(DEFAULT)
+    target = out or experiment.with_name(DEFAULT_FILE)
     if out is not None and out.exists() and not force:
-        raise UndriftError(f"{out} exists already: name another file, or use --force.")
+        raise UndriftError(f"{out} exists already: choose another file with --out, or use --force.")
     g = None if regularizer is None else from_words(regularizer, "--regularizer", REGULARIZERS)
-    said = Console(stderr=True, highlight=False, markup=False)
-    shown = said.is_terminal and not json
-    with said.status("measuring the federation") if shown else nullcontext():
-        asked = read(experiment, parsed(settings or []), g, stateless)
+    messages = Console(stderr=True, highlight=False, markup=False)
+    shows_status = messages.is_terminal and not json
+    with messages.status("measuring the federation") if shows_status else nullcontext():
+        asked = read(experiment, parse_settings(settings or []), g, stateless)
         advice = advise_on(asked.federation, asked)
-    left_alone = out is None and target.exists() and not force
-    writes = bool(advice.chosen) and not left_alone
+    kept_existing = out is None and target.exists() and not force
+    writes = bool(advice.chosen) and not kept_existing
     if writes:
         advice.write(target, force)
     if json:
@@ -92,12 +105,12 @@ def advise(
     else:
         Console(highlight=False, markup=False).print(advice.table())
     if not advice.chosen:
-        raise UndriftError(f"There is nothing to write: {advice.nothing()}.")
-    if left_alone:
-        said.print(
-            f"{target} is there already and stays as it is: --force overwrites it, --out names "
-            f"another file.",
+        raise UndriftError(f"No experiment file was written: {advice.nothing()}.")
+    if kept_existing:
+        messages.print(
+            f"{target} exists already and was not changed: use --force to overwrite it, or --out "
+            "to write another file.",
             soft_wrap=True,
         )
     else:
-        said.print(f"Wrote {target}; run it with: undrift run {target}", soft_wrap=True)
+        messages.print(f"Wrote {target}; run it with: undrift run {target}", soft_wrap=True)

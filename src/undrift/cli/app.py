@@ -1,4 +1,4 @@
-"""The application that every command joins, and what commands share."""
+"""The Typer application, its overview and help panels, and helpers that commands share."""
 
 from __future__ import annotations
 
@@ -19,53 +19,53 @@ from typer.core import TyperCommand, TyperGroup
 from undrift import __version__
 from undrift.utils.errors import UndriftError
 
-FIRST = {
-    "demo": ("", "every method on made-up data, and a report"),
-    "init": ("", "write experiment.toml, every line explained"),
-    "advise": ("experiment.toml", "which methods suit these clients, and why"),
-    "run": ("experiment.toml", "run it; undrift resume goes on with it"),
-    "report": ("RUN_FOLDER", "one page of what came of it"),
+FIRST_COMMANDS = {
+    "demo": ("", "compare all methods on synthetic data"),
+    "init": ("", "write experiment.toml, with comments"),
+    "advise": ("experiment.toml", "recommend methods for these clients"),
+    "run": ("experiment.toml", "run it; undrift resume continues it"),
+    "report": ("RUN_FOLDER", "make an HTML page of the results"),
 }
-"""What `undrift` alone shows: the commands of a first hour, with what follows them."""
+"""The commands that plain `undrift` shows: (argument, description) by name."""
 PANELS = {
     "Start": ("demo", "init", "advise", "run", "report"),
     "Experiments": ("compare", "resume", "sweep", "reproduce"),
     "Understand": ("inspect", "list", "show", "schema", "verify"),
     "Speed and deployment": ("bench", "deploy"),
 }
-"""The commands as `undrift --help` shows them."""
-PANEL = {name: panel for panel, names in PANELS.items() for name in names}
+"""The commands by panel, in the order of `undrift --help`."""
+PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}
 
 
-class Commands(TyperGroup):
-    """Commands in the order of `PANELS`, each under the head of its panel."""
+class PanelGroup(TyperGroup):
+    """A command group that sorts its commands into `PANELS`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        order = list(PANEL)
+        order = list(PANEL_OF)
         return sorted(self.commands, key=lambda name: order.index(name) if name in order else 99)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         command = super().get_command(ctx, cmd_name)
-        if isinstance(command, TyperCommand | TyperGroup) and cmd_name in PANEL:
-            command.rich_help_panel = PANEL[cmd_name]
+        if isinstance(command, TyperCommand | TyperGroup) and cmd_name in PANEL_OF:
+            command.rich_help_panel = PANEL_OF[cmd_name]
         return command
 
 
 app = typer.Typer(
     name="undrift",
-    cls=Commands,
-    help="Federated learning over heterogeneous clients, with the answer the papers promise.",
+    cls=PanelGroup,
     invoke_without_command=True,
     rich_markup_mode="markdown",
     add_completion=True,
     pretty_exceptions_enable=False,
-    suggest_commands=not hasattr(click, "NoSuchCommand"),  # newer clicks have their own suggestion
+    # Versions of click with NoSuchCommand suggest commands themselves; do not print it twice.
+    suggest_commands=not hasattr(click, "NoSuchCommand"),
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _print_version(asked: bool) -> None:
+    if asked:
         typer.echo(f"undrift {__version__}")
         raise typer.Exit()
 
@@ -74,61 +74,66 @@ def _version(wanted: bool) -> None:
 def _undrift(
     ctx: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
+        ),
     ] = False,
 ) -> None:
-    """Federated learning over heterogeneous clients, with the answer the papers promise."""
-    warnings.showwarning = _note
+    """Federated learning on clients whose data, sizes and speeds differ."""
+    warnings.showwarning = _print_warning
     if ctx.invoked_subcommand is None:
         Console(highlight=False).print(_welcome())
 
 
 def _welcome() -> Group:
-    """The commands of a first hour, and where to read on."""
+    """The text of plain `undrift`: the first commands, and where to find more."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
     grid.add_column()
-    for name, (argument, what) in FIRST.items():
+    for name, (argument, what) in FIRST_COMMANDS.items():
         grid.add_row(f"  [bold]undrift {name}[/] {argument}".rstrip(), what)
     return Group(
-        f"[bold]undrift {__version__}[/]: federated learning over clients that differ.\n",
+        f"[bold]undrift {__version__}[/]: federated learning on clients that differ\n",
         grid,
-        "\nAll commands: undrift --help. More about one: undrift run --help.\n"
-        "What a file can name: undrift list. Completion: undrift --install-completion.",
+        "\nAll commands: undrift --help          Options of one: undrift run --help\n"
+        "Methods, data sets, …: undrift list   Completion: undrift --install-completion",
     )
 
 
-Open = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
+Open = Annotated[bool, typer.Option("--open", help="Open the HTML page in the default browser.")]
 
 
-def show_page(page: Path) -> None:
-    """Open a page in the user's browser, or say why that cannot be done."""
+def open_page(page: Path) -> None:
+    """Open an HTML file in the default browser; if there is none, print where the file is."""
     import webbrowser
 
     try:
-        shown = webbrowser.open(page.resolve().as_uri())
+        opened = webbrowser.open(page.resolve().as_uri())
     except (webbrowser.Error, OSError):
-        shown = False
-    if not shown:
-        said = f"There is no browser to open here: look at {page} on a machine that has one."
-        Console(stderr=True, highlight=False, markup=False).print(said, soft_wrap=True)
+        opened = False
+    if not opened:
+        message = f"No browser was found on this machine; open {page} on another one."
+        Console(stderr=True, highlight=False, markup=False).print(message, soft_wrap=True)
 
 
-def _note(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-    """A warning as a sentence, without the place in the code."""
+def _print_warning(
+    message: Warning | str, category: type[Warning], *place: Any, **more: Any
+) -> None:
+    """Print a warning as one sentence, without the file and line that Python adds."""
     typer.echo(f"Note: {message}", err=True)
 
 
 def require_picture(path: Path) -> None:
-    """Refuse before the work what could not be written after it."""
+    """Raise if a picture cannot be written to `path`; called before the work starts."""
     if not path.parent.is_dir():
-        raise UndriftError(f"There is no folder {path.parent} for the picture.")
+        raise UndriftError(f"There is no folder {path.parent} to write the picture to.")
     if path.suffix not in (".png", ".svg", ".pdf"):
         raise UndriftError(f"The picture {path} must end in .png, .svg or .pdf.")
 
 
-def hanging(lines: Iterable[tuple[str, str]]) -> Table:
-    """Sentences that wrap beside the word they belong to."""
+def hanging_table(lines: Iterable[tuple[str, str]]) -> Table:
+    """A table of (word, sentence) whose sentences wrap in the second column."""
     grid = Table.grid(padding=(0, 1))
     grid.add_column(no_wrap=True)
     grid.add_column()
@@ -137,8 +142,8 @@ def hanging(lines: Iterable[tuple[str, str]]) -> Table:
     return grid
 
 
-def parsed(settings: list[str]) -> dict[str, object]:
-    """NAME=VALUE pairs; a value is as in a file or as in Python, or else a word."""
+def parse_settings(settings: list[str]) -> dict[str, object]:
+    """The values of NAME=VALUE options, each parsed as TOML, else as Python, else kept as text."""
     found: dict[str, object] = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
@@ -149,7 +154,7 @@ def parsed(settings: list[str]) -> dict[str, object]:
 
 
 def _value(text: str) -> object:
-    """A number, a list, a table or a truth value of TOML or Python; or else the word itself."""
+    """A value written in TOML or Python; any other text is returned unchanged."""
     try:
         found = tomllib.loads(f"value = {text}")
         if [*found] == ["value"] and isinstance(found["value"], bool | int | float | list | dict):

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 
-from undrift.cli import completing
+from undrift.cli import completion
 from undrift.cli.app import app
 from undrift.utils.display import progress
 from undrift.utils.errors import UndriftError, require_choice
@@ -26,35 +26,35 @@ def bench(
         list[str] | None,
         typer.Argument(
             metavar="W1 … W6",
-            help="Which workloads. Left out: all six (W1 and W2 with --unequal, W1 with --scaling, "
-            "W2 with --profile).",
+            help="Workloads to time. Default: all six; W1 and W2 with --unequal, W1 with "
+            "--scaling, W2 with --profile.",
             show_default=False,
-            autocompletion=completing.words(completing.WORKLOADS),
+            autocompletion=completion.choices(completion.WORKLOADS),
         ),
     ] = None,
     method: Annotated[
         list[str] | None,
         typer.Option(
-            help="FedAvg (the default), FedProx, SCAFFOLD, FedNova, FedDyn, FedDR or FedLGA; may "
-            "be repeated. FedAvg is timed with every other one, as what that is compared with.",
+            help="Method to time: FedAvg (the default), FedProx, SCAFFOLD, FedNova, FedDyn, FedDR "
+            "or FedLGA. Repeatable. FedAvg is always timed too, for comparison.",
             show_default=False,
-            autocompletion=completing.words(completing.WORDS["methods"]),
+            autocompletion=completion.choices(completion.NAMES["methods"]),
         ),
     ] = None,
     engine: Annotated[
         list[str] | None,
         typer.Option(
-            help="auto (the default), vectorised, serial or ray; may be repeated.",
+            help="Engine to time: auto (the default), vectorised, serial or ray. Repeatable.",
             show_default=False,
-            autocompletion=completing.words(completing.ENGINES),
+            autocompletion=completion.choices(completion.ENGINES),
         ),
     ] = None,
     threads: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="How many an engine may use, and the most that the bare loop tries (default: the "
-            "cores there are).",
+            help="Number of threads for the engine, and the most that the bare loop tries. "
+            "Default: one per core.",
             show_default=False,
         ),
     ] = None,
@@ -62,8 +62,8 @@ def bench(
         int | None,
         typer.Option(
             min=1,
-            help="Another number of clients; the cohort stays. Beyond the workload's own number "
-            "they share samples.",
+            help="Change the number of clients, but not the cohort. Clients beyond the workload's "
+            "own number share samples with others.",
             show_default=False,
         ),
     ] = None,
@@ -71,68 +71,70 @@ def bench(
         int | None,
         typer.Option(
             min=1,
-            help="Rounds of each, of which the best counts (default: at least five, more where "
-            "they are short).",
+            help="Number of rounds to time; the fastest counts. Default: 5, more if rounds are "
+            "short.",
             show_default=False,
         ),
     ] = None,
     commits: Annotated[
         bool,
-        typer.Option("--commits", help="Also time rounds that are committed to a store."),
+        typer.Option("--commits", help="Also time rounds that are committed to a run's store."),
     ] = False,
     unequal: Annotated[
         bool,
         typer.Option(
             "--unequal",
-            help="Instead: clients that do 1 to 96 steps, 30 on average, against 30 for all.",
+            help="Instead, compare clients that do 1 to 96 steps (30 on average) with clients that "
+            "all do 30.",
         ),
     ] = False,
     scaling: Annotated[
         bool,
         typer.Option(
             "--scaling",
-            help="Instead: cohorts of 10 to 300 and populations of 100 to 100 000, and how long "
-            "the start takes.",
+            help="Instead, time cohorts of 10 to 300 clients, populations of 100 to 100,000, and "
+            "the start-up.",
         ),
     ] = False,
     profile: Annotated[
         bool,
-        typer.Option("--profile", help="Instead: where a round's time goes, part by part."),
+        typer.Option("--profile", help="Instead, show how a round's time is divided."),
     ] = False,
     json: Annotated[
         bool,
         typer.Option(
             "--json",
-            help="Print a list of {workload, method, engine, strategy, ratio, bare_seconds, "
-            "our_seconds, peak_mb, target}; seconds are those of a round.",
+            help="Print a JSON list of {workload, method, engine, strategy, ratio, bare_seconds, "
+            "our_seconds, peak_mb, target}; seconds are per round.",
         ),
     ] = False,
 ) -> None:
-    """Time rounds against the same work in plain PyTorch, the bare loop.
+    """Compare the time of a round with a bare PyTorch loop that does the same work.
 
-    The bare loop is one module, the global weights loaded for each client, a gradient, a fused
-    update, a running mean of the models, and nothing around it, with one thread or all, whichever
-    is faster. Both are timed in turn, without the first two rounds, and the best of each counts.
+    For each client, the bare loop loads the global weights into one module, computes gradients,
+    applies fused updates and adds the model to a running mean. It does nothing else, and it uses
+    one thread or all threads, whichever is faster. Rounds of undrift and of the bare loop are timed
+    in turn; the first two are not counted, and the fastest of each is compared.
 
-    W1 logistic regression, W2 MLP on MNIST's shape, W3 CNN on CIFAR's, W4 10 000 tiny clients,
-    W5 the CNN of pfl-research's benchmark, W6 LSTM over 80 characters. Data are random and in
-    memory; nothing is downloaded. All six take some minutes.
+    W1 logistic regression, W2 MLP on MNIST's shape, W3 CNN on CIFAR's shape, W4 10,000 tiny
+    clients, W5 the CNN of pfl-research's benchmark, W6 LSTM over 80 characters. The data are random
+    numbers in memory; nothing is downloaded. All six workloads take a few minutes.
 
     Examples:
 
     - `undrift bench W1 W2`: two of the workloads
 
-    - `undrift bench W2 --method SCAFFOLD --method FedDyn`: what methods cost beside FedAvg
+    - `undrift bench W2 --method SCAFFOLD --method FedDyn`: methods compared with FedAvg
 
     - `undrift bench W4 --population 100000`: the same cohort, drawn from more clients
 
-    - `undrift bench W2 --commits`: what it costs to keep every round
+    - `undrift bench W2 --commits`: the cost of committing every round
 
-    - `undrift bench --profile W2 --engine serial`: where a round's time goes
+    - `undrift bench --profile W2 --engine serial`: how a round's time is divided
 
-    - `undrift bench --json > bench.json`: for a machine
+    - `undrift bench --json > bench.json`: results for a program
 
-    peak_mb is the most memory the process had so far: for one workload's own, time it alone.
+    peak_mb is the largest memory of the process so far: to measure one workload, time it alone.
     """
     from undrift import bench as measuring
     from undrift.bench import output
@@ -141,16 +143,18 @@ def bench(
     modes = {"--unequal": unequal, "--scaling": scaling, "--profile": profile}
     chosen = [name for name, asked in modes.items() if asked]
     if len(chosen) > 1:
-        raise UndriftError(f"{' and '.join(chosen)} are different measurements: ask for one.")
+        raise UndriftError(f"{' and '.join(chosen)} are different measurements: choose one.")
     mode = chosen[0] if chosen else ""
     if commits and mode:
-        raise UndriftError(f"--commits means nothing with {mode}.")
+        raise UndriftError(f"--commits cannot be combined with {mode}.")
     if population is not None and mode == "--scaling":
-        raise UndriftError("--population means nothing with --scaling, which tries several.")
+        raise UndriftError(
+            "--population cannot be combined with --scaling, which tries several populations."
+        )
     methods, engines = method or ["FedAvg"], engine or ["auto"]
     _require_known(methods, engines)
-    usual = {"--unequal": ["W1", "W2"], "--scaling": ["W1"], "--profile": ["W2"]}
-    workloads = _workloads(names or usual.get(mode) or list(measuring.WORKLOADS))
+    defaults = {"--unequal": ["W1", "W2"], "--scaling": ["W1"], "--profile": ["W2"]}
+    workloads = _workloads(names or defaults.get(mode) or list(measuring.WORKLOADS))
     threads = threads or cores()
 
     def measured(w: Workload, m: str, e: str, tick: Tick) -> Sequence[output.Measurement]:
@@ -164,13 +168,13 @@ def bench(
             return [measuring.take_profile(w, m, e, threads, **how)]
         return measuring.compare(w, methods, engines, threads, commits=commits, **how)
 
-    each_by_itself = [(m, e) for m in methods for e in engines] if mode else [("", "")]
-    pieces = [(w, m, e) for w in workloads for m, e in each_by_itself]
+    variants = [(m, e) for m in methods for e in engines] if mode else [("", "")]
+    jobs = [(w, m, e) for w in workloads for m, e in variants]
     console = Console(highlight=False)
     found: list[output.Measurement] = []
-    for number, (w, m, e) in enumerate(pieces, 1):
+    for number, (w, m, e) in enumerate(jobs, 1):
         what = " ".join(filter(None, (w.name, m, e)))
-        with _progress(f"{what} ({number} of {len(pieces)})") as tick:
+        with _progress(f"{what} ({number} of {len(jobs)})") as tick:
             own = measured(w, m, e, tick)
         if not json:
             for part in output.renderables(own, first=not found):
@@ -184,7 +188,7 @@ def bench(
 
 
 def _require_known(methods: list[str], engines: list[str]) -> None:
-    """Refuse names that do not exist before anything is timed."""
+    """Raise if a method or an engine does not exist, before anything is timed."""
     from undrift.bench.bench_run import METHODS
     from undrift.engines import ENGINES
 
@@ -204,7 +208,7 @@ def _workloads(names: list[str]) -> list[Workload]:
 
 @contextmanager
 def _progress(what: str) -> Iterator[Tick]:
-    """A bar on a terminal, that is gone when the work is done."""
+    """Show a progress bar on a terminal while the block runs; yields the function to update it."""
     bar = progress(
         TextColumn("timing {task.description}"),
         BarColumn(),

@@ -1,4 +1,4 @@
-"""`undrift deploy`: the same methods across sites."""
+"""`undrift deploy`: run an experiment across real sites, with Flower as the transport."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from undrift.cli import completing
+from undrift.cli import completion
 from undrift.cli.app import app
 from undrift.cli.run import Json, Quiet, conclude
 
@@ -22,25 +22,28 @@ if TYPE_CHECKING:
 deploy = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Run an experiment where the data are: across sites, on Flower.",
+    help="Run an experiment across real sites that keep their data, over Flower.",
 )
 app.add_typer(deploy, name="deploy")
 
 App = Annotated[
     Path,
     typer.Argument(
-        help="An app: the folder that `undrift deploy init` writes.", autocompletion=completing.apps
+        help="App folder with experiment.toml and site.py, as `undrift deploy init` writes it.",
+        autocompletion=completion.apps,
     ),
 ]
 Out = Annotated[
     Path | None,
-    typer.Option(help="The run folder; otherwise the file's output.folder.", show_default=False),
+    typer.Option(
+        help="Run folder to write. Default: the file's output.folder.", show_default=False
+    ),
 ]
 Certs = Annotated[
     Path | None,
     typer.Option(
-        help="The folder of certificates for this machine, from `undrift deploy certs`; without "
-        "it, everything is on one machine.",
+        help="Folder with this machine's certificates, made by `undrift deploy certs`. Without "
+        "it, connections are not encrypted: use that on one machine only.",
         show_default=False,
     ),
 ]
@@ -48,11 +51,11 @@ Certs = Annotated[
 
 @deploy.command()
 def init(
-    folder: Annotated[Path, typer.Argument(help="A new or empty folder.")],
+    folder: Annotated[Path, typer.Argument(help="New or empty folder to write the app to.")],
 ) -> None:
-    """Write a small complete app, to be edited: an experiment file and `site.py`.
+    """Write an example app to edit: an experiment file and `site.py`.
 
-    It runs as it is: `undrift deploy local DIR`.
+    It runs without changes: `undrift deploy local FOLDER`.
     """
     from undrift.deploy.starting import init as write
 
@@ -68,16 +71,18 @@ def local(
     sites: Annotated[
         int | None,
         typer.Option(
-            min=1, help="How many of the experiment's sites; otherwise all.", show_default=False
+            min=1,
+            help="Number of sites to start. Default: all sites of the experiment.",
+            show_default=False,
         ),
     ] = None,
     out: Out = None,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Try a deployment on this machine: a SuperLink, SuperNodes, sites, all over loopback.
+    """Try a deployment on this machine, with a server and sites that talk over loopback.
 
-    Everything is started, the experiment runs, and everything is stopped again.
+    The command starts Flower's SuperLink and SuperNodes, runs the experiment and stops them.
     """
     from undrift.deploy.running import experiment_of, run_here
     from undrift.experiments.experiment import Experiment
@@ -97,17 +102,19 @@ def local(
 def server(
     folder: App,
     host: Annotated[
-        str, typer.Option(help="Where to listen; 0.0.0.0 for all addresses of this machine.")
+        str,
+        typer.Option(help="Address the server listens on; 0.0.0.0 means all addresses."),
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Where to listen.")] = 8000,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port the server listens on.")] = 8000,
     certs: Certs = None,
     out: Out = None,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Be the server: wait for the sites, run the experiment with them, and end.
+    """Start the server: wait for the sites, run the experiment with them, and exit.
 
-    Stopped or killed, it goes on with `undrift resume DIR`. `undrift report DIR` shows the run.
+    After a stop or a crash, `undrift resume FOLDER` continues the run, where FOLDER is the run
+    folder. `undrift report FOLDER` shows its results.
     """
     from undrift.deploy.running import experiment_of, run_server
     from undrift.experiments.experiment import Experiment
@@ -126,23 +133,24 @@ def server(
 @deploy.command()
 def site(
     folder: App,
-    site: Annotated[str, typer.Option(help="Which of the experiment's sites this is.")],
+    site: Annotated[str, typer.Option(help="Name of this site, one of the file's data.sites.")],
     superlink: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="The server.")
+        str, typer.Option(metavar="HOST:PORT", help="Address of the server.")
     ] = "127.0.0.1:8000",
     certs: Certs = None,
     state: Annotated[
         Path | None,
         typer.Option(
-            help="Where what its client remembers is kept; otherwise the user's data folder.",
+            help="Folder for the state that this client keeps between rounds. Default: in the "
+            "user's data folder.",
             show_default=False,
         ),
     ] = None,
     with_parent: Annotated[bool, typer.Option("--with-parent", hidden=True)] = False,
 ) -> None:
-    """Be a site: hold its data, and do what the server asks for, until stopped.
+    """Start a site: train on its data when the server asks, until stopped.
 
-    The data stay here, and only code that is installed here is run.
+    The data never leave the site, and the site runs only code that is installed on it.
     """
     from platformdirs import user_data_path
 
@@ -171,24 +179,30 @@ def site(
 
 @deploy.command()
 def certs(
-    folder: Annotated[Path, typer.Argument(help="Where they go.")],
+    folder: Annotated[Path, typer.Argument(help="Folder to write the keys and certificates to.")],
     host: Annotated[
         list[str] | None,
         typer.Option(
-            help="The server as the sites call it, a name or an address; may be repeated.",
+            help="Host name or IP address by which the sites reach the server. Repeatable.",
             show_default=False,
         ),
     ] = None,
     site: Annotated[
         list[str] | None,
-        typer.Option(help="A site to make a key for; may be repeated.", show_default=False),
+        typer.Option(help="Name of a site to make a key for. Repeatable.", show_default=False),
     ] = None,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="The server's.")] = 8000,
-    days: Annotated[int, typer.Option(min=1, help="How long the server's is valid.")] = 365,
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, help="Port the server will listen on.")
+    ] = 8000,
+    days: Annotated[
+        int, typer.Option(min=1, help="Days until the server's certificate expires.")
+    ] = 365,
 ) -> None:
-    """Make what server and sites know each other by: a CA, a certificate, and a key per site.
+    """Make a certificate authority, the server's certificate and a key for each site.
 
-    Called again it adds sites, and leaves alone what is there. Prints who gets which folder.
+    The command prints which folder to copy to which machine. Called again on the same folder, it
+    adds new sites, renews the server's certificate if it expires within 30 days or --host has
+    changed, and keeps everything else.
     """
     from undrift.deploy.certificates import commands, make
 
@@ -217,7 +231,7 @@ def serving(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Run as a server, and show who is waited for and how the runs go."""
+    """Run a server; print which sites it waits for, the progress of the runs, and their results."""
     from undrift.runs.watching import watching
 
     said = Console(stderr=True, highlight=False, markup=False, quiet=quiet or as_json)

@@ -1,4 +1,4 @@
-"""`undrift init`, `undrift list` and `undrift show`: what there is, and how to begin."""
+"""`undrift init`, `list`, `show` and `schema`: learn what an experiment file can contain."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from undrift.cli import completing
+from undrift.cli import completion
 from undrift.cli.app import app
 from undrift.utils.errors import UndriftError
 
 
 @app.command()
 def init(
-    path: Annotated[Path, typer.Argument(help="The file to write.")] = Path("experiment.toml"),
+    path: Annotated[Path, typer.Argument(help="File to write.")] = Path("experiment.toml"),
 ) -> None:
-    """Write a commented experiment file to start from."""
+    """Write a commented experiment file that runs as it is."""
     from undrift.experiments.teaching import starter
     from undrift.utils.files import written_whole
 
     if path.exists():
-        raise UndriftError(f"{path} exists already: name another file.")
+        raise UndriftError(f"{path} exists already: choose another file name.")
     with written_whole(path) as partial:
         partial.write_text(starter())
     Console(highlight=False, markup=False).print(
@@ -35,14 +35,14 @@ def list_(
     what: Annotated[
         str | None,
         typer.Argument(
-            help="methods, data, models, partitions, samplers, solvers, devices, paces, laws, "
-            "amounts, systems, papers, …; left out: all but the papers.",
+            help="What to list: methods, data, models, partitions, samplers, solvers, devices, "
+            "paces, laws, amounts, systems, papers, … Default: everything except papers.",
             show_default=False,
-            autocompletion=completing.words(completing.WORDS, ["papers"]),
+            autocompletion=completion.choices(completion.NAMES, ["papers"]),
         ),
     ] = None,
 ) -> None:
-    """Name what an experiment file can use, with a line about each."""
+    """List the methods, data sets, models, … that an experiment file can use."""
     if what == "papers":
         from undrift.reproduce.findings_terminal import listing as reproductions
         from undrift.reproduce.registry import papers
@@ -59,18 +59,19 @@ def show(
     kind: Annotated[
         str,
         typer.Argument(
-            help="method, data, model, solver, device, pace, system, …",
-            autocompletion=completing.words(completing.KINDS),
+            help="Kind of thing: method, data, model, solver, device, pace, system, …",
+            autocompletion=completion.choices(completion.KINDS),
         ),
     ],
     name: Annotated[
         str,
         typer.Argument(
-            help="Its name, as `undrift list` gives it.", autocompletion=completing.names
+            help="Name, as `undrift list` prints it.",
+            autocompletion=completion.names_of_kind,
         ),
     ],
 ) -> None:
-    """Explain one of them: formula, paper, parameters with defaults, and how to write it."""
+    """Explain one method, data set, model, …: formula, paper, parameters, example."""
     from undrift.experiments.teaching import showing
 
     Console(highlight=False).print(showing(kind, name))
@@ -78,7 +79,7 @@ def show(
 
 @app.command()
 def schema() -> None:
-    """Print the JSON schema of experiment files, for completion in editors."""
+    """Print the JSON schema of experiment files, for editors that complete and check."""
     from undrift.experiments.schema import text
 
     typer.echo(text(), nl=False)

@@ -8,42 +8,49 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from undrift.cli import completing
-from undrift.cli.app import Open, app, show_page
+from undrift.cli import completion
+from undrift.cli.app import Open, app, open_page
 
 
 @app.command()
 def report(
     folders: Annotated[
         list[Path],
-        typer.Argument(help="Run folders, one or several.", autocompletion=completing.run_folders),
+        typer.Argument(help="One or more run folders.", autocompletion=completion.run_folders),
     ],
-    out: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
     targets: Annotated[
         list[str] | None,
         typer.Option(
             "--target",
             metavar="METRIC=VALUE",
-            help="A level to reach, e.g. test_accuracy=0.9; may be repeated.",
+            help="Report what each run needed to reach this value, e.g. test_accuracy=0.9. "
+            "Repeatable.",
         ),
     ] = None,
     baseline: Annotated[
         str | None,
-        typer.Option(help="The method that savings are against, by its label.", show_default=False),
+        typer.Option(
+            help="Label of the method that savings are computed against.", show_default=False
+        ),
     ] = None,
     figures: Annotated[
         Path | None,
-        typer.Option(help="Also write the figures here, as SVG and PNG.", show_default=False),
+        typer.Option(
+            help="Also write the figures to this folder, as SVG and PNG.", show_default=False
+        ),
     ] = None,
     csv: Annotated[
         Path | None,
-        typer.Option(help="Also write tables and records here, as CSV.", show_default=False),
+        typer.Option(
+            help="Also write tables and records to this folder, as CSV.", show_default=False
+        ),
     ] = None,
     open_: Open = False,
 ) -> None:
     """Make one HTML page of runs: curves, tables, savings, the partition, diagnostics.
 
-    It needs no network and can be sent to anyone.
+    The page is one self-contained file: it needs no network and no other files.
     """
     from undrift.report import write_csv, write_figures, write_report
     from undrift.report.tables import as_target
@@ -59,4 +66,4 @@ def report(
         written = write_csv(folders, csv)
         console.print(f"{len(written)} tables are in {csv}", soft_wrap=True)
     if open_:
-        show_page(path)
+        open_page(path)

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from undrift.cli import completing
-from undrift.cli.app import Open, app, show_page
+from undrift.cli import completion
+from undrift.cli.app import Open, app, open_page
 from undrift.utils.errors import UndriftError
 
 
@@ -18,45 +18,48 @@ def reproduce(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="Which; --list names all, with what they cost.",
+            help="Name of the reproduction; --list shows all names.",
             show_default=False,
-            autocompletion=completing.words(completing.REPRODUCTIONS),
+            autocompletion=completion.choices(completion.REPRODUCTIONS),
         ),
     ] = None,
     seeds: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="How many seeds; more may be added to a folder later, to all of its parts.",
+            help="Number of seeds. Default: the reproduction's own, or 1 with --quick. A later "
+            "call with more seeds adds them to the folder.",
             show_default=False,
         ),
     ] = None,
     part: Annotated[
         list[str] | None,
         typer.Option(
-            help="Only this part, such as a row or a panel; may be repeated. Parts may be added "
-            "to a folder later; a wrong one is answered with the list of them.",
+            help="Run only this part, such as one row or panel. Repeatable. A later call adds "
+            "parts to the folder; a wrong name prints the list of parts.",
             show_default=False,
         ),
     ] = None,
     quick: Annotated[
         bool,
-        typer.Option("--quick", help="A reduced version, in about a minute, with the same claims."),
+        typer.Option(
+            "--quick", help="Run a reduced version that checks the same claims in about a minute."
+        ),
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option(help="The folder (default: reproductions/NAME).", show_default=False),
+        typer.Option(help="Folder to write. Default: reproductions/NAME.", show_default=False),
     ] = None,
     all_: Annotated[
-        bool, typer.Option("--list", help="Name all, with what they show and cost.")
+        bool, typer.Option("--list", help="List all reproductions with their cost, and exit.")
     ] = False,
     open_: Open = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")] = False,
 ) -> None:
-    """Reproduce a figure or table of a paper, next to the published numbers.
+    """Reproduce a figure or table of a paper and compare it with the published numbers.
 
-    Prints which of the paper's claims hold here, draws the figure and writes a report. Everything
-    is kept in the folder: after Ctrl-C or a kill, the same command goes on.
+    The command prints which of the paper's claims hold, draws the figure and writes a report. All
+    results are stored in the folder: after Ctrl-C or a kill, the same command continues.
     """
     from undrift.reproduce.findings_page import REPORT
     from undrift.reproduce.findings_terminal import listing, summary
@@ -70,14 +73,14 @@ def reproduce(
         console.print(listing(papers()))
         return
     if name is None:
-        raise UndriftError("Name what to reproduce; undrift reproduce --list names all.")
+        raise UndriftError("NAME is missing: undrift reproduce --list shows the names.")
     reproduction = find(name)
     folder = out or default_folder(name, quick)
-    said = Console(stderr=True, highlight=False, markup=False, quiet=quiet)
+    messages = Console(stderr=True, highlight=False, markup=False, quiet=quiet)
     try:
-        found = do(name, folder, quick, seeds, part or (), said)
+        found = do(name, folder, quick, seeds, part or (), messages)
     except Interrupted as interrupted:
-        said.print(str(interrupted))
+        messages.print(str(interrupted))
         raise typer.Exit(130) from None
     console.print(f"{name}: {reproduction.shows}" + (" (quick)" if quick else ""), style="bold")
     if quick:
@@ -86,4 +89,4 @@ def reproduce(
     console.print(summary(reproduction, found))
     console.print(f"\nThe report is {folder / REPORT}.", soft_wrap=True)
     if open_:
-        show_page(folder / REPORT)
+        open_page(folder / REPORT)

@@ -11,26 +11,32 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from undrift.cli import completing
-from undrift.cli.app import app, parsed
+from undrift.cli import completion
+from undrift.cli.app import app, parse_settings
 from undrift.utils.display import redraws
 
 if TYPE_CHECKING:
     from undrift.experiments.experiment import Experiment
     from undrift.runs.driver import RunOutcome
 
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")]
 Workers = Annotated[
     int | None,
-    typer.Option(min=1, help="With the ray engine: how many processes.", show_default=False),
+    typer.Option(
+        min=1,
+        help="Number of worker processes (ray engine only). Default: the file's engine.workers.",
+        show_default=False,
+    ),
 ]
 Address = Annotated[
     str | None,
     typer.Option(
-        help="With the ray engine: the cluster, auto or the head's host:port.", show_default=False
+        help="Ray cluster to join (ray engine only): 'auto' or the head node's host:port. Default: "
+        "the file's engine.address.",
+        show_default=False,
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print every record as a line of JSON.")]
+Json = Annotated[bool, typer.Option("--json", help="Print each record as one line of JSON.")]
 
 
 @app.command()
@@ -38,8 +44,8 @@ def run(
     experiment: Annotated[
         Path,
         typer.Argument(
-            help="An experiment file (TOML); `undrift init` writes one.",
-            autocompletion=completing.experiments,
+            help="Experiment file (TOML). `undrift init` writes one.",
+            autocompletion=completion.experiments,
         ),
     ],
     settings: Annotated[
@@ -47,37 +53,38 @@ def run(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Change a key of the file, e.g. rounds=10, local.lr=0.01 or "
-            "method.FedDyn.alpha=0.1; may be repeated.",
+            help="Override a key of the file, e.g. rounds=10, local.lr=0.01 or "
+            "method.FedDyn.alpha=0.1. Repeatable.",
         ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="The run folder; otherwise the file's output.folder.", show_default=False
+            help="Run folder to write. Default: the file's output.folder.", show_default=False
         ),
     ] = None,
     only: Annotated[
         str | None,
         typer.Option(
-            help="Run one method of the file, by its label.",
+            help="Run only the method with this label.",
             show_default=False,
-            autocompletion=completing.labels,
+            autocompletion=completion.labels,
         ),
     ] = None,
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Print the resolved experiment and what it will cost, and stop."
+            "--dry-run",
+            help="Print the experiment with all defaults and its expected cost; run nothing.",
         ),
     ] = False,
     engine: Annotated[
         str | None,
         typer.Option(
-            help="How clients' work is computed: auto, vectorised, serial or ray; otherwise as the "
-            "file says.",
+            help="Engine that computes the clients' work: auto, vectorised, serial or ray. "
+            "Default: the file's engine.name.",
             show_default=False,
-            autocompletion=completing.words(completing.ENGINES),
+            autocompletion=completion.choices(completion.ENGINES),
         ),
     ] = None,
     workers: Workers = None,
@@ -87,13 +94,16 @@ def run(
 ) -> None:
     """Run an experiment: every method with every seed, on the same cohorts and batches.
 
-    Every round is committed to the run folder. Ctrl-C finishes the round; after that, a crash or a
-    kill, `undrift resume DIR` goes on and ends as if nothing had happened.
+    Each round is committed to the run folder. Ctrl-C stops after the current round. After Ctrl-C,
+    a crash or a kill, `undrift resume FOLDER` continues; the results are the same, to the bit, as
+    those of a run that was never interrupted.
     """
     from undrift.experiments.experiment import Experiment
     from undrift.runs.planning import only as only_method
 
-    changes = parsed(settings or []) | _engine(name=engine, workers=workers, address=address)
+    changes = parse_settings(settings or []) | _engine(
+        name=engine, workers=workers, address=address
+    )
     found = Experiment.load(experiment, changes)
     found = found if only is None else only_method(found, only)
     folder = out or Path(str(found.output.folder))
@@ -105,14 +115,18 @@ def run(
 
 app.command(
     name="compare",
-    help="Compare the methods of an experiment on equal cohorts and batches: another name for run.",
+    help="Compare the methods of an experiment file: another name for `undrift run`.",
 )(run)
 
 
 @app.command()
 def resume(
     folder: Annotated[
-        Path, typer.Argument(help="A run folder.", autocompletion=completing.run_folders)
+        Path,
+        typer.Argument(
+            help="Run folder of `undrift run` or `undrift deploy server`.",
+            autocompletion=completion.run_folders,
+        ),
     ],
     rounds: Annotated[
         int | None,
@@ -145,7 +159,7 @@ def resume(
 
 
 def _engine(**asked: str | int | None) -> dict[str, object]:
-    """What the command says of the engine, as settings of the file."""
+    """The engine options that were given, as keys of the experiment file."""
     return {f"engine.{key}": value for key, value in asked.items() if value is not None}
 
 
@@ -166,7 +180,7 @@ def _do(
 def conclude(
     outcomes: Sequence[RunOutcome], experiment: Experiment, folder: Path, said: Console
 ) -> None:
-    """Show where the runs ended, and how to go on."""
+    """Print the final metrics and the next command; exit with 130 if a run was interrupted."""
     from undrift.report.reading import read_runs
     from undrift.report.terminal_table import final
 

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from undrift.cli import completing
-from undrift.cli.app import Open, app, parsed, show_page
+from undrift.cli import completion
+from undrift.cli.app import Open, app, open_page, parse_settings
 
 
 @app.command()
@@ -17,35 +17,44 @@ def sweep(
     experiment: Annotated[
         Path,
         typer.Argument(
-            help="An experiment file with a [sweep] table.", autocompletion=completing.experiments
+            help="Experiment file with a [sweep] table.", autocompletion=completion.experiments
         ),
     ],
     out: Annotated[
         Path | None,
         typer.Option(
-            help="The folder; otherwise the experiment's, with -sweep after it.", show_default=False
+            help="Folder to write. Default: the file's output.folder plus -sweep.",
+            show_default=False,
         ),
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Points that run at the same time.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of points to run in parallel.")] = 1,
     metric: Annotated[
-        str, typer.Option(help="What points are judged by, on the validation part.")
+        str,
+        typer.Option(help="Metric of the validation part that points are compared by."),
     ] = "validation_accuracy",
     trials: Annotated[
         int | None,
-        typer.Option(min=1, help="How many points of a range to try per method (Optuna)."),
+        typer.Option(
+            min=1,
+            help="Number of points to try per method when the table has ranges (needs Optuna).",
+        ),
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the file."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Override a key of the file, e.g. rounds=10. Repeatable.",
+        ),
     ] = None,
     open_: Open = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")] = False,
 ) -> None:
-    """Tune every method on its own grid or by a search, judged on the validation part.
+    """Tune every method by a grid or a search, compared on the validation part.
 
-    In the file: `[sweep]`, then `"local.lr" = [0.1, 0.01]`, `"method.FedDyn.alpha" = [0.1, 1]`, or
-    a range `{ low = 1e-3, high = 1, log = true }`. Finished points are never run twice: a sweep
-    that was stopped goes on where it was.
+    The file's `[sweep]` table lists what to try, e.g. `"local.lr" = [0.1, 0.01]` or
+    `"method.FedDyn.alpha" = [0.1, 1]`, or gives a range, `{ low = 1e-3, high = 1, log = true }`.
+    Finished points are not run again: after an interruption, the same command continues.
     """
     from undrift.report import write_report
     from undrift.runs.sweeps.sweep import run_sweep
@@ -58,23 +67,27 @@ def sweep(
             jobs=jobs,
             metric=metric,
             trials=trials,
-            settings=parsed(settings or []),
+            settings=parse_settings(settings or []),
             progress=not quiet,
         )
     except KeyboardInterrupt:
-        Console(stderr=True).print("Interrupted; the same command goes on where it was.")
+        Console(stderr=True).print("Interrupted; the same command continues the sweep.")
         raise typer.Exit(130) from None
     console.print(found.table())
     for verdict in found.failed():
-        said = f"{verdict.point.label}: {verdict.reason}"
-        console.print(said, soft_wrap=True, markup=False)
+        message = f"{verdict.point.label}: {verdict.reason}"
+        console.print(message, soft_wrap=True, markup=False)
     folders = list(found.folders().values())
     if folders:
         page = write_report(folders, found.folder / "report.html")
-        console.print(f"The best of every method are in {page}", soft_wrap=True, markup=False)
+        console.print(
+            f"The report on the best run of every method is in {page}", soft_wrap=True, markup=False
+        )
         if open_:
-            show_page(page)
+            open_page(page)
     for file in found.files:
-        console.print(f"Run them with: undrift run {file}", soft_wrap=True, markup=False)
+        console.print(
+            f"Run the best settings with: undrift run {file}", soft_wrap=True, markup=False
+        )
     if found.failed():
         raise typer.Exit(1)

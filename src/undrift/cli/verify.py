@@ -8,8 +8,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 
-from undrift.cli import completing
-from undrift.cli.app import app, hanging, parsed
+from undrift.cli import completion
+from undrift.cli.app import app, hanging_table, parse_settings
 from undrift.utils.display import progress
 from undrift.utils.errors import UndriftError
 
@@ -19,29 +19,32 @@ def verify(
     method: Annotated[
         str | None,
         typer.Argument(
-            help="Your own method, as file.py:Class or module:Class (a class or an instance), or "
-            "the name of one of ours. Left out: every method of undrift.",
+            help="Method to verify: the name of one of undrift's, or your own as file.py:Class or "
+            "module:Class (a class or an instance). Default: all methods of undrift.",
             show_default=False,
-            autocompletion=completing.methods,
+            autocompletion=completion.methods,
         ),
     ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="NAME=VALUE", help="A parameter of your class; may be repeated."
+            "--set",
+            metavar="NAME=VALUE",
+            help="Set a parameter of your own method, e.g. alpha=1. Repeatable.",
         ),
     ] = None,
     json: Annotated[
         bool,
         typer.Option(
-            "--json", help="Print a list of {method, fact, expected, measured, error, holds}."
+            "--json",
+            help="Print a JSON list of {method, fact, expected, measured, error, holds}.",
         ),
     ] = False,
 ) -> None:
-    """Check methods against facts: closed forms, equivalences and invariances.
+    """Check methods against proven facts: closed forms, equivalences, invariances.
 
-    Each cell of the table is the measured error; the allowed one stands under the name of the fact.
-    A dot means that the fact says nothing about the method. The exit status is 1 if any fact fails.
+    Each cell of the table is a measured error; the largest allowed error is in the table's head. A
+    dot means that the fact does not apply to the method. The exit status is 1 if any fact fails.
 
     The verification problems are small quadratics with curvature between 0.5 and 1.5: give
     your method parameters that suit them, e.g. --set alpha=1.
@@ -50,9 +53,9 @@ def verify(
     from undrift.verify import verify as check
 
     if method is None and settings:
-        raise UndriftError("--set gives parameters to your own method: name it first.")
+        raise UndriftError("--set needs a method: undrift verify METHOD --set NAME=VALUE.")
     subjects = ours() if method is None else named(method)
-    subjects = subjects or [load(str(method), parsed(settings or []))]
+    subjects = subjects or [load(str(method), parse_settings(settings or []))]
     verdicts = []
     bar = progress(
         TextColumn("verifying {task.description}"),
@@ -76,10 +79,10 @@ def verify(
             for table in tables(verdicts):
                 console.print(table)
                 console.print()
-            console.print(hanging({f"[bold]{f.name}[/]": f.meaning for f in FACTS}.items()))
+            console.print(hanging_table({f"[bold]{f.name}[/]": f.meaning for f in FACTS}.items()))
             console.print()
         if failed:
-            console.print(hanging(("[bold red]✗[/]", line) for line in failed))
+            console.print(hanging_table(("[bold red]✗[/]", line) for line in failed))
         if held:
             console.print(f"{held} of {len(measured)} facts hold.")
     if failed:

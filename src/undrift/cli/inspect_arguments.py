@@ -1,4 +1,4 @@
-"""The data and the model that the words of `undrift inspect` stand for."""
+"""Build the data and the model that the arguments of `undrift inspect` name."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from undrift.nets.models import MODELS, fitting
 from undrift.utils.errors import UndriftError, require, require_choice
 
 
-def sources() -> list[tuple[str, str]]:
-    """Every source, and what it is."""
+def list_sources() -> list[tuple[str, str]]:
+    """Every data source as (name, first line of its docstring)."""
     return [(name, (source.__doc__ or "").partition("\n")[0]) for name, source in SOURCES.items()]
 
 
-def chosen_data(
+def load_data(
     source: str,
     seed: int,
     settings: dict[str, Any],
@@ -28,21 +28,24 @@ def chosen_data(
     sizes: str | None = None,
     clients: int | None = None,
 ) -> FederatedData:
-    """The data of a named source, or of a folder of client files."""
+    """Load a data set by its name, or the folder of client files at the path `source`."""
     options: dict[str, Any] = {} if clients is None else {"clients": clients}
-    known = source.replace("_", "-") if source.replace("_", "-") in SOURCES else source
+    hyphenated = source.replace("_", "-")
+    known = hyphenated if hyphenated in SOURCES else source
     if known not in SOURCES and Path(source).is_dir():
         given = {"partition": partition, "sizes": sizes, "clients": clients}
         for name in [name for name, value in given.items() if value is not None]:
-            raise UndriftError(f"The files of a folder are the clients, so --{name} means nothing.")
+            raise UndriftError(
+                f"--{name} does not apply to a folder: each of its files is one client."
+            )
         takes = inspect.signature(FederatedData.from_folder).parameters
         for name in settings:
             require_choice("A parameter of a folder", name, takes)
         return FederatedData.from_folder(source, **settings)
     if known not in SOURCES and not get_close_matches(source, SOURCES, n=1):
         raise UndriftError(
-            f"There is no folder {source}, and no data set of that name: undrift inspect --list "
-            f"names them."
+            f"There is no folder and no data set named {source}: undrift inspect --list shows the "
+            "data sets."
         )
     require_choice("The data set", known, SOURCES)
     build = SOURCES[known]
@@ -50,34 +53,34 @@ def chosen_data(
     if partition is not None:
         options["partition"] = as_partition(partition, sizes)
     require(
-        sizes is None or partition is not None, "--sizes belongs to a --partition: give that too."
+        sizes is None or partition is not None, "--sizes needs a --partition, e.g. --partition iid."
     )
     require(
         "partition" in takes or "partition" not in options,
-        f"{source} is made client by client, so it takes no partition and no sizes.",
+        f"{source} is generated client by client, so it takes neither --partition nor --sizes.",
     )
     for name in settings:
-        require(
+        require(  # they have options of their own, which would be overridden silently
             name not in ("seed", "clients", "partition"),
-            f"--set {name}=… means --{name}: use that.",
+            f"Use --{name} instead of --set {name}=….",
         )
         require_choice(f"A parameter of {source}", name, takes)
     return build(seed=seed, **{**options, **settings})
 
 
-def chosen_model(words: str, data: FederatedData) -> nn.Module:
-    """A model for the data: "logistic", "mlp:200-100", "cifar_cnn"."""
+def make_model(words: str, data: FederatedData) -> nn.Module:
+    """Build a model that fits the data, from a name such as "logistic" or "mlp:200-100"."""
     name, _, widths = words.partition(":")
     y = data.train.y
     require(
         not y.is_floating_point(),
-        "A model by its name classifies, but these targets are no classes.",
+        "--model names a classifier, but the targets of these data are not classes.",
     )
     classes = len(data.classes) if data.classes is not None else int(y.max()) + 1
     options: dict[str, Any] = {}
     if widths:
         require_choice("model", name, MODELS)
-        require(name == "mlp", f"Only mlp takes widths, as in mlp:200-100, not {name}.")
+        require(name == "mlp", f"{name} takes no widths; only mlp does, as in mlp:200-100.")
         try:
             options["hidden"] = [int(width) for width in widths.split("-")]
         except ValueError:

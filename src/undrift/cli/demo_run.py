@@ -1,4 +1,4 @@
-"""`undrift demo`: every method on synthetic(1,1), on the same cohorts and batches."""
+"""The body of `undrift demo`: all methods on synthetic(1,1), on the same cohorts and batches."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ from undrift.report.result import Result
 from undrift.utils.display import redraws
 from undrift.utils.errors import Diverged, UndriftError
 
-SLOWEST, STEPS = 2, 12
+SLOWEST_STEPS, STEPS = 2, 12
 LOCAL = SGD(lr=0.03, batch_size=10, steps=STEPS)
-DEVICES = Devices(speed=Ladder(SLOWEST, STEPS))
-"""Within a second the fastest manages all of its steps, and the slowest two."""
+DEVICES = Devices(speed=Ladder(SLOWEST_STEPS, STEPS))
+"""In one second, the fastest device does all of its steps and the slowest only two."""
 PACE = Deadline(1.0)
 ROUNDS = 100
-REFRESH = 0.5
-"""Seconds between two looks at the table on a terminal."""
-PAUSE = 5.0
-"""Seconds between two lines where nothing can be drawn over."""
+TABLE_SECONDS = 0.5
+"""Time between two updates of the table, on a terminal that can redraw."""
+LINE_SECONDS = 5.0
+"""Time between two progress lines elsewhere, such as in a pipe."""
 PARTS = TRAINING, EVALUATION, TABLE, REPORT = "training", "evaluation", "table", "report"
-"""Of its time, besides the start."""
+"""The parts of the run that `--profile` times."""
 
 
 def demo_methods() -> dict[str, Method]:
-    """Every method, with parameters that suit the demonstration."""
+    """Every method, with parameters that suit the demo's data."""
     return {
         "DistributedSGD": m.DistributedSGD(),
         "FedAvg": m.FedAvg(),
@@ -76,9 +76,18 @@ def run_demo(
     report: Path = Path("undrift-demo.html"),
     watch: Stopwatch | None = None,
 ) -> list[Result]:
-    """Run the demonstration, with a live table, and write the report (and a picture).
+    """Train all methods with a live table, and write the report and, if asked, a picture.
 
-    A stopwatch that is given learns what training, evaluation, the table and the report took.
+    Parameters
+    ----------
+    console
+        prints the table and the messages
+    rounds, cohort, seed
+        rounds to train; clients per round, None for all 30; seed of all random numbers
+    picture, report
+        files to write
+    watch
+        a stopwatch that records the seconds of each of `PARTS`
     """
     watch = watch or Stopwatch()
     data = synthetic(1, 1, clients=30, seed=seed)
@@ -87,7 +96,7 @@ def run_demo(
     for label, method in demo_methods().items():
         try:
             with warnings.catch_warnings():
-                # α = 1, as in the paper's figure, is outside the bound of its theorem.
+                # The paper's figure uses α = 1, which its theorem does not cover.
                 warnings.filterwarnings("ignore", message="asyncFedDR's alpha")
                 spec = RunSpec(
                     method,
@@ -102,15 +111,15 @@ def run_demo(
                     pace=None if method.meant_asynchronous else PACE,
                 )
                 runs[label] = loop(spec, EngineOptions())
-        except UndriftError as refusal:
+        except UndriftError as error:
             if cohort is None or cohort > len(data):
                 raise
-            console.print(f"left out: {refusal}")
-    who = "all of them" if cohort is None else f"{cohort} of them"
+            console.print(f"left out: {error}")  # the method needs all clients in every round
+    who = "all" if cohort is None else f"{cohort}"
     console.print(
-        f"{data.name}: {len(data)} clients with {len(data.train):,} samples, {who} in every round; "
-        f"each should do {STEPS} steps of SGD, but by the end of a round the slower devices have "
-        f"managed only {SLOWEST} or a few more; asynchronous methods need not wait for them",
+        f"{data.name}: {len(data)} clients with {len(data.train):,} samples, {who} in every round. "
+        f"A round gives each client time for up to {STEPS} steps of SGD; the slowest device does "
+        f"{SLOWEST_STEPS}. Asynchronous methods do not wait for slow devices.",
         highlight=False,
     )
     _train(console, runs, rounds, watch)
@@ -123,7 +132,7 @@ def run_demo(
 
 
 def _train(console: Console, runs: dict[str, Loop], rounds: int, watch: Stopwatch) -> None:
-    """Do the rounds, with a table that shows on a terminal how far they are."""
+    """Run all rounds and show the table: live on a terminal, otherwise once at the end."""
     bar = Progress(
         TextColumn("rounds"),
         BarColumn(),
@@ -142,8 +151,8 @@ def _train(console: Console, runs: dict[str, Loop], rounds: int, watch: Stopwatc
 
         done, shown = 0, time.monotonic()
         with watch.at(base, "measure", EVALUATION), watch.part(TRAINING):
-            for done in in_turn(runs):
-                if time.monotonic() - shown < (REFRESH if redrawn else PAUSE):
+            for done in rounds_in_turn(runs):
+                if time.monotonic() - shown < (TABLE_SECONDS if redrawn else LINE_SECONDS):
                     continue
                 with watch.part(TABLE):
                     if redrawn:
@@ -155,23 +164,23 @@ def _train(console: Console, runs: dict[str, Loop], rounds: int, watch: Stopwatc
     console.print()
 
 
-def in_turn(runs: dict[str, Loop]) -> Iterator[int]:
-    """Do a round of every method in turn, so that all can be watched; yields the round."""
-    going = {label: run.rounds() for label, run in runs.items()}
-    while going:
-        for label in list(going):
+def rounds_in_turn(runs: dict[str, Loop]) -> Iterator[int]:
+    """Run one round of each method in turn, so that the table compares equals; yields the round."""
+    iterators = {label: run.rounds() for label, run in runs.items()}
+    while iterators:
+        for label in list(iterators):
             try:
-                record = next(going[label])
+                record = next(iterators[label])
                 yield record.round
             except StopIteration:
-                del going[label]
+                del iterators[label]
             except Diverged as error:
                 runs[label].stopped, runs[label].diverged = str(error), True
-                del going[label]
+                del iterators[label]
 
 
 def live_table(results: list[Result]) -> Table:
-    """The state of every method: narrow enough for 80 columns, the best of a column in green."""
+    """The last metrics of every method, in 80 columns; the best value of a column is green."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("method", no_wrap=True)
     columns = {

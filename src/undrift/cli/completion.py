@@ -1,7 +1,7 @@
-"""What the shell offers when a word is completed.
+"""Shell completion of arguments and options.
 
-It must answer at once, so nothing here reads torch. The words are therefore written down once more;
-a test compares them with what there is.
+The shell waits for the answer, so this module must not import torch. It therefore repeats the names
+of methods, data sets and so on; a test compares them with the originals.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-WORDS: dict[str, tuple[str, ...]] = {
+NAMES: dict[str, tuple[str, ...]] = {
     "methods": (
         *("DistributedSGD", "FedAvg", "FedProx", "SCAFFOLD", "VRLSGD", "FedNova", "FedAvgMin"),
         *("FedDyn", "FedPD", "FedSplit", "FedDR", "FedLGA", "AsyncFedDR", "FedAsync", "FedBuff"),
@@ -42,13 +42,13 @@ WORDS: dict[str, tuple[str, ...]] = {
     "availabilities": ("always", "duty"),
     "paces": ("all", "deadline", "first", "asynchronous"),
 }
-"""What `undrift list` names, by group."""
+"""The names that `undrift list` prints, by group."""
 IRREGULAR = {"sizes": "sizes", "staleness": "staleness", "availability": "availabilities"}
 KINDS = {
-    **{each.removesuffix("s"): each for each in WORDS if each not in IRREGULAR.values()},
+    **{each.removesuffix("s"): each for each in NAMES if each not in IRREGULAR.values()},
     **IRREGULAR,
 }
-"""The words of `undrift show`, with the group each belongs to."""
+"""The kinds that `undrift show` takes (singular), with their group of `NAMES` (plural)."""
 REPRODUCTIONS = (
     *("fedavg-tridiagonal", "fedavg-local-steps", "fedavg-participation", "fedavg-schemes"),
     *("fedavg-bounds", "fednova-quadratics", "fednova-prox-tradeoff", "fednova-synthetic"),
@@ -60,63 +60,63 @@ WORKLOADS = ("W1", "W2", "W3", "W4", "W5", "W6")
 ENGINES = ("auto", "vectorised", "serial", "ray")
 
 
-def words(*known: Iterable[str]) -> Callable[[str], list[str]]:
-    """Completes one of the words."""
+def choices(*groups: Iterable[str]) -> Callable[[str], list[str]]:
+    """A completer for one of the given words."""
 
     def complete(incomplete: str) -> list[str]:
-        return [word for several in known for word in several if word.startswith(incomplete)]
+        return [word for group in groups for word in group if word.startswith(incomplete)]
 
     return complete
 
 
 def experiments(incomplete: str) -> list[str]:
-    """Completes an experiment file."""
-    found = [path for path in _near(incomplete) if path.suffix == ".toml"]
+    """Complete the path of an experiment file."""
+    found = [path for path in _paths(incomplete) if path.suffix == ".toml"]
     return [str(path) for path in found if "[[method" in _text(path)]
 
 
 def run_folders(incomplete: str) -> list[str]:
-    """Completes a run folder."""
-    return [str(path) for path in _near(incomplete) if (path / "about.json").is_file()]
+    """Complete the path of a run folder."""
+    return [str(path) for path in _paths(incomplete) if (path / "about.json").is_file()]
 
 
 def apps(incomplete: str) -> list[str]:
-    """Completes a folder that can be deployed."""
-    both = ("experiment.toml", "site.py")
-    found = _near(incomplete)
-    return [str(path) for path in found if all((path / name).is_file() for name in both)]
+    """Complete the path of an app folder for `undrift deploy`."""
+    files = ("experiment.toml", "site.py")
+    found = _paths(incomplete)
+    return [str(path) for path in found if all((path / name).is_file() for name in files)]
 
 
 def sources(incomplete: str) -> list[str]:
-    """Completes a data set, an experiment file or a folder of client files."""
+    """Complete a data set, an experiment file or a folder of client files."""
     files = (".csv", ".npz", ".parquet")
-    folders = {str(path.parent) for path in _near(incomplete) if path.suffix in files}
+    folders = {str(path.parent) for path in _paths(incomplete) if path.suffix in files}
     folders.discard(".")
-    return [*words(WORDS["data"])(incomplete), *experiments(incomplete), *sorted(folders)]
+    return [*choices(NAMES["data"])(incomplete), *experiments(incomplete), *sorted(folders)]
 
 
 def methods(incomplete: str) -> list[str]:
-    """Completes a method of ours, or a file that may have one."""
-    own = [f"{path}:" for path in _near(incomplete) if path.suffix == ".py"]
-    return [*words(WORDS["methods"])(incomplete), *own]
+    """Complete the name of a method, or a Python file that may define one."""
+    own = [f"{path}:" for path in _paths(incomplete) if path.suffix == ".py"]
+    return [*choices(NAMES["methods"])(incomplete), *own]
 
 
-def names(ctx: click.Context, incomplete: str) -> list[str]:
-    """Completes the name of a part whose kind was given before."""
+def names_of_kind(ctx: click.Context, incomplete: str) -> list[str]:
+    """Complete a name of the kind that was typed before it."""
     kind = ctx.params.get("kind", "")
-    return words(WORDS.get(KINDS.get(kind, kind), ()))(incomplete)
+    return choices(NAMES.get(KINDS.get(kind, kind), ()))(incomplete)
 
 
 def labels(ctx: click.Context, incomplete: str) -> list[str]:
-    """Completes the label of a method of the experiment that was given before."""
+    """Complete the label of a method in the experiment file that was typed before it."""
     try:
-        # With an option that still waits for its value, click leaves the arguments aside.
+        # While an option lacks its value, click leaves arguments unparsed in ctx.args.
         given = ctx.params.get("experiment") or ctx.args[0]
         found = tomllib.loads(_text(Path(given)))
-        several = [method.get("label", method["name"]) for method in found["method"]]
+        found_labels = [method.get("label", method["name"]) for method in found["method"]]
     except (LookupError, TypeError, AttributeError, ValueError):
-        return []  # a file with mistakes is a matter for the command itself
-    return [str(label) for label in several if str(label).startswith(incomplete)]
+        return []  # no file, or one with mistakes: the command itself will report them
+    return [str(label) for label in found_labels if str(label).startswith(incomplete)]
 
 
 def _text(path: Path) -> str:
@@ -126,28 +126,28 @@ def _text(path: Path) -> str:
         return ""
 
 
-DEPTH, MOST = 3, 2000
-"""How far down paths are looked for, and how many are looked at: the shell waits."""
+MAX_DEPTH, MAX_PATHS = 3, 2000
+"""Limits of the search for paths, which keep it fast: the shell waits."""
 
 
-def _near(incomplete: str) -> Iterator[Path]:
-    """Paths that begin as given, those in folders below too."""
-    looked = 0
-    waiting = [(Path(incomplete).parent if "/" in incomplete else Path(), 1)]
+def _paths(incomplete: str) -> Iterator[Path]:
+    """Paths that start with `incomplete`, also in subfolders, breadth first."""
+    visited = 0
+    queue = [(Path(incomplete).parent if "/" in incomplete else Path(), 1)]
     if incomplete.endswith("/"):
-        waiting = [(Path(incomplete), 1)]
-    while waiting:
-        folder, depth = waiting.pop(0)
+        queue = [(Path(incomplete), 1)]
+    while queue:
+        folder, depth = queue.pop(0)
         try:
             entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         except OSError:
             continue
         for entry in entries:
-            looked += 1
+            visited += 1
             path = folder / entry.name
-            begins = str(path).startswith(incomplete) or incomplete.startswith(f"{path}/")
-            if looked > MOST or entry.name.startswith((".", "__")) or not begins:
+            matches = str(path).startswith(incomplete) or incomplete.startswith(f"{path}/")
+            if visited > MAX_PATHS or entry.name.startswith((".", "__")) or not matches:
                 continue
             yield path
-            if entry.is_dir() and depth < DEPTH:
-                waiting.append((path, depth + 1))
+            if entry.is_dir() and depth < MAX_DEPTH:
+                queue.append((path, depth + 1))
