@@ -137,11 +137,11 @@ def _engine(**asked: str | int | None) -> dict[str, object]:
 
 
 def _do(experiment: Experiment, folder: Path, quiet: bool, as_json: bool) -> None:
-    from undrift.experiments.building import build_data, build_engine
+    from undrift.experiments.building import build_data
     from undrift.runs.planning import claim, run_experiment
     from undrift.runs.watching import watching
 
-    build_engine(experiment).require_ready()  # so that no folder is begun in vain
+    experiment.engine_options().require_ready()  # so that no folder is begun in vain
     claim(experiment, folder)
     said = Console(stderr=True, highlight=False, markup=False, quiet=quiet or as_json)
     if redraws(said):

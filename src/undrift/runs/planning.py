@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from undrift.core.losses import Losses
 from undrift.data.federated import FederatedData
 from undrift.experiments.building import (
     build_data,
-    build_devices,
-    build_engine,
-    build_evaluation,
-    build_limit,
-    build_local,
-    build_methods,
+    build_losses,
     build_model,
-    build_paces,
-    build_sampler,
-    build_target,
 )
 from undrift.experiments.experiment import Experiment
 from undrift.runs.execution import Keeping, Outcome, Plan, Watcher, execute
@@ -27,31 +21,42 @@ from undrift.runs.loggers import Logger, make_logger
 from undrift.utils.errors import UndriftError, require
 
 
+@dataclass
+class ExperimentPlan(Plan):
+    """The runs of an experiment file."""
+
+    experiment: Experiment = field(kw_only=True)
+
+    def losses(self, seed: int) -> Losses:
+        return build_losses(self.experiment, self.data, seed)
+
+
 def plan_of(experiment: Experiment, data: FederatedData) -> Plan:
     """The runs of an experiment."""
-    return Plan(
+    return ExperimentPlan(
+        experiment=experiment,
         data=data,
         model=lambda seed: build_model(experiment, data, seed),
-        devices=build_devices(experiment),
-        engine=build_engine(experiment),
+        devices=experiment.device_profiles(),
+        engine=experiment.engine_options(),
         **asked_of(experiment),
     )
 
 
 def asked_of(experiment: Experiment) -> dict[str, Any]:
     """What the runs of an experiment do, wherever the data are and whoever computes."""
-    methods = build_methods(experiment)
+    methods = experiment.methods()
     return {
         "methods": methods,
-        "local": {label: build_local(experiment, label) for label in methods},
+        "local": {label: experiment.local_of(label) for label in methods},
         "rounds": experiment.rounds,
         "seeds": experiment.seeds,
-        "cohort": build_sampler(experiment, methods),
+        "cohort": experiment.cohort(),
         "objective": experiment.objective,
-        "evaluation": build_evaluation(experiment),
-        "limit": build_limit(experiment),
-        "paces": build_paces(experiment),
-        "target": build_target(experiment),
+        "evaluation": experiment.evaluation_settings(),
+        "limit": experiment.limits(),
+        "paces": experiment.paces(),
+        "target": experiment.targets(),
         "settings": experiment.resolved(),
     }
 
@@ -76,7 +81,7 @@ def run_experiment(
 
     The folder of another experiment is refused.
     """
-    build_engine(experiment).require_ready()
+    experiment.engine_options().require_ready()
     claim(experiment, folder)
     plan = plan_of(experiment, build_data(experiment) if data is None else data)
     return execute(plan, folder, keeping_of(experiment), watcher)

@@ -253,6 +253,12 @@ class _Sweep:
         except UndriftError as error:
             raise UndriftError(f"{path}: {error}") from None
         self.spaces = spaces(self.experiment.sweep, self._base["method"])
+        changes_loss = any(key.partition(".")[0] == "loss" for key in self.experiment.sweep)
+        require(
+            not changes_loss or metric != "validation_loss",
+            "[sweep] changes the loss, so its points cannot be compared by validation_loss: use "
+            "--metric validation_accuracy.",
+        )
         if trials is not None:
             require_whole("trials", trials, at_least=1)
             require(
