@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
@@ -13,10 +12,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from undrift.core.clients import Roster
 from undrift.core.evaluation import Evaluation
 from undrift.core.losses import Losses
-from undrift.core.sampling import Sampler, as_sampler
+from undrift.core.sampling import Sampler
 from undrift.core.targets import Target
 from undrift.data.federated import FederatedData
 from undrift.devices import KINDS, Profiles
@@ -24,6 +22,7 @@ from undrift.engines import EngineOptions, engine_options
 from undrift.local.amounts import Unfinished
 from undrift.local.solvers import SGD, Local
 from undrift.loops import Callback, Loop, loop
+from undrift.loops.comparison import labels, require_method, same_regularizer, shared_sampler
 from undrift.loops.paces import Pace
 from undrift.loops.planning import Limit
 from undrift.methods import FedAvg, Method
@@ -261,7 +260,7 @@ def check_options(methods: Mapping[str, Method], options: Options) -> None:
             _refuse_argument(name)
     require(len(methods) > 0, "There is no method to run.")
     for method in methods.values():
-        _require_method(method)
+        require_method(method)
     loss = options.get("loss")
     require(
         not isinstance(loss, type),
@@ -327,10 +326,6 @@ def _pace_for(label: str, pace: Pace | Mapping[str, Pace] | None) -> Pace | None
     return pace.get(label) if isinstance(pace, Mapping) else pace
 
 
-def _require_method(method: object) -> None:
-    require_type("A method", method, Method, "a method such as ud.FedAvg()")
-
-
 def _finish(label: str, run: Loop, catch: bool, bars: Bars) -> Result:
     """Do all rounds of a run."""
     bars.begin(label, run.seed, run.round)
@@ -343,20 +338,6 @@ def _finish(label: str, run: Loop, catch: bool, bars: Bars) -> Result:
         run.stopped, run.diverged = str(error), True
     bars.end(label, run.seed, "diverged" if run.diverged else "finished", run.stopped)
     return Result(label, run)
-
-
-def labels(methods: Sequence[Method]) -> list[str]:
-    """A label for each method: its name, or its parameters too where names repeat."""
-    require_type("methods", methods, (list, tuple), "a list of methods, or {label: method}")
-    for method in methods:
-        _require_method(method)
-    names = Counter(method.name for method in methods)
-    found = [m.name if names[m.name] == 1 else repr(m) for m in methods]
-    require(
-        len(set(found)) == len(found),
-        "Two methods of the comparison are the same: give them labels, {label: method}.",
-    )
-    return found
 
 
 def losses_of(options: Options) -> Losses:
@@ -394,30 +375,3 @@ def _builder(data: object) -> str:
     if isinstance(data, Dataset):
         return "ud.data.FederatedData.from_dataset(dataset, partition='iid', clients=10)"
     return "ud.data.FederatedData.from_clients([(inputs, targets), …])"
-
-
-def shared_sampler(
-    cohort: int | Sampler | None, methods: Iterable[Method], losses: Losses, objective: str
-) -> Sampler:
-    """One sampler for all methods, as the schemes of all of them allow."""
-    by_weight = {method.draws_by_weight for method in methods}
-    if not isinstance(cohort, Sampler) and cohort is not None and len(by_weight) == 2:
-        # With equal q_k, uniform cohorts serve both kinds.
-        require(
-            Roster(losses.ids, losses.sizes, objective).equal,
-            "Some of these methods are defined for draws by q_k and some for uniform cohorts, so "
-            "they cannot share cohorts: use objective='clients', or name a sampler.",
-        )
-    return as_sampler(cohort, by_weight == {True})
-
-
-def same_regularizer(methods: Mapping[str, Method]) -> None:
-    """All methods of a comparison minimise the same F."""
-    found = {label: method.g for label, method in methods.items()}
-    (first, g), *others = found.items()
-    for label, other in others:
-        require(
-            other == g,
-            f"{first} has the regulariser g = {g} and {label} has g = {other}, so they minimise "
-            f"different objectives: only FedDR takes a g.",
-        )

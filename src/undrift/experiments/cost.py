@@ -11,7 +11,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from undrift.api import shared_sampler
 from undrift.core.clients import Roster
 from undrift.core.losses import Losses
 from undrift.core.sampling import Sampler
@@ -20,6 +19,7 @@ from undrift.devices import Fleet
 from undrift.experiments.foreseen import foresee, shape_of
 from undrift.local.solvers import SGD
 from undrift.loops import pace_of
+from undrift.loops.comparison import shared_sampler
 from undrift.loops.paces import word_of
 from undrift.methods.traffic import traffic_of
 from undrift.utils.errors import UndriftError

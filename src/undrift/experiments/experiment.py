@@ -13,7 +13,6 @@ import tomli_w
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
 from pydantic_core import ErrorDetails
 
-from undrift.api import same_regularizer
 from undrift.core.evaluation import Evaluation
 from undrift.core.method import Method
 from undrift.core.sampling import All, Bernoulli, Sampler, Uniform, Weighted, as_sampler
@@ -58,8 +57,8 @@ from undrift.experiments.tables.fields import (
 from undrift.experiments.tables.local import changed, solver_from
 from undrift.local.amounts import Unfinished
 from undrift.local.solvers import Local, Solver
+from undrift.loops.comparison import same_regularizer
 from undrift.loops.paces import Pace
-from undrift.runs.folder import slug
 from undrift.utils.errors import (
     UndriftError,
     first_line,
@@ -69,7 +68,7 @@ from undrift.utils.errors import (
     require_type,
     require_whole,
 )
-from undrift.utils.files import written_whole
+from undrift.utils.files import slug, written_whole
 
 DEPTH = 16
 """How deep the tables of a file may lie inside each other."""

@@ -14,9 +14,8 @@ from undrift.report.participation import participation
 from undrift.report.plots import COLOURS
 from undrift.report.reading import Group, Runs, read_runs
 from undrift.report.timeline import timeline_figure
-from undrift.runs.folder import slug
 from undrift.utils.errors import require_choice
-from undrift.utils.files import written_whole
+from undrift.utils.files import slug, written_whole
 from undrift.utils.formatting import time_unit
 
 if TYPE_CHECKING:

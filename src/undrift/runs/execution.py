@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from undrift.api import shared_sampler
 from undrift.core.evaluation import Evaluation
 from undrift.core.losses import Losses
 from undrift.core.method import Method
@@ -23,6 +22,7 @@ from undrift.devices import DeviceFile, Profiles
 from undrift.engines import EngineOptions
 from undrift.local.solvers import Local
 from undrift.loops import Loop, loop
+from undrift.loops.comparison import shared_sampler
 from undrift.loops.paces import Pace
 from undrift.loops.planning import Limit
 from undrift.nets.modules import ModuleLosses, save_weights
