@@ -2,7 +2,6 @@
 
 from copy import deepcopy
 
-from undrift.experiments.building import build_devices, build_limit, build_local, build_paces
 from undrift.experiments.experiment import Experiment
 
 LADDER = {"law": "ladder", "slowest": 1, "fastest": 2}
@@ -46,9 +45,9 @@ def round_trip(raw, tmp_path):
     again = Experiment.load(tmp_path / "experiment.toml")
     assert again == found
     assert again.resolved() == found.resolved()
-    assert build_devices(again) == build_devices(found)
-    assert build_paces(again) == build_paces(found)
-    assert build_limit(again) == build_limit(found)
+    assert again.device_profiles() == found.device_profiles()
+    assert again.paces() == found.paces()
+    assert again.limits() == found.limits()
     for label in found.labels:
-        assert build_local(again, label) == build_local(found, label)
+        assert again.local_of(label) == found.local_of(label)
     return found

@@ -5,13 +5,7 @@ from rich.console import Console
 
 import undrift as ud
 from experiments import one_method, tables
-from undrift.experiments.building import (
-    build_data,
-    build_local,
-    build_methods,
-    build_model,
-    build_sampler,
-)
+from undrift.experiments.building import build_data, build_model
 from undrift.experiments.cost import estimate
 from undrift.experiments.experiment import Experiment
 from undrift.nets.modules import ModuleLosses
@@ -58,14 +52,14 @@ class TestCost:
     def check(self, found):
         data = build_data(found)
         model = build_model(found, data, 0)
-        (label, method), *_ = build_methods(found).items()
+        (label, method), *_ = found.methods().items()
         cost = estimate(found, data, model).methods[0]
         result = ud.train(
             method,
             model=model,
             data=data,
-            local=build_local(found, label),
-            cohort=build_sampler(found),
+            local=found.local_of(label),
+            cohort=found.cohort(),
             rounds=found.rounds,
             objective=found.objective,
             progress=False,

@@ -5,15 +5,7 @@ from rich.console import Console
 
 import undrift as ud
 from device_experiments import LADDER, alone, tables
-from undrift.experiments.building import (
-    build_data,
-    build_devices,
-    build_local,
-    build_methods,
-    build_model,
-    build_paces,
-    build_sampler,
-)
+from undrift.experiments.building import build_data, build_model
 from undrift.experiments.cost import estimate
 from undrift.experiments.experiment import Experiment
 from undrift.utils.errors import UndriftError
@@ -55,13 +47,13 @@ class TestCost:
         cost = estimate(found, data, model).methods[0]
         (label,) = found.labels
         result = ud.train(
-            build_methods(found)[label],
+            found.methods()[label],
             model=model,
             data=data,
-            local=build_local(found, label),
-            cohort=build_sampler(found),
-            devices=build_devices(found),
-            pace=build_paces(found),
+            local=found.local_of(label),
+            cohort=found.cohort(),
+            devices=found.device_profiles(),
+            pace=found.paces(),
             rounds=6,
             progress=False,
         )

@@ -7,15 +7,7 @@ import undrift as ud
 from experiments import one_method, refused, tables
 from undrift.data.partitions import Dirichlet
 from undrift.data.sizes import LogNormal
-from undrift.experiments.building import (
-    build_data,
-    build_evaluation,
-    build_local,
-    build_methods,
-    build_model,
-    build_sampler,
-    build_target,
-)
+from undrift.experiments.building import build_data, build_model
 from undrift.experiments.experiment import Experiment
 from undrift.utils.errors import UndriftError
 
@@ -159,7 +151,7 @@ class TestSettings:
 
     def test_a_cohort_takes_the_place_of_everyone(self):
         found = Experiment.from_dict(tables(sampling={})).with_settings({"sampling.cohort": 2})
-        assert build_sampler(found) == 2
+        assert found.cohort() == 2
 
     def test_a_part_of_a_partition_given_in_words(self):
         raw = tables(data={"source": "mnist", "partition": "dirichlet:0.3"})
@@ -168,7 +160,7 @@ class TestSettings:
 
     def test_none_from_the_command_line(self):
         found = Experiment.from_dict(tables(), {"local.batch_size": None})
-        assert build_local(found, "FedAvg").batch_size is None
+        assert found.local_of("FedAvg").batch_size is None
 
 
 class TestResolved:
@@ -223,7 +215,7 @@ class TestResolved:
         assert Experiment.load(tmp_path / "clients" / "elsewhere.toml") == found
         data = build_data(found)
         assert data.ids == ["c0", "c1", "c2"]
-        assert build_methods(found)["Mine"].beta == 0.25
+        assert found.methods()["Mine"].beta == 0.25
         one, same, other = (build_model(found, data, seed) for seed in (0, 0, 1))
         assert torch.equal(one[0].weight, same[0].weight)
         assert not torch.equal(one[0].weight, other[0].weight)
@@ -256,16 +248,16 @@ class TestBuilding:
         assert not data.validation.by_client
         model = build_model(found, data, 0)
         assert ud.models.parameter_count(model) == 60 * 4 + 4 + 4 * 10 + 10
-        methods = build_methods(found)
+        methods = found.methods()
         assert list(methods) == ["FedAvg", "FedDyn .1", "SCAFFOLD"]
         assert methods["FedAvg"].server == ud.server.Momentum(beta=0.5)
-        local = build_local(found, "FedAvg")
+        local = found.local_of("FedAvg")
         assert local == ud.SGD(lr=ud.Exponential(0.1, 0.99), batch_size=10, epochs=2)
-        assert build_local(found, "FedDyn .1").steps == 4
-        assert build_local(found, "FedDyn .1").epochs is None
-        assert build_sampler(found, methods) == ud.Uniform(3)
-        assert build_evaluation(found) == ud.Evaluation(2, ("server", "cohort"))
-        assert build_target(found)["cohort/train_loss"] == ("below", 0.01)
+        assert found.local_of("FedDyn .1").steps == 4
+        assert found.local_of("FedDyn .1").epochs is None
+        assert found.cohort() == ud.Uniform(3)
+        assert found.evaluation_settings() == ud.Evaluation(2, ("server", "cohort"))
+        assert found.targets()["cohort/train_loss"] == ("below", 0.01)
 
     def test_initial_weights_follow_the_run_unless_the_model_has_a_seed(self):
         found = Experiment.from_dict(tables())
@@ -277,7 +269,7 @@ class TestBuilding:
 
     def test_another_solver_keeps_what_it_has_in_common(self):
         raw = one_method(name="FedAvg", local={"solver": "GD", "steps": 2})
-        local = build_local(Experiment.from_dict(raw), "FedAvg")
+        local = Experiment.from_dict(raw).local_of("FedAvg")
         assert isinstance(local, ud.GD)
         assert (local.batch_size, local.steps, local.rate(0)) == (None, 2, 0.1)
 

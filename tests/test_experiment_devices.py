@@ -7,15 +7,9 @@ from hypothesis import strategies as st
 import undrift as ud
 from device_experiments import LADDER, alone, round_trip, tables
 from experiments import refused
+from undrift.core.clients import Roster
 from undrift.devices import Always, Between, Duty, Ladder, LogNormal, Normal
-from undrift.experiments.building import (
-    build_data,
-    build_devices,
-    build_limit,
-    build_local,
-    build_model,
-    build_paces,
-)
+from undrift.experiments.building import build_data, build_model
 from undrift.experiments.experiment import Experiment
 from undrift.runs.planning import plan_of
 from undrift.utils.errors import UndriftError
@@ -73,7 +67,7 @@ class TestWhatIsBuilt:
             "seed": 7,
         }
         found = round_trip(alone(devices=table), tmp_path)
-        assert build_devices(found) == ud.Devices(
+        assert found.device_profiles() == ud.Devices(
             speed=Normal(30, 20, 1, 96),
             unit="samples",
             down=LogNormal(1e6, 1.0),
@@ -98,8 +92,8 @@ class TestWhatIsBuilt:
         found = Experiment.load(tmp_path / "e.toml")
         phone, laptop = ud.Devices(speed=2, latency=0.1), ud.Devices(speed=Ladder(10, 20))
         wanted = ud.DeviceClasses({"phone": (0.7, phone), "laptop": (0.3, laptop)}, 0.5)
-        assert build_devices(found) == wanted
-        assert build_devices(round_trip(found.resolved(), tmp_path)) == wanted
+        assert found.device_profiles() == wanted
+        assert round_trip(found.resolved(), tmp_path).device_profiles() == wanted
 
     def test_the_file_of_devices_is_seen_from_the_experiment(self, tmp_path):
         (tmp_path / "here").mkdir()
@@ -118,9 +112,9 @@ class TestWhatIsBuilt:
         assert table["path"] == str(tmp_path / "here" / "d.csv")
         assert table["windows"] == str(tmp_path / "here" / "w.csv")
         round_trip(found.resolved(), tmp_path)
-        devices = build_devices(found)
+        devices = found.device_profiles()
         data = build_data(found)
-        fleet = devices.fleet(ud.clients.Roster(data.ids, data.train.sizes), 0)
+        fleet = devices.fleet(Roster(data.ids, data.train.sizes), 0)
         assert {*fleet.speed} == {2.0, 8.0}
         with pytest.raises(UndriftError, match=r"^devices\.path: There is no file .*/d\.csv"):
             Experiment.from_dict(raw, folder=tmp_path)
@@ -132,8 +126,8 @@ class TestWhatIsBuilt:
         )
         raw["method"].append({"name": "FedProx"})
         found = round_trip(raw, tmp_path)
-        assert build_local(found, "FedProx").epochs == ud.UniformAmount(2, 5)
-        changed = build_local(found, "FedAvg")
+        assert found.local_of("FedProx").epochs == ud.UniformAmount(2, 5)
+        changed = found.local_of("FedAvg")
         assert changed.steps == ud.NormalAmount(30, 20, high=96)
         assert changed.epochs is None
         resolved = found.resolved()
@@ -142,12 +136,12 @@ class TestWhatIsBuilt:
 
     def test_a_limit(self, tmp_path):
         found = round_trip(alone(limit={"longest": 2}), tmp_path)
-        assert build_limit(found) == ud.Unfinished(0.5, 2)
-        assert build_limit(round_trip(alone(limit={"share": 0.2}), tmp_path)) == ud.Unfinished(0.2)
+        assert found.limits() == ud.Unfinished(0.5, 2)
+        assert round_trip(alone(limit={"share": 0.2}), tmp_path).limits() == ud.Unfinished(0.2)
 
     def test_a_pace_of_all_and_a_methods_own(self):
         raw = tables(method=[{"name": "FedAvg"}, {"name": "FedProx", "pace": "all"}])
-        assert build_paces(Experiment.from_dict(raw)) == {
+        assert Experiment.from_dict(raw).paces() == {
             "FedAvg": ud.Deadline(0.5),
             "FedProx": ud.WaitForAll(),
         }
@@ -158,13 +152,13 @@ class TestSettings:
         found = Experiment.from_dict(
             tables(), {"method.FedAsync.pace.concurrency": 3, "devices.availability.kind": "always"}
         )
-        assert build_paces(found)["FedAsync"] == ud.AsTheyArrive(concurrency=3)
-        assert build_devices(found).availability == Always()
+        assert found.paces()["FedAsync"] == ud.AsTheyArrive(concurrency=3)
+        assert found.device_profiles().availability == Always()
 
     def test_drawn_steps_take_the_place_of_epochs(self):
         keys = {"amount": "uniform", "low": 1, "high": 3}
         found = Experiment.from_dict(alone(), {f"local.steps.{k}": v for k, v in keys.items()})
-        assert build_local(found, "FedAvg").steps == ud.UniformAmount(1, 3)
+        assert found.local_of("FedAvg").steps == ud.UniformAmount(1, 3)
 
     def test_tables_can_be_switched_off(self):
         found = Experiment.from_dict(alone(), {"devices": None, "limit": "none", "pace": None})
@@ -309,7 +303,7 @@ class TestWhatIsRefused:
                 ud.FedAsync(),
                 model=build_model(found, data, 0),
                 data=data,
-                local=build_local(found, "FedAsync"),
+                local=found.local_of("FedAsync"),
                 pace=ud.AsTheyArrive(max_delay=6),
                 rounds=0,
             )

@@ -5,7 +5,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from experiments import replaced, tables
-from undrift.experiments.building import build_local, build_methods
 from undrift.experiments.experiment import Experiment
 from undrift.experiments.teaching import starter
 from undrift.utils.errors import UndriftError
@@ -89,9 +88,9 @@ def test_what_is_written_is_what_was_read(tmp_path, data, local, methods, seeds,
     again = Experiment.load(tmp_path / "e.toml")
     assert again == found
     assert again.resolved() == found.resolved()
-    assert repr(build_methods(again)) == repr(build_methods(found))
+    assert repr(again.methods()) == repr(found.methods())
     for label in found.labels:
-        assert build_local(again, label) == build_local(found, label)
+        assert again.local_of(label) == found.local_of(label)
 
 
 JUNK = st.recursive(

@@ -7,13 +7,7 @@ import pytest
 import undrift as ud
 from device_experiments import alone, round_trip
 from undrift.devices import Ladder, LogNormal, Normal
-from undrift.experiments.building import (
-    build_data,
-    build_devices,
-    build_local,
-    build_paces,
-    build_sampler,
-)
+from undrift.experiments.building import build_data
 from undrift.experiments.experiment import Experiment
 from undrift.experiments.systems import SYSTEMS
 from undrift.runs.planning import plan_of
@@ -77,19 +71,19 @@ class TestSystems:
         raw = alone(devices={"jitter": 0.5}, sampling={"cohort": 3}, system="fedavg-first")
         raw["pace"] = {"kind": "first", "replies": 2}
         found = Experiment.from_dict(raw)
-        assert build_devices(found) == ud.Devices(speed=LogNormal(100, 0.5), jitter=0.5)
-        assert build_paces(found)["FedAvg"] == ud.FirstToRespond(2)
-        assert build_sampler(found) == 3
+        assert found.device_profiles() == ud.Devices(speed=LogNormal(100, 0.5), jitter=0.5)
+        assert found.paces()["FedAvg"] == ud.FirstToRespond(2)
+        assert found.cohort() == 3
         raw["pace"] = {"kind": "deadline", "seconds": 3}
-        assert build_paces(Experiment.from_dict(raw))["FedAvg"] == ud.Deadline(3)
+        assert Experiment.from_dict(raw).paces()["FedAvg"] == ud.Deadline(3)
         raw = alone(devices="none", system="feddr-async")
-        assert build_devices(Experiment.from_dict(raw)) is None
+        assert Experiment.from_dict(raw).device_profiles() is None
         raw = alone(devices=None, system="fednova-random")
-        assert build_local(Experiment.from_dict(raw), "FedAvg").epochs == 2
+        assert Experiment.from_dict(raw).local_of("FedAvg").epochs == 2
         raw["local"] = {"solver": "Exact"}
-        assert isinstance(build_local(Experiment.from_dict(raw), "FedAvg"), ud.Exact)
+        assert isinstance(Experiment.from_dict(raw).local_of("FedAvg"), ud.Exact)
         raw = alone(devices=None, sampling={"cohort": 0.5}, system="feddyn")
-        assert build_sampler(Experiment.from_dict(raw)) == ud.Bernoulli(0.5)
+        assert Experiment.from_dict(raw).cohort() == ud.Bernoulli(0.5)
 
     def test_a_presets_tables_are_not_changed_by_using_them(self):
         before = deepcopy({name: each.tables for name, each in SYSTEMS.items()})

@@ -9,14 +9,7 @@ from rich.console import Console
 
 import undrift as ud
 from experiments import replaced, tables
-from undrift.experiments.building import (
-    build_data,
-    build_evaluation,
-    build_local,
-    build_methods,
-    build_model,
-    build_sampler,
-)
+from undrift.experiments.building import build_data, build_model
 from undrift.experiments.catalogue import GROUPS
 from undrift.experiments.experiment import Experiment
 from undrift.experiments.schema import json_schema
@@ -39,15 +32,15 @@ class TestTeaching:
         found = Experiment.load(path)
         assert found.labels == ["FedAvg", "SCAFFOLD", "FedDyn"]
         data = build_data(found)
-        for label, method in build_methods(found).items():
+        for label, method in found.methods().items():
             result = ud.train(
                 method,
                 model=build_model(found, data, 0),
                 data=data,
-                local=build_local(found, label),
-                cohort=build_sampler(found),
+                local=found.local_of(label),
+                cohort=found.cohort(),
                 rounds=10,
-                evaluate=build_evaluation(found),
+                evaluate=found.evaluation_settings(),
                 progress=False,
             )
             assert result.records[-1].metrics["test_accuracy"] > 0.5

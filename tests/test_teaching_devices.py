@@ -8,7 +8,6 @@ from rich.console import Console
 
 import undrift as ud
 from device_experiments import LADDER, alone, tables
-from undrift.experiments.building import build_devices, build_limit, build_paces
 from undrift.experiments.experiment import Experiment
 from undrift.experiments.schema import json_schema
 from undrift.experiments.systems import SYSTEMS
@@ -54,11 +53,11 @@ class TestTeaching:
             assert f"# {key}" in text
             text = text.replace(f"# {key}", key)
         found = Experiment.from_dict(tomllib.loads(text))
-        assert build_devices(found).dropout == 0.05
-        assert build_paces(found)["FedAvg"] == ud.Deadline(1)
-        assert build_paces(found)["FedDyn"] == ud.WaitForAll()
+        assert found.device_profiles().dropout == 0.05
+        assert found.paces()["FedAvg"] == ud.Deadline(1)
+        assert found.paces()["FedDyn"] == ud.WaitForAll()
         limit = starter().replace("# [limit]", "[limit]").replace("# share", "share")
-        assert build_limit(Experiment.from_dict(tomllib.loads(limit))) == ud.Unfinished(0.5)
+        assert Experiment.from_dict(tomllib.loads(limit)).limits() == ud.Unfinished(0.5)
 
     def test_the_schema_agrees_with_the_reader(self):
         jsonschema = pytest.importorskip("jsonschema")

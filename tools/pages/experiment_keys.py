@@ -18,6 +18,7 @@ from undrift.experiments.catalogue import DERIVED, GROUPS
 from undrift.experiments.experiment import METRICS, Experiment
 from undrift.experiments.schema import Schema, json_schema
 from undrift.experiments.teaching import (
+    USER_CODE,
     default,
     example,
     inline,
@@ -42,6 +43,7 @@ where a parameter may be that.
 TABLES: tuple[tuple[str, str, str], ...] = (
     ("data", "DataTable", "data"),
     ("model", "ModelTable", "models"),
+    ("metrics", "", ""),
     ("local", "LocalTable", "solvers"),
     ("sampling", "SamplingTable", "samplers"),
     ("devices", "DevicesTable", "devices"),
@@ -96,6 +98,8 @@ MORE = {
     "data": "The keys of a source stand beside these.",
     "model": "The keys of a model stand beside these. The sizes of inputs and outputs follow from "
     "the data.",
+    "metrics": "A metric is measured on the samples of each part at once: `auc` is `train_auc`, "
+    "`validation_auc` and `test_auc` in records.",
     "local": "The keys of a solver stand beside `solver`.",
     "pace": "A table, or `pace = {…}` in a `[[method]]`.",
     "method": "One table for each method, with the parameters of the method beside these keys. "
@@ -103,7 +107,7 @@ MORE = {
     "target": f"A metric is {_listed(OTHERS)}, or {_listed(f'{part}_' for part in PARTS)} followed "
     f"by {_listed(MEASURES)}; that of another model than the server's begins with its name, as in "
     "`all/test_loss`. Losses and errors must fall to the value and accuracies rise to it; "
-    '`["below", 0.1]` says it.',
+    '`["below", 0.1]` says it. A metric of your own, such as `test_auc`, needs that direction.',
     "sweep": 'A key is the dotted path of another, `"local.lr"` or `"method.FedDyn.alpha"`, and '
     "has a list of values, or an interval `{low = 1e-3, high = 1, log = true}`. See "
     "[Tuning](tuning.md).",
@@ -166,6 +170,10 @@ def _parts(group: str) -> Iterator[str]:
         before[name] = rows
         if group not in KEYED:
             yield f"```toml\n{example(group, name).rstrip()}\n```\n"
+    if group in USER_CODE and group not in OWN:
+        where, about = USER_CODE[group]
+        yield f"### {where}\n"
+        yield f"{cell(about)}\n"
 
 
 def _contained(rows: list[Row], before: dict[str, list[Row]]) -> str | None:

@@ -15,20 +15,15 @@ from undrift.advice.toml import Edited, dumped, value_of
 from undrift.core.regularizers import Regularizer
 from undrift.experiments.building import (
     build_data,
-    build_devices,
-    build_limit,
-    build_methods,
-    build_model,
-    build_paces,
+    build_losses,
 )
 from undrift.experiments.experiment import Experiment, tables_in
-from undrift.experiments.parts import table_of
+from undrift.experiments.parts import anchored, table_of
 from undrift.experiments.settings import applied
 from undrift.experiments.teaching import inline
 from undrift.local.solvers import Local
 from undrift.loops import pace_of
 from undrift.loops.paces import AsTheyArrive, Pace
-from undrift.nets.modules import ModuleLosses
 from undrift.utils.errors import UndriftError, require
 from undrift.utils.files import written_whole
 
@@ -92,17 +87,17 @@ def read(
     )
     data = build_data(experiment)
     seed = experiment.seeds[0]
-    methods = build_methods(experiment)
+    methods = experiment.methods()
     own = next(iter(methods.values())).g
     federation = Federation(
-        losses=ModuleLosses(build_model(experiment, data, seed), data),
+        losses=build_losses(experiment, data, seed),
         local=None if without_rate else experiment.local.build(),
         rounds=experiment.rounds,
         cohort=experiment.sampling.build(),
         objective=experiment.objective,
         seed=seed,
-        limit=build_limit(experiment),
-        devices=build_devices(experiment),
+        limit=experiment.limits(),
+        devices=experiment.device_profiles(),
         pace=_pace(experiment, methods_given),
         regularizer=own if regularizer is None else regularizer,
         stateless=stateless,
@@ -123,7 +118,7 @@ def _without_rate(raw: Mapping[str, Any]) -> bool:
 
 def _pace(experiment: Experiment, methods_given: bool) -> Pace | None:
     """The pace that a file asks for: its own, or the one that all its methods run at."""
-    paces, methods = build_paces(experiment), build_methods(experiment)
+    paces, methods = experiment.paces(), experiment.methods()
     if not methods_given:
         return next(iter(paces.values()), None)
     found = [pace_of(method, paces.get(label)) for label, method in methods.items()]
@@ -173,12 +168,8 @@ def _kept(asked: Asked, path: Path) -> dict[str, Any]:
             del found["sweep"][key]
     if path.resolve().parent != asked.path.resolve().parent:
         resolved = asked.experiment.resolved()
-        for table, key in (
-            ("data", "source"),
-            ("model", "name"),
-            ("devices", "path"),
-            ("devices", "windows"),
-        ):
+        found = anchored(found, asked.path.resolve().parent)
+        for table, key in (("data", "source"), ("devices", "path"), ("devices", "windows")):
             if isinstance(found.get(table), dict) and key in found[table]:
                 found[table][key] = resolved[table][key]
     return found

@@ -158,6 +158,9 @@ def _own_model(
     from undrift.nets.modules import ModuleLosses
 
     messages = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    if experiment.loss is not None:  # the figures of a description are those of default losses
+        messages.print("B² and σ_g² are left out: they are computed for the default losses only.")
+        return None
     try:
         module = build_model(experiment, data, experiment.seeds[0])
         with warnings.catch_warnings():

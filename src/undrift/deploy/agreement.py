@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 from undrift.experiments.experiment import Experiment
 
-COMMON = ("data", "model", "local", "method")
+COMMON = ("data", "model", "local", "method", "loss", "metrics", "weights")
 """What a site computes with; how many rounds there are and who is asked is the server's affair."""
 
 
 def facts(experiment: Experiment) -> dict[str, Any]:
     """What both must agree on; files are named without the folders they are in."""
     resolved = experiment.resolved()
-    found = {key: resolved[key] for key in COMMON}
+    found = {key: resolved[key] for key in COMMON if key in resolved}
+    if "weights" in found:
+        found["weights"] = _checksum(Path(found["weights"]))
     return _plain({**found, "evaluation": {"models": resolved["evaluation"]["models"]}})
 
 
@@ -33,6 +36,12 @@ def first_difference(mine: Mapping[str, Any], theirs: Any, where: str = "") -> s
         elif a != b:
             return f"{name} is {_shown(a)} here and {_shown(b)} at the server"
     return None
+
+
+def _checksum(file: Path) -> str:
+    """The contents of a file in a few characters: server and site may name it differently."""
+    with file.open("rb") as contents:
+        return hashlib.file_digest(contents, "sha256").hexdigest()[:16]
 
 
 def _shown(value: Any) -> str:

@@ -22,7 +22,7 @@ from undrift.deploy.post import Post
 from undrift.deploy.protocol import HELLO, SLACK, VERSION
 from undrift.deploy.remote import RemoteEngine, RemoteFederation
 from undrift.engines.base import Job
-from undrift.experiments.building import build_evaluation, build_model
+from undrift.experiments.building import build_model
 from undrift.experiments.experiment import Experiment
 from undrift.experiments.tables.data import is_function
 from undrift.loops import Loop, RunSpec, StatesFactory
@@ -122,7 +122,7 @@ def require_deployable(experiment: Experiment) -> None:
         f"model.name is {experiment.model.name!r}, but server and sites make the same model: it "
         f"must be file.py:function.",
     )
-    evaluation = build_evaluation(experiment)
+    evaluation = experiment.evaluation_settings()
     require("own" not in evaluation.models, "A deployment cannot evaluate the models 'own'.")
     require(evaluation.gradient_mapping is None, "A deployment has no gradient_mapping.")
     require(evaluation.train_clients is None, "A deployment evaluates all sites: no train_clients.")

@@ -23,7 +23,7 @@ from undrift.deploy.protocol import HELLO, LOOK, ORDER, WHO, WORK, Order, answer
 from undrift.deploy.shelf import Shelf
 from undrift.engines.base import Job, SimulationEngine
 from undrift.engines.options import EngineOptions
-from undrift.experiments.building import build_data, build_local, build_model
+from undrift.experiments.building import build_data, build_losses
 from undrift.experiments.experiment import Experiment
 from undrift.nets.modules import ModuleLosses
 from undrift.utils.errors import require_choice
@@ -188,7 +188,7 @@ class Site:
             method = self.experiment.of(label).build()
             losses = self._losses_of(seed)
             roster = Roster(losses.ids, losses.sizes)
-            job = Job(roster, build_local(self.experiment, label), seed, self._tracked())
+            job = Job(roster, self.experiment.local_of(label), seed, self._tracked())
             options = self.experiment.engine.build()
             options = EngineOptions("serial") if options.name in ("ray", "auto") else options
             self._engines = {(label, seed): (method, options(losses, job))}
@@ -196,8 +196,7 @@ class Site:
 
     def _losses_of(self, seed: int) -> ModuleLosses:
         if seed not in self._losses:
-            model = build_model(self.experiment, self.data, seed)
-            self._losses = {seed: ModuleLosses(model, self.data)}
+            self._losses = {seed: build_losses(self.experiment, self.data, seed)}
         return self._losses[seed]
 
     def _tracked(self) -> TrackedModels:

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from copy import deepcopy
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from undrift.core.evaluation import Evaluation
-from undrift.core.method import Method
-from undrift.core.sampling import Sampler
-from undrift.core.targets import Target
 from undrift.data.federated import FederatedData
-from undrift.devices import Profiles
-from undrift.engines import EngineOptions
 from undrift.experiments.catalogue import parameters, source_of, takes_anything
 from undrift.experiments.parts import Wrong, arguments, guilty
+from undrift.experiments.tables.criterion import criterion_function
 from undrift.experiments.tables.data import is_function, source_function, user_data
 from undrift.experiments.tables.model import user_model
-from undrift.local.amounts import Unfinished
-from undrift.local.solvers import Local
-from undrift.loops.paces import Pace
 from undrift.nets.models import MODELS, fitting
+from undrift.nets.modules import ModuleLosses, load_weights
 from undrift.utils.errors import UndriftError, first_line, require
 from undrift.utils.keys import key, torch_generator_set_to
 
@@ -72,7 +65,20 @@ def build_data(experiment: Experiment) -> FederatedData:
 
 
 def build_model(experiment: Experiment, data: FederatedData, seed: int) -> nn.Module:
-    """The model with its initial weights, which are a function of its own seed or the run's."""
+    """The model with its initial weights.
+
+    They are read from the file of `weights`, or a function of the model's seed or the run's.
+    """
+    model = _build_model(experiment, data, seed)
+    if experiment.weights is not None:
+        try:
+            load_weights(model, Path(experiment.weights))
+        except UndriftError as error:
+            raise _at("weights", said=error) from None
+    return model
+
+
+def _build_model(experiment: Experiment, data: FederatedData, seed: int) -> nn.Module:
     table = experiment.model
     own = seed if table.seed is None else table.seed
     try:
@@ -88,55 +94,19 @@ def build_model(experiment: Experiment, data: FederatedData, seed: int) -> nn.Mo
         raise UndriftError(f"model: {what} cannot be made: {first_line(error)}.") from error
 
 
-def build_methods(experiment: Experiment) -> dict[str, Method]:
-    """The methods by label."""
-    return {str(table.label): table.build() for table in experiment.method}
+def build_losses(experiment: Experiment, data: FederatedData, seed: int) -> ModuleLosses:
+    """The clients' losses: the model with its initial weights, on the data, with loss and metrics.
 
-
-def build_local(experiment: Experiment, label: str) -> Local:
-    """The local work of a method: [local] with the method's own changes."""
-    return experiment.local.build(experiment.of(label).local)
-
-
-def build_sampler(
-    experiment: Experiment, methods: Mapping[str, Method] | None = None
-) -> Sampler | int | None:
-    """Who takes part, as `train` takes it: a number is drawn as the methods are defined."""
-    return experiment.sampling.build()
-
-
-def build_devices(experiment: Experiment) -> Profiles | None:
-    """What the clients' devices are like; None without a clock."""
-    return None if experiment.devices is None else experiment.devices.build()
-
-
-def build_paces(experiment: Experiment) -> dict[str, Pace]:
-    """When the server goes on, by label, where it is given."""
-    found = {label: experiment.pace_of(label) for label in experiment.labels}
-    return {label: pace for label, pace in found.items() if pace is not None}
-
-
-def build_limit(experiment: Experiment) -> Unfinished | None:
-    """Who leaves work undone."""
-    return None if experiment.limit is None else experiment.limit.build()
-
-
-def build_engine(experiment: Experiment) -> EngineOptions:
-    """How the clients' work is computed."""
-    return experiment.engine.build()
-
-
-def build_evaluation(experiment: Experiment) -> Evaluation:
-    """What is measured."""
-    return experiment.evaluation.build()
-
-
-def build_target(experiment: Experiment) -> dict[str, Target]:
-    """What ends a run early."""
-    return {
-        metric: (str(value[0]), value[1]) if isinstance(value, list) else value
-        for metric, value in experiment.target.items()
+    Everything that computes with an experiment's losses gets them here.
+    """
+    loss = None
+    if experiment.loss is not None:
+        loss, _ = criterion_function(experiment.loss, "a loss")
+    metrics = {
+        name: criterion_function(each, "a metric")[0]
+        for name, each in (experiment.metrics or {}).items()
     }
+    return ModuleLosses(build_model(experiment, data, seed), data, loss, metrics or None)
 
 
 def _ours(name: str, options: dict[str, Any], data: FederatedData, seed: int) -> nn.Module:

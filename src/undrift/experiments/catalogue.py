@@ -18,6 +18,13 @@ from undrift.data.augmentation import Augmentation
 from undrift.data.partitions import Partition
 from undrift.data.sizes import Sizes
 from undrift.devices import AVAILABILITIES, KINDS, LAWS, Availability, Law
+from undrift.experiments.functions import (
+    FunctionPartition,
+    FunctionSchedule,
+    require_min_size,
+    require_participation,
+    require_rate,
+)
 from undrift.experiments.systems import SYSTEMS
 from undrift.local.amounts import NormalAmount, RandomAmount, UniformAmount
 from undrift.local.schedules import Constant, Exponential, Inverse, Milestones, Schedule, Theorem1
@@ -58,6 +65,25 @@ DERIVED = ("features", "classes", "characters", "channels", "side", "seed")
 
 
 @dataclass(frozen=True)
+class UserCode:
+    """What a user's own "file.py:name" may be.
+
+    Parameters
+    ----------
+    arguments
+        the arguments of a function that is used itself; empty where only objects are accepted
+    wrap
+        (name, function) → the part that such a function stands for; None where it is used itself
+    check
+        refuses a part that lacks what the library needs of it
+    """
+
+    arguments: tuple[str, ...] = ()
+    wrap: Callable[[str, Any], Any] | None = None
+    check: Callable[[Any], None] = lambda part: None
+
+
+@dataclass(frozen=True)
 class Family:
     """Parts that stand in for a value, such as a schedule for a rate: a table names one."""
 
@@ -66,19 +92,38 @@ class Family:
     base: type
     members: Mapping[str, type]
     what: str
+    user: UserCode | None = None
+    """what the user's own parts of the family may be; None where there can be none"""
 
 
+CRITERION = UserCode(("outputs", "targets"))
+"""The user's own losses and metrics."""
+SAMPLER = Family("kind", Sampler, SAMPLERS, "sampler", UserCode(check=require_participation))
+AUGMENTATION = Family("name", Augmentation, AUGMENTATIONS, "augmentation", UserCode())
 PACE = Family("kind", Pace, PACES, "pace")
 FAMILIES = (
-    Family("schedule", Schedule, SCHEDULES, "schedule"),
+    Family(
+        "schedule",
+        Schedule,
+        SCHEDULES,
+        "schedule",
+        UserCode(("round",), FunctionSchedule, require_rate),
+    ),
     Family("name", ServerOptimizer, SERVERS, "server optimiser"),
     Family("name", Regularizer, REGULARIZERS, "regulariser"),
     Family("name", Staleness, STALENESS, "staleness function"),
     Family("kind", Sizes, SIZES, "law of sizes"),
-    Family("kind", Partition, PARTITIONS, "partition"),
+    Family(
+        "kind",
+        Partition,
+        PARTITIONS,
+        "partition",
+        UserCode(("labels", "clients", "seed"), FunctionPartition, require_min_size),
+    ),
     Family("amount", RandomAmount, AMOUNTS, "drawn amount"),
     Family("law", Law, LAWS, "law"),
     Family("kind", Availability, AVAILABILITIES, "law of availability"),
+    AUGMENTATION,
     PACE,
 )
 

@@ -16,14 +16,6 @@ from undrift.core.losses import Losses
 from undrift.core.sampling import Sampler
 from undrift.data.federated import FederatedData
 from undrift.devices import Fleet
-from undrift.experiments.building import (
-    build_devices,
-    build_limit,
-    build_local,
-    build_methods,
-    build_paces,
-    build_sampler,
-)
 from undrift.experiments.foreseen import foresee, shape_of
 from undrift.local.solvers import SGD
 from undrift.loops import pace_of
@@ -158,16 +150,16 @@ def estimate(
         parameters, buffers = shape_of(model)
     sizes = data.sizes if isinstance(data, Losses) else data.train.sizes
     roster = Roster(data.ids, sizes, experiment.objective)
-    methods = build_methods(experiment)
-    paces = build_paces(experiment)
+    methods = experiment.methods()
+    paces = experiment.paces()
     shared = _shared_sampler(experiment, data, roster)
-    local = {label: build_local(experiment, label) for label in methods}
+    local = {label: experiment.local_of(label) for label in methods}
     early = bool(experiment.target) or any(
         isinstance(each, SGD) and each.tolerance is not None for each in local.values()
     )
     last = bool({"all", "own"} & {*experiment.evaluation.models})
     seed = experiment.seeds[0]
-    devices = build_devices(experiment)
+    devices = experiment.device_profiles()
     fleet_of(experiment, roster, seed)  # refused with their key if they cannot be
     found = []
     for label, method in methods.items():
@@ -185,7 +177,7 @@ def estimate(
                 sampler=shared,
                 objective=experiment.objective,
                 seed=seed,
-                limit=build_limit(experiment),
+                limit=experiment.limits(),
                 devices=devices,
                 pace=paces.get(label),
             )
@@ -222,7 +214,7 @@ def estimate(
 
 def fleet_of(experiment: Experiment, roster: Roster, seed: int) -> Fleet | None:
     """The devices of a run's clients, if they have any."""
-    devices = build_devices(experiment)
+    devices = experiment.device_profiles()
     try:
         return None if devices is None else devices.fleet(roster, seed)
     except UndriftError as error:
@@ -231,10 +223,10 @@ def fleet_of(experiment: Experiment, roster: Roster, seed: int) -> Fleet | None:
 
 def _shared_sampler(experiment: Experiment, data: Any, roster: Roster) -> Sampler:
     """One sampler for all methods, checked against the clients there are."""
-    methods = build_methods(experiment)
-    cohort = build_sampler(experiment, methods)
     sizes = data.sizes if isinstance(data, Losses) else data.train.sizes
     clients: Any = SimpleNamespace(ids=data.ids, sizes=sizes)
-    sampler = shared_sampler(cohort, methods.values(), clients, experiment.objective)
+    sampler = shared_sampler(
+        experiment.cohort(), experiment.methods().values(), clients, experiment.objective
+    )
     sampler.check(roster)
     return sampler

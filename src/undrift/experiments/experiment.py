@@ -13,13 +13,15 @@ import tomli_w
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
 from pydantic_core import ErrorDetails
 
+from undrift.core.evaluation import Evaluation
 from undrift.core.method import Method
-from undrift.core.sampling import Fixed, as_sampler
-from undrift.core.targets import reached
+from undrift.core.sampling import All, Bernoulli, Sampler, Uniform, Weighted, as_sampler
+from undrift.core.targets import PARTS, Target, reached
 from undrift.devices import Devices, Profiles
+from undrift.engines import EngineOptions
 from undrift.experiments.catalogue import NONE
 from undrift.experiments.pacing import Circumstances, require_longest
-from undrift.experiments.parts import Wrong, pace_from, shown
+from undrift.experiments.parts import Wrong, anchored, pace_from, shown
 from undrift.experiments.presets import filled
 from undrift.experiments.settings import applied
 from undrift.experiments.tables import (
@@ -34,6 +36,13 @@ from undrift.experiments.tables import (
     OutputTable,
     SamplingTable,
 )
+from undrift.experiments.tables.criterion import (
+    MEASURES,
+    checked_loss,
+    checked_metrics,
+    checked_weights,
+    own_metrics,
+)
 from undrift.experiments.tables.data import is_function
 from undrift.experiments.tables.devices import DevicesTable, LimitTable
 from undrift.experiments.tables.fields import (
@@ -45,11 +54,11 @@ from undrift.experiments.tables.fields import (
     named,
     or_none,
 )
-from undrift.experiments.tables.local import changed, local_of
-from undrift.local.solvers import Solver
+from undrift.experiments.tables.local import changed, solver_from
+from undrift.local.amounts import Unfinished
+from undrift.local.solvers import Local, Solver
 from undrift.loops.comparison import same_regularizer
 from undrift.loops.paces import Pace
-from undrift.runs.folder import slug
 from undrift.utils.errors import (
     UndriftError,
     first_line,
@@ -59,23 +68,18 @@ from undrift.utils.errors import (
     require_type,
     require_whole,
 )
-from undrift.utils.files import written_whole
+from undrift.utils.files import slug, written_whole
 
 DEPTH = 16
 """How deep the tables of a file may lie inside each other."""
 LONGEST = 150
 """How long a label may be: it names a folder."""
-SPREADS = ("client_accuracy_mean", "client_accuracy_std", "client_accuracy_worst_tenth")
 METRICS = (
-    *(
-        f"{part}_{measure}"
-        for part in ("train", "validation", "test")
-        for measure in ("loss", "accuracy", "absolute_error", *SPREADS)
-    ),
+    *(f"{part}_{measure}" for part in PARTS for measure in MEASURES),
     "objective",
     "gradient_mapping",
 )
-"""What may be measured of a model, and so be a target."""
+"""What undrift itself may measure of a model, and so be a target."""
 
 
 def _seeds(value: Any, info: ValidationInfo) -> Any:
@@ -90,10 +94,17 @@ def _seeds(value: Any, info: ValidationInfo) -> Any:
 
 def _targets(value: Any, info: ValidationInfo) -> Any:
     require_type("target", value, dict, "a table such as test_accuracy = 0.9")
+    own = own_metrics(info.data.get("metrics") or {})
     for metric, target in value.items():
         try:
-            require_choice("A target", metric.rpartition("/")[2], METRICS)
+            name = metric.rpartition("/")[2]
+            require_choice("A target", name, (*METRICS, *own))
             pair = isinstance(target, list) and len(target) == 2
+            require(
+                pair or name not in own,
+                f"Whether your metric should rise or fall is not known: write {metric} = "
+                f'["above", {shown(target)}] or ["below", {shown(target)}].',
+            )
             if not pair:
                 require_range(f"target {metric!r}", target)
             reached({metric: tuple(target) if pair else target}, {metric: 0.0})  # type: ignore[dict-item]
@@ -179,8 +190,24 @@ class Experiment(Table):
         description="A paper's system heterogeneity: it fills in [devices], [pace], [limit], "
         "[sampling] and the work of [local] wherever the file does not say otherwise.",
     )
+    loss: Annotated[Any, BeforeValidator(checked_loss)] = Field(
+        default=None,
+        description="Your own loss of (outputs, targets): file.py:function, file.py:Class, "
+        "torch.nn:CrossEntropyLoss or a table with its name and parameters; left out, "
+        "cross-entropy for classes and squared error for other targets.",
+    )
+    weights: Annotated[str | None, BeforeValidator(checked_weights)] = Field(
+        default=None,
+        description="The initial weights: a safetensors file, the folder of a finished run, or a "
+        "run folder with one run; left out, the model's own.",
+    )
     data: DataTable = Field(description="The data and who holds which of them.")
     model: ModelTable = Field(description="The model.")
+    metrics: Annotated[dict[str, Any] | None, BeforeValidator(checked_metrics)] = Field(
+        default=None,
+        description="Your own metrics by name, each a function of (outputs, targets) that gives a "
+        "number: file.py:function, or a table with its name and parameters.",
+    )
     local: LocalTable = Field(description="The clients' local work.")
     sampling: SamplingTable = Field(
         default=SamplingTable(), description="Who takes part in a round."
@@ -254,7 +281,7 @@ class Experiment(Table):
                 _plain(raw, ()), {k: _plain(v, (k,)) for k, v in (settings or {}).items()}
             )
             context = {"folder": folder or Path.cwd()}
-            found = Experiment.model_validate(plain, context=context)
+            found = Experiment.model_validate(anchored(plain, context["folder"]), context=context)
             found._require_sweepable(folder)
             return found
         except ValidationError as error:
@@ -295,6 +322,46 @@ class Experiment(Table):
         require_choice("The method", label, self.labels)
         return next(table for table in self.method if table.label == label)
 
+    def methods(self) -> dict[str, Method]:
+        """The methods by label."""
+        return {str(table.label): table.build() for table in self.method}
+
+    def local_of(self, label: str) -> Local:
+        """The local work of a method: [local] with the method's own changes."""
+        return self.local.build(self.of(label).local)
+
+    def cohort(self) -> Sampler | int | None:
+        """The cohort as `train` takes it: a sampler, a number of clients, or None for all."""
+        return self.sampling.build()
+
+    def device_profiles(self) -> Profiles | None:
+        """The clients' devices; None without a virtual clock."""
+        return None if self.devices is None else self.devices.build()
+
+    def paces(self) -> dict[str, Pace]:
+        """The given paces by label; a method without one runs at the pace it is meant for."""
+        found = {label: self.pace_of(label) for label in self.labels}
+        return {label: pace for label, pace in found.items() if pace is not None}
+
+    def limits(self) -> Unfinished | None:
+        """Which clients leave work undone; None if none do."""
+        return None if self.limit is None else self.limit.build()
+
+    def engine_options(self) -> EngineOptions:
+        """The engine that computes the clients' work."""
+        return self.engine.build()
+
+    def evaluation_settings(self) -> Evaluation:
+        """What is measured, and how often."""
+        return self.evaluation.build()
+
+    def targets(self) -> dict[str, Target]:
+        """The metrics that end a run early, with their values."""
+        return {
+            metric: (str(value[0]), value[1]) if isinstance(value, list) else value
+            for metric, value in self.target.items()
+        }
+
     def pace_of(self, label: str) -> Pace | None:
         """The pace that is given for a method: its own, or that of all; None for none."""
         table = self.of(label).pace or self.pace
@@ -320,7 +387,7 @@ class Experiment(Table):
         for table, method in zip(self.method, methods, strict=True):
             base = self.local.model_dump()
             try:
-                solver, complete = local_of(changed(base, table.local or {}))
+                solver, complete = solver_from(changed(base, table.local or {}))
             except Wrong as error:
                 raise error.under("method", str(table.label), "local") from None
             if table.local is not None:
@@ -356,7 +423,7 @@ class Experiment(Table):
     def _require_pace(self, table: MethodTable, method: Method, solver: Solver) -> None:
         """Refuse a method under what it cannot be defined for, whatever the data."""
         label = str(table.label)
-        limit = None if self.limit is None else self.limit.build()
+        limit = self.limits()
         around = Circumstances(
             sampler=as_sampler(self.sampling.build(), method.draws_by_weight),
             clients=self._clients(),
@@ -376,7 +443,8 @@ class Experiment(Table):
     def _require_cohort(self, methods: list[Method]) -> None:
         clients = self._clients()
         sampler = as_sampler(self.sampling.build(), all(m.draws_by_weight for m in methods))
-        if clients is not None and not isinstance(sampler, Fixed):
+        # `check` of a user's own sampler needs the roster itself, which only the data have.
+        if clients is not None and type(sampler) in (All, Uniform, Weighted, Bernoulli):
             try:
                 sampler.check(range(clients))  # type: ignore[arg-type]
             except UndriftError as error:
@@ -404,7 +472,7 @@ class Experiment(Table):
                     metric,
                 )
             try:
-                self.evaluation.build().require_measured("The target", metric)
+                self.evaluation_settings().require_measured("The target", metric)
             except UndriftError as error:
                 raise Wrong(str(error), "target", metric) from None
 
@@ -430,7 +498,6 @@ class Experiment(Table):
 
 CLOSED: dict[tuple[str, ...], type[Table]] = {
     (): Experiment,
-    ("sampling",): SamplingTable,
     ("evaluation",): EvaluationTable,
     ("engine",): EngineTable,
     ("deploy",): DeployTable,

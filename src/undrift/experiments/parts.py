@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from undrift.experiments.catalogue import (
     PACE,
     Family,
     Parameter,
+    UserCode,
     parameters,
     takes_anything,
 )
@@ -27,9 +29,11 @@ from undrift.loops.paces import Pace
 from undrift.methods import METHODS, Method
 from undrift.methods.user_methods import load_method
 from undrift.utils.errors import UndriftError, first_line, require, require_choice
-from undrift.utils.user_code import user_module
+from undrift.utils.user_code import user_module, user_object
 
 LONG = 60
+TABLE = "_undrift_table"
+"""The attribute of a user's own part that holds the table it was made from."""
 
 
 class Wrong(UndriftError):
@@ -125,9 +129,85 @@ def member(family: Family, table: Mapping[str, Any]) -> Any:
         words = ", ".join(map(repr, family.members))
         raise Wrong(f"A {family.what} needs its {family.word}, one of {words}.", family.word)
     name = table[family.word]
-    _require_member(family, name)
     given = {key: value for key, value in table.items() if key != family.word}
+    if family.user is not None and isinstance(name, str) and is_user_code(name, family.members):
+        return user_member(family, family.user, name, given)
+    _require_member(family, name)
     return make(family.members[name], given, name)
+
+
+def user_member(family: Family, user: UserCode, where: str, given: Mapping[str, Any]) -> Any:
+    """A part of a family from the user's own code; it remembers its table, to be written back."""
+    name = where.rpartition(":")[2]
+    try:
+        part, complete = user_part(where, given, user, f"a {family.what}")
+        if not isinstance(part, family.base) and callable(part) and user.wrap is not None:
+            said = ", ".join(f"{key}={value!r}" for key, value in complete.items())
+            part = user.wrap(f"{where}({said})" if said else where, part)
+        require(
+            isinstance(part, family.base),
+            f"{name} gives {shown(part)}, but must give a {family.what}, an object of undrift's "
+            f"class {family.base.__name__}.",
+        )
+        user.check(part)
+    except Wrong as error:
+        raise error if error.keys else Wrong(str(error), family.word) from None
+    except UndriftError as error:
+        raise Wrong(str(error), family.word) from None
+    try:
+        object.__setattr__(part, TABLE, {family.word: where, **complete})
+    except AttributeError:
+        raise Wrong(f"{name} must not have __slots__.", family.word) from None
+    return part
+
+
+def user_part(
+    where: str, given: Mapping[str, Any], user: UserCode, what: str
+) -> tuple[Any, dict[str, Any]]:
+    """The object that "file.py:name" stands for, and its parameters with all defaults.
+
+    A class is instantiated with the parameters. A function that takes `user.arguments` is used
+    itself, with the parameters as further keyword arguments; any other function is called with the
+    parameters to make the object. Other objects are used unchanged.
+    """
+    found = user_object(where, f"{what}: write file.py:name")
+    name = where.rpartition(":")[2]
+    if not inspect.isclass(found) and not inspect.isroutine(found):
+        if given:
+            raise Wrong(f"{name} is an object already: it takes no parameters.", next(iter(given)))
+        return found, {}
+    function = not inspect.isclass(found)
+    if function and user.arguments and _can_take(found, len(user.arguments), given):
+        first = [*parameters(found)][: len(user.arguments)]
+        values = arguments(found, given, name)
+        require_types(parameters(found), values, name)
+        complete = {k: v for k, v in completed(found, values).items() if k not in first}
+        return (partial(found, **values) if values else found), complete
+    if function and user.arguments and not _can_take(found, 0, given):
+        raise Wrong(
+            f"{name} must be a function of ({', '.join(user.arguments)}), or a function without "
+            f"other required arguments that makes one."
+        )
+    return make(found, given, name), completed(found, arguments(found, given, name))
+
+
+def _can_take(function: Callable[..., Any], positional: int, given: Mapping[str, Any]) -> bool:
+    """Whether a function can be called with so many positional arguments and the parameters."""
+    try:
+        inspect.signature(function).bind(*[None] * positional, **given)
+    except TypeError:
+        # An unknown parameter is said by name elsewhere: it does not decide what the function is.
+        known = {name: value for name, value in given.items() if name in parameters(function)}
+        return known.keys() != given.keys() and _can_take(function, positional, known)
+    except ValueError:  # written in C, without a signature
+        return positional > 0
+    return True
+
+
+def is_user_code(text: str, known: Container[str] = ()) -> bool:
+    """Whether a text is "file.py:name" or "module:name", and no known word with a number."""
+    source, _, attribute = text.rpartition(":")
+    return bool(source) and attribute.isidentifier() and source not in known
 
 
 def pace_from(value: Any) -> Pace:
@@ -141,6 +221,9 @@ def pace_from(value: Any) -> Pace:
 
 def table_of(part: object) -> dict[str, Any] | list[Any] | None:
     """The table of a part; None for one that is of no known family."""
+    own = getattr(part, TABLE, None)
+    if isinstance(own, dict):
+        return dict(own)
     if isinstance(part, Given):
         return list(part.sizes)
     for family in FAMILIES:
@@ -191,12 +274,23 @@ def method_of(name: str, given: Mapping[str, Any]) -> tuple[Method, dict[str, An
     return method, completed(kind, arguments(kind, given, what))
 
 
-def anchored(where: str, folder: Path) -> str:
-    """A user's "file.py:name" with the file's absolute path, seen from a folder."""
-    source, colon, attribute = where.rpartition(":")
-    if not (colon and source.endswith(".py")):
-        return where
-    return f"{absolute(source, folder)}:{attribute}"
+def anchored(value: Any, folder: Path, *keys: str) -> Any:
+    """The tables of a file with the absolute path of every user's "file.py:name" in them.
+
+    Relative paths are seen from the file's folder. Names and labels of the file are left alone.
+    """
+    if isinstance(value, dict):
+        return {key: anchored(each, folder, *keys, key) for key, each in value.items()}
+    if isinstance(value, list):
+        return [anchored(each, folder, *keys) for each in value]
+    if not isinstance(value, str) or "\0" in value or keys == ("name",) or keys[-1:] == ("label",):
+        return value
+    source, _, attribute = value.rpartition(":")
+    if source.endswith(".py") and attribute.isidentifier():
+        return f"{absolute(source, folder)}:{attribute}"
+    if keys in (("weights",), ("sweep", "weights")) and value != NONE:
+        return absolute(value, folder)
+    return value
 
 
 def absolute(path: str, folder: Path) -> str:
@@ -218,6 +312,9 @@ def _value(parameter: Parameter, value: Any) -> Any:
             return from_words(value, "sizes", SIZES)
         if issubclass(family.base, Sizes) and isinstance(value, list):
             return as_sizes(value)
+        own = isinstance(value, str) and is_user_code(value, family.members)
+        if own and family.user is not None:
+            return member(family, {family.word: value})
         if issubclass(family.base, Partition) and isinstance(value, str):
             return as_partition(value)
         if isinstance(value, str) and family.word in ("kind", "name"):

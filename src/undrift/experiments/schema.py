@@ -12,9 +12,11 @@ from undrift.data.sources import SOURCES
 from undrift.devices import KINDS, Devices
 from undrift.engines import ENGINES
 from undrift.experiments.catalogue import (
+    AUGMENTATIONS,
     DERIVED,
     FAMILIES,
     NONE,
+    SAMPLERS,
     SOLVERS,
     Family,
     Parameter,
@@ -30,6 +32,7 @@ from undrift.nets.models import MODELS
 
 Schema = dict[str, Any]
 
+USER_CODE = {"$ref": "#/definitions/user-code"}
 TYPES = {
     "true or false": {"type": "boolean"},
     "a whole number": {"type": "integer"},
@@ -48,9 +51,23 @@ def json_schema() -> Schema:
         "title": "An experiment of undrift",
     }
     tables = schema["definitions"]
+    tables["user-code"] = {
+        "type": "string",
+        "description": "Your own code: file.py:name, or module:name.",
+        "pattern": r":[A-Za-z_]\w*$",
+    }
     for family in FAMILIES:
         tables[family.what.replace(" ", "-")] = {"anyOf": _family(family)}
     schema["properties"]["target"]["properties"] = {m: _target(m) for m in METRICS}
+    for key, kinds in {"loss": _user_code("name"), "weights": [{"type": "string"}]}.items():
+        described = schema["properties"][key]["description"]
+        schema["properties"][key] = {"description": described, "anyOf": kinds}
+    schema["properties"]["metrics"] = {
+        "description": schema["properties"]["metrics"]["description"],
+        "type": "object",
+        "additionalProperties": {"anyOf": _user_code("name")},
+    }
+    tables["DataTable"]["properties"]["augment"]["items"] = {"$ref": "#/definitions/augmentation"}
     schema["properties"]["sweep"]["additionalProperties"] = {"type": ["array", "object"]}
     _by_name(tables["DataTable"], "source", SOURCES, other="a folder of client files")
     _by_name(tables["ModelTable"], "name", MODELS, other="file.py:function")
@@ -77,12 +94,27 @@ def json_schema() -> Schema:
         "anyOf": [{"$ref": engine.pop("$ref")}, {"oneOf": words}],
         **engine,
     }
-    tables["SamplingTable"]["properties"]["kind"].pop("anyOf", None)
+    _describe_sampling(tables["SamplingTable"])
     for table in tables.values():
         for each in table.get("properties", {}).values():
             if each.get("default", 0) is None:
                 each.pop("default")
     return schema
+
+
+def _user_code(word: str) -> list[Schema]:
+    """The user's own code by its name alone, or in a table with its parameters."""
+    table = {"type": "object", "properties": {word: USER_CODE}, "required": [word]}
+    return [dict(USER_CODE), table]
+
+
+def _describe_sampling(table: Schema) -> None:
+    """The kinds of sampling; only the user's own sampler has other keys."""
+    own = table["properties"]
+    own["kind"]["anyOf"] = [{"enum": [*SAMPLERS]}, dict(USER_CODE)]
+    ours = {"properties": {"kind": {"enum": [*SAMPLERS]}}}
+    closed = {"properties": dict.fromkeys(own, True), "additionalProperties": False}
+    table["allOf"] = [{"if": ours, "then": closed}]
 
 
 def _describe_time(own: Schema, tables: Schema) -> None:
@@ -217,7 +249,13 @@ def _family(family: Family) -> list[Schema]:
                 "additionalProperties": False,
             }
         )
-    words = {"partition": [*PARTITIONS], "law of sizes": [*SIZES]}.get(family.what)
+    if family.user is not None:
+        tables += _user_code(family.word)
+    words = {
+        "partition": [*PARTITIONS],
+        "law of sizes": [*SIZES],
+        "augmentation": [*AUGMENTATIONS],
+    }.get(family.what)
     if words is not None:
         pattern = f"^({'|'.join(words)})(:[0-9.eE+-]+)?$"
         tables.append({"type": "string", "pattern": pattern})

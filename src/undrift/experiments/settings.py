@@ -10,9 +10,9 @@ from copy import deepcopy
 from difflib import get_close_matches
 from typing import Any
 
-from undrift.data.partitions import as_partition
+from undrift.data.partitions import PARTITIONS, as_partition
 from undrift.experiments.catalogue import NONE
-from undrift.experiments.parts import shown, table_of
+from undrift.experiments.parts import is_user_code, shown, table_of
 from undrift.utils.errors import UndriftError, require
 
 
@@ -90,8 +90,8 @@ def _set(table: Any, parts: list[str | int], value: Any, key: str) -> None:
 def _opened(parts: list[str | int], words: str) -> Any:
     """The table that the word of a part stands for, so that a part of it can be set."""
     if parts == ["data", "partition"]:
-        return table_of(as_partition(words))
-    if parts == ["engine"]:
+        return {"kind": words} if is_user_code(words, PARTITIONS) else table_of(as_partition(words))
+    if parts == ["engine"] or parts == ["loss"] or parts[:-1] == ["metrics"]:
         return {"name": words}
     if words != NONE and parts[-1] in ("pace", "availability"):
         return {"kind": words}

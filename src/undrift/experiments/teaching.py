@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
@@ -72,6 +72,41 @@ WHERE = {
 """Where in an experiment file the words of a group stand."""
 
 
+USER_CODE = {
+    "methods": ("file.py:Class", "Your own method, a subclass of undrift.Method."),
+    "data": ("file.py:function", "Your own function of a site's name that returns its data."),
+    "models": ("file.py:function", "Your own function that returns a torch nn.Module."),
+    "partitions": (
+        "file.py:function",
+        "Your own function of (labels, clients, seed) that returns a list with the row numbers of "
+        "each client, or your own class derived from undrift.data.Partition.",
+    ),
+    "samplers": (
+        "file.py:Class",
+        "Your own sampler, derived from undrift.core.sampling.Sampler; further keys of [sampling] "
+        "are its parameters.",
+    ),
+    "schedules": (
+        "file.py:function",
+        "Your own function of the round (counted from 0) that returns the rate, or your own class "
+        "derived from undrift.local.schedules.Schedule.",
+    ),
+    "augmentations": (
+        "file.py:Class",
+        "Your own augmentation, derived from undrift.data.Augmentation.",
+    ),
+}
+"""What of a group can be the user's own code, and how a file names it."""
+
+CRITERION = {
+    "loss": "Your own loss of (outputs, targets): file.py:function, file.py:Class, or a table "
+    'such as {name = "torch.nn:CrossEntropyLoss", label_smoothing = 0.1}.',
+    "[metrics]": 'Your own metrics of (outputs, targets) by name: auc = "file.py:auc".',
+    "weights": "The initial weights: model.safetensors, or the folder of a finished run.",
+}
+"""The keys that name what a model trains on, is judged by and starts from."""
+
+
 @dataclass(frozen=True)
 class Lesson:
     """What a docstring says: a first line, what follows, and the meaning of the parameters."""
@@ -92,7 +127,8 @@ def listing(group: str | None = None) -> RenderableType:
         parts: list[RenderableType] = []
         for each in GROUPS:
             parts += [Text(f"{each}: {WHERE[each]}", style="bold"), _names(each), Text("")]
-        return Group(*parts[:-1])
+        yours = Text("loss, metrics and initial weights: at the top of the file", style="bold")
+        return Group(*parts, yours, _grid(CRITERION.items()))
     group = SINGULAR.get(group, group)
     require_choice("The list", group, GROUPS)
     return _names(group)
@@ -126,6 +162,9 @@ def showing(kind: str, name: str) -> RenderableType:
     if isinstance(build, type) and issubclass(build, Method):
         parts += [Text(""), *(Text(line) for line in traffic(build()))]
     parts += [Text(""), Syntax(example(group, name), "toml", background_color="default")]
+    if group in USER_CODE:
+        where, about = USER_CODE[group]
+        parts += [Text(f"{where} in its place: {about}")]
     return Group(*parts)
 
 
@@ -319,10 +358,14 @@ OWN: dict[Any, dict[str, Any]] = {
 
 
 def _names(group: str) -> Table:
+    return _grid([*names(group), *([USER_CODE[group]] if group in USER_CODE else [])])
+
+
+def _grid(rows: Iterable[tuple[str, str]]) -> Table:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
     grid.add_column()
-    for name, about in names(group):
+    for name, about in rows:
         grid.add_row(Text(name, style="bold"), Text(about))
     return grid
 

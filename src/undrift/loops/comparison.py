@@ -1,4 +1,8 @@
-"""Checks of methods that run side by side: labels, one objective, shared cohorts."""
+"""What the methods of a comparison share: distinct labels, one objective and one sampler.
+
+Python calls, run folders and cost forecasts use the same functions, so that all of them accept the
+same comparisons.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +17,10 @@ from undrift.utils.errors import require, require_type
 
 
 def labels(methods: Sequence[Method]) -> list[str]:
-    """A label for each method: its name, or its parameters too where names repeat."""
+    """A label for each method: its name, or its repr where several methods have that name."""
     require_type("methods", methods, (list, tuple), "a list of methods, or {label: method}")
     for method in methods:
-        require_type("A method", method, Method, "a method such as ud.FedAvg()")
+        require_method(method)
     names = Counter(method.name for method in methods)
     found = [m.name if names[m.name] == 1 else repr(m) for m in methods]
     require(
@@ -26,23 +30,40 @@ def labels(methods: Sequence[Method]) -> list[str]:
     return found
 
 
+def require_method(method: object) -> None:
+    """Refuse what is not a method."""
+    require_type("A method", method, Method, "a method such as ud.FedAvg()")
+
+
 def shared_sampler(
     cohort: int | Sampler | None, methods: Iterable[Method], losses: Federation, objective: str
 ) -> Sampler:
-    """One sampler for all methods, as the schemes of all of them allow."""
+    """The one sampler of all methods: a number of clients is drawn as all of them allow.
+
+    Parameters
+    ----------
+    cohort
+        a number of clients, a sampler, or None for all clients
+    methods
+        those that are compared
+    losses
+        of which only the clients' ids and sizes are used
+    objective
+        "samples" or "clients", which decides the weights q_k
+    """
     by_weight = {method.draws_by_weight for method in methods}
     if not isinstance(cohort, Sampler) and cohort is not None and len(by_weight) == 2:
         # With equal q_k, uniform cohorts serve both kinds.
         require(
             Roster(losses.ids, losses.sizes, objective).equal,
-            "Some of these methods are defined for draws by q_k and some for uniform cohorts, so "
-            "they cannot share cohorts: use objective='clients', or name a sampler.",
+            "Some of these methods are defined for cohorts drawn by q_k and some for uniform "
+            "cohorts, so they cannot share cohorts: use objective='clients', or name a sampler.",
         )
     return as_sampler(cohort, by_weight == {True})
 
 
 def same_regularizer(methods: Mapping[str, Method]) -> None:
-    """All methods of a comparison minimise the same F."""
+    """Refuse methods with different regularisers: they do not minimise the same F."""
     found = {label: method.g for label, method in methods.items()}
     (first, g), *others = found.items()
     for label, other in others:

@@ -14,9 +14,8 @@ from undrift.report.reading import MethodRuns, Runs, read_runs
 from undrift.report.reply_counts import count_replies
 from undrift.report.seed_curves import align_seeds
 from undrift.report.timeline import timeline_figure
-from undrift.runs.folder import slug
 from undrift.utils.errors import require_choice
-from undrift.utils.files import written_whole
+from undrift.utils.files import slug, written_whole
 from undrift.utils.formatting import time_unit
 from undrift.utils.plot_style import COLOURS, line_style, literal, reproducible_svg, use_log_axis
 

@@ -20,11 +20,12 @@ from undrift.experiments.settings import applied
 from undrift.experiments.tables import DataTable
 from undrift.report.reading import Runs, read_runs
 from undrift.reproduce.reproduction import Reproduction
-from undrift.runs.folder import EXPERIMENT, alone_in, read_json, run_folder, slug, write_json
+from undrift.runs.folder import EXPERIMENT, alone_in, read_json, run_folder, write_json
 from undrift.runs.planning import claim, run_experiment
 from undrift.runs.storage import ended
 from undrift.runs.watching import watching
 from undrift.utils.errors import UndriftError, require, require_choice
+from undrift.utils.files import slug
 
 Value = TypeVar("Value")
 RUNS, KEPT, TIMES, DONE = "runs", "kept", "times.json", "done.json"

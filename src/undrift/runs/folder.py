@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from undrift.utils.errors import UndriftError, first_line, require
-from undrift.utils.files import written_whole
+from undrift.utils.files import slug, written_whole
 
 EXPERIMENT, ABOUT, DATA, PICTURE = "experiment.toml", "about.json", "data.json", "data.svg"
 RUN, RECORDS, MODEL, STORE = "run.json", "records.jsonl", "model.safetensors", "store"
@@ -31,11 +30,6 @@ DONE = (FINISHED, STOPPED, DIVERGED)
 def run_folder(folder: Path, label: str, seed: int) -> Path:
     """Where the files of a method and seed are."""
     return folder / slug(label) / f"seed-{seed}"
-
-
-def slug(label: str) -> str:
-    """A label as the name of a folder."""
-    return re.sub(r"[^A-Za-z0-9.-]+", "-", label).strip("-.") or "method"
 
 
 @contextmanager

@@ -12,19 +12,9 @@ from undrift.core.losses import Federation
 from undrift.data.federated import FederatedData
 from undrift.experiments.building import (
     build_data,
-    build_devices,
-    build_engine,
-    build_evaluation,
-    build_limit,
-    build_local,
-    build_methods,
-    build_model,
-    build_paces,
-    build_sampler,
-    build_target,
+    build_losses,
 )
 from undrift.experiments.experiment import Experiment
-from undrift.nets.modules import ModuleLosses
 from undrift.runs.driver import Observer, RunOutcome, execute
 from undrift.runs.folder import (
     ABOUT,
@@ -47,21 +37,21 @@ def plan_of(
     make_loop: LoopFactory | None = None,
 ) -> Plan:
     """The runs of an experiment on the losses of each seed."""
-    methods = build_methods(experiment)
+    methods = experiment.methods()
     return Plan(
         methods=methods,
         losses=losses,
-        local={label: build_local(experiment, label) for label in methods},
+        local={label: experiment.local_of(label) for label in methods},
         rounds=experiment.rounds,
         seeds=experiment.seeds,
-        cohort=build_sampler(experiment, methods),
+        cohort=experiment.cohort(),
         objective=experiment.objective,
-        evaluation=build_evaluation(experiment),
-        limit=build_limit(experiment),
-        devices=build_devices(experiment) if make_loop is None else None,
-        paces=build_paces(experiment),
-        target=build_target(experiment),
-        engine=build_engine(experiment),
+        evaluation=experiment.evaluation_settings(),
+        limit=experiment.limits(),
+        devices=experiment.device_profiles() if make_loop is None else None,
+        paces=experiment.paces(),
+        target=experiment.targets(),
+        engine=experiment.engine_options(),
         description=experiment.resolved(),
         make_loop=make_loop,
     )
@@ -91,17 +81,13 @@ def run_experiment(
     The folder of another experiment is refused. `reading` is entered while the data are read; with
     `extend`, the experiment may have more rounds than the one in the folder.
     """
-    build_engine(experiment).require_ready()  # before a folder is written
+    experiment.engine_options().require_ready()  # before a folder is written
     claim(experiment, folder, extend)
     if data is None:
         with reading:
             data = build_data(experiment)
-    plan = plan_of(experiment, partial(_losses, experiment, data))
+    plan = plan_of(experiment, partial(build_losses, experiment, data))
     return execute(plan, storage_of(experiment, folder), observer, read_ended)
-
-
-def _losses(experiment: Experiment, data: FederatedData, seed: int) -> ModuleLosses:
-    return ModuleLosses(build_model(experiment, data, seed), data)
 
 
 def claim(experiment: Experiment, folder: Path, extend: bool = False) -> None:

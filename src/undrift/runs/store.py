@@ -22,11 +22,11 @@ import lmdb
 import torch
 
 from undrift.utils.errors import UndriftError, first_line, require, require_choice
+from undrift.utils.files import DURABILITIES
 from undrift.utils.serialization import pack, unpack
 
 FORMAT = 3
 FIRST_SIZE = 1 << 28
-DURABILITIES = ("power", "process")
 ROUND, META, CLIENT, RECORD, LASTING = b"round", b"meta", b"client:", b"record:", b"lasting:"
 
 

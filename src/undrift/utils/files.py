@@ -1,6 +1,7 @@
-"""Files that are written whole, or not at all."""
+"""Files that are written whole or not at all, and names of files."""
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,6 +9,14 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from undrift.utils.errors import UndriftError, first_line, require
+
+DURABILITIES = ("power", "process")
+"""What written data survive: a power loss, or only the end of the process."""
+
+
+def slug(label: str) -> str:
+    """A label as the name of a file or a folder."""
+    return re.sub(r"[^A-Za-z0-9.-]+", "-", label).strip("-.") or "method"
 
 
 @contextmanager

@@ -10,16 +10,18 @@ from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from undrift.data import SOURCES, FederatedData
 from undrift.data.augmentation import Augmentation
-from undrift.experiments.catalogue import AUGMENTATIONS, NONE, parameters, source_of
+from undrift.experiments.catalogue import AUGMENTATION, AUGMENTATIONS, NONE, parameters, source_of
 from undrift.experiments.parts import (
     Wrong,
     absolute,
-    anchored,
     arguments,
     completed,
     from_words,
+    is_user_code,
+    member,
     require_types,
     shown,
+    table_of,
 )
 from undrift.experiments.tables.fields import (
     Fraction,
@@ -29,6 +31,7 @@ from undrift.experiments.tables.fields import (
     Table,
     Text,
     allowed_words,
+    named,
     one_of,
     or_none,
     seen_from,
@@ -61,10 +64,22 @@ def _share(value: Any, info: ValidationInfo) -> Any:
 
 def _augmentations(value: Any, info: ValidationInfo) -> Any:
     require_type("augment", value, list, 'a list of words such as "crop:4" and "flip"')
-    for each in value:
-        require_type("One of augment", each, str, 'a word such as "crop:4" or "flip"')
-        from_words(each, "augment", AUGMENTATIONS)
-    return value
+    return [_augmentation(each)[1] for each in value]
+
+
+def _augmentation(value: Any) -> tuple[Augmentation, str | Plain]:
+    """An augmentation, and how a file writes it."""
+    wanted = 'a word such as "crop:4", file.py:Class of your own, or a table with its name'
+    require_type("One of augment", value, (str, dict), wanted)
+    if isinstance(value, str) and not is_user_code(value, AUGMENTATIONS):
+        return from_words(value, "augment", AUGMENTATIONS), value
+    try:
+        part: Augmentation = member(AUGMENTATION, named(value))
+    except Wrong as error:
+        raise Wrong(str(error)) from None  # a list has no keys
+    table = table_of(part)
+    assert isinstance(table, dict)
+    return part, table if len(table) > 1 else table["name"]
 
 
 class HoldOut(Table):
@@ -95,8 +110,10 @@ class DataTable(OpenTable):
     validation: Annotated[HoldOut | None, BeforeValidator(_share)] = Field(
         default=None, description="The share set aside to choose settings on."
     )
-    augment: Annotated[list[str], BeforeValidator(_augmentations)] = Field(
-        default=[], description='Random changes of training images: "crop:4", "flip" or "flip:0.5".'
+    augment: Annotated[list[Any], BeforeValidator(_augmentations)] = Field(
+        default=[],
+        description='Random changes of training inputs: "crop:4", "flip", "flip:0.5", or your own: '
+        '"file.py:Class" or {name = "file.py:Class", …}.',
     )
 
     @model_validator(mode="before")
@@ -109,9 +126,7 @@ class DataTable(OpenTable):
         source = fixed["source"]
         if source_of(source) is not None:
             fixed["source"] = source = source.replace("_", "-")
-        elif is_function(source):
-            fixed["source"] = source = anchored(source, seen_from(info))
-        elif "\0" not in source:
+        elif not is_function(source) and "\0" not in source:
             fixed["source"] = source = _client_folder(source, seen_from(info))
         if isinstance(given.get("folder"), str) and given["folder"] != NONE:
             given["folder"] = absolute(given["folder"], seen_from(info))
@@ -126,7 +141,7 @@ class DataTable(OpenTable):
 
     def augmentations(self) -> list[Augmentation]:
         """The random changes of training images."""
-        return [from_words(each, "augment", AUGMENTATIONS) for each in self.augment]
+        return [_augmentation(each)[0] for each in self.augment]
 
     @property
     def clients(self) -> int | None:

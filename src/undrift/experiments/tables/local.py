@@ -24,15 +24,15 @@ class LocalTable(OpenTable):
     def _complete(cls, table: Any) -> Any:
         if not isinstance(table, dict) or not isinstance(table.get("solver", "SGD"), str):
             return table
-        _, complete = local_of(table)
+        _, complete = solver_from(table)
         return complete
 
     def build(self, changes: Mapping[str, Any] | None = None) -> Solver:
         """The solver, with a method's changes."""
-        return local_of(changed(self.model_dump(), changes or {}))[0]
+        return solver_from(changed(self.model_dump(), changes or {}))[0]
 
 
-def local_of(table: Mapping[str, Any]) -> tuple[Solver, Plain]:
+def solver_from(table: Mapping[str, Any]) -> tuple[Solver, Plain]:
     """The solver of a table, and the table with all defaults."""
     name = table.get("solver", "SGD")
     try:

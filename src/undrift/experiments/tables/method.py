@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field, ValidationInfo, model_validator
+from pydantic import Field, model_validator
 
-from undrift.experiments.parts import anchored, method_of
-from undrift.experiments.tables.fields import OpenTable, Paced, Plain, Text, seen_from
+from undrift.experiments.parts import method_of
+from undrift.experiments.tables.fields import OpenTable, Paced, Plain, Text
 from undrift.methods import Method
 
 
@@ -24,12 +24,11 @@ class MethodTable(OpenTable):
 
     @model_validator(mode="before")
     @classmethod
-    def _complete(cls, table: Any, info: ValidationInfo) -> Any:
+    def _complete(cls, table: Any) -> Any:
         if not isinstance(table, dict) or not isinstance(table.get("name"), str):
             return table
         fixed = {key: table[key] for key in cls.model_fields if key in table}
         given = {key: value for key, value in table.items() if key not in fixed}
-        fixed["name"] = anchored(fixed["name"], seen_from(info))
         _, values = method_of(fixed["name"], given)
         return fixed | values
 

@@ -6,20 +6,19 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 import torch
-from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from torch import nn
 
 from undrift.experiments.catalogue import DERIVED, parameters
 from undrift.experiments.parts import (
     Wrong,
-    anchored,
     arguments,
     completed,
     guilty,
     require_types,
     shown,
 )
-from undrift.experiments.tables.fields import OpenTable, Plain, Text, or_none, seen_from
+from undrift.experiments.tables.fields import OpenTable, Plain, Text, or_none
 from undrift.nets.models import MODELS, fitting
 from undrift.utils.errors import UndriftError, first_line, require, require_choice, require_whole
 from undrift.utils.user_code import user_object
@@ -37,12 +36,12 @@ class ModelTable(OpenTable):
 
     @model_validator(mode="before")
     @classmethod
-    def _complete(cls, table: Any, info: ValidationInfo) -> Any:
+    def _complete(cls, table: Any) -> Any:
         if not isinstance(table, dict) or not isinstance(table.get("name"), str):
             return table
         fixed = {key: table[key] for key in cls.model_fields if key in table}
         given = {key: value for key, value in table.items() if key not in fixed}
-        name = fixed["name"] = anchored(fixed["name"], seen_from(info))
+        name = fixed["name"]
         seed = or_none(fixed.get("seed"))
         if seed is not None:
             try:

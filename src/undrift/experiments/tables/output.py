@@ -15,7 +15,7 @@ from undrift.experiments.tables.fields import (
     one_of,
     some_of,
 )
-from undrift.runs.store import DURABILITIES
+from undrift.utils.files import DURABILITIES
 
 LOGGERS = ("tensorboard", "mlflow", "wandb")
 

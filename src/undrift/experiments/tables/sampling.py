@@ -1,4 +1,4 @@
-"""[sampling]: who takes part in a round."""
+"""[sampling]: which clients take part in a round."""
 
 from __future__ import annotations
 
@@ -8,25 +8,38 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, model_validator
 
 from undrift.core.sampling import Sampler
-from undrift.experiments.catalogue import NONE, SAMPLERS, parameters
-from undrift.experiments.parts import Wrong, shown
-from undrift.experiments.tables.fields import Table, allowed_words, or_none
+from undrift.experiments.catalogue import NONE, SAMPLER, SAMPLERS, parameters
+from undrift.experiments.parts import Wrong, is_user_code, member, shown, table_of
+from undrift.experiments.tables.fields import OpenTable, or_none
 from undrift.utils.errors import UndriftError, require, require_choice, require_type, require_whole
 
+KEYS = ("kind", "cohort")
 
-class SamplingTable(Table):
-    """Who takes part in a round; everyone, unless it says otherwise."""
 
-    kind: Annotated[str | None, BeforeValidator(or_none), allowed_words(SAMPLERS)] = Field(
+class SamplingTable(OpenTable):
+    """Which clients take part in a round: everyone by default.
+
+    Other keys are parameters of the user's own sampler.
+    """
+
+    kind: Annotated[str | None, BeforeValidator(or_none)] = Field(
         default=None,
         description="all; uniform (without replacement); weighted (with replacement, by q_k); "
-        "bernoulli; fixed. Left out: as the methods are defined.",
+        "bernoulli; fixed; or your own, file.py:Class. Left out: as the methods are defined.",
     )
     cohort: Any = Field(
         default=None,
         description="How many clients; for bernoulli, the probability; for fixed, the ids or one "
         "list of ids per round, in turn.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, table: Any) -> Any:
+        kind = table.get("kind") if isinstance(table, dict) else None
+        if isinstance(kind, str) and is_user_code(kind):
+            return table_of(member(SAMPLER, table))
+        return table
 
     @model_validator(mode="after")
     def _check(self) -> SamplingTable:
@@ -41,9 +54,17 @@ class SamplingTable(Table):
         return self
 
     def build(self) -> Sampler | int | None:
-        """What `train` takes as its cohort."""
+        """The cohort, as `train` takes it."""
         kind, cohort = self.kind, self.cohort
         cohort = None if isinstance(cohort, str) and cohort == NONE else cohort
+        if kind is not None and is_user_code(kind):
+            own: Sampler = member(SAMPLER, self.model_dump(exclude_none=True))
+            return own
+        for key in self.parameters:
+            try:
+                require_choice("A key of sampling", key, KEYS)
+            except UndriftError as error:
+                raise Wrong(str(error), key) from None
         if kind is None:
             return None if cohort is None else require_whole("The cohort", cohort, 1)
         try:

@@ -12,7 +12,18 @@ from typing import Any
 from undrift.experiments.settings import applied
 from undrift.utils.errors import require
 
-TUNED = ("local", "method", "model", "sampling", "rounds", "devices", "pace", "limit")
+TUNED = (
+    "local",
+    "method",
+    "model",
+    "loss",
+    "weights",
+    "sampling",
+    "rounds",
+    "devices",
+    "pace",
+    "limit",
+)
 """The parts of an experiment that a sweep may change; the rest says how points are judged."""
 
 

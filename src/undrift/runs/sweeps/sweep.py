@@ -29,14 +29,14 @@ from rich.table import Table
 
 from undrift.experiments.experiment import Experiment
 from undrift.experiments.settings import applied
-from undrift.runs.folder import alone_in, slug, write_json
+from undrift.runs.folder import alone_in, write_json
 from undrift.runs.sweeps.grids import Space, canonical, digest, spaces
 from undrift.runs.sweeps.judging import Judge, Point, Verdict
 from undrift.runs.sweeps.search import Search
 from undrift.runs.sweeps.workers import Workers
 from undrift.utils.display import progress
 from undrift.utils.errors import UndriftError, require, require_whole
-from undrift.utils.files import written_whole
+from undrift.utils.files import slug, written_whole
 
 TRIALS = 20
 """How many points of a range are tried for a method if nobody says."""
@@ -253,6 +253,12 @@ class _Sweep:
         except UndriftError as error:
             raise UndriftError(f"{path}: {error}") from None
         self.spaces = spaces(self.experiment.sweep, self._base["method"])
+        changes_loss = any(key.partition(".")[0] == "loss" for key in self.experiment.sweep)
+        require(
+            not changes_loss or metric != "validation_loss",
+            "[sweep] changes the loss, so its points cannot be compared by validation_loss: use "
+            "--metric validation_accuracy.",
+        )
         if trials is not None:
             require_whole("trials", trials, at_least=1)
             require(

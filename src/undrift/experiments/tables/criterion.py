@@ -1,0 +1,114 @@
+"""`loss`, `[metrics]` and `weights`: what the model trains on, is judged by and starts from.
+
+A loss and a metric are the user's own functions of (outputs, targets), named "file.py:function" or
+"module:name", alone or in a table with parameters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationInfo
+from safetensors import SafetensorError, safe_open
+
+from undrift.core.targets import PARTS
+from undrift.experiments.catalogue import CRITERION
+from undrift.experiments.parts import Wrong, absolute, is_user_code, shown, user_part
+from undrift.experiments.tables.fields import Plain, named, or_none, seen_from
+from undrift.utils.errors import UndriftError, first_line, require, require_type
+
+MODEL_FILE = "model.safetensors"
+"""The trained model in the folder of a run."""
+SPREADS = ("client_accuracy_mean", "client_accuracy_std", "client_accuracy_worst_tenth")
+MEASURES = ("loss", "accuracy", "absolute_error", *SPREADS)
+"""What undrift itself measures on each part of the data."""
+
+Function = Callable[..., Any]
+Named = str | Plain
+"""A user's function: "file.py:function", or a table with that name and parameters."""
+
+
+def criterion_function(value: Any, what: str) -> tuple[Function, Named]:
+    """A loss or a metric, and how a file writes it with all its parameters."""
+    table = named(value)
+    example = f'"file.py:function", or a table {{name = "file.py:Class", …}} for {what}'
+    if not isinstance(table, dict):
+        raise Wrong(f"It is {shown(value)}, but must be {example}.")
+    where = table.get("name")
+    below = ("name",) if isinstance(value, dict) else ()
+    if not isinstance(where, str) or not is_user_code(where):
+        raise Wrong(f"It is {shown(where)}, but must be {example}.", *below)
+    given = {key: each for key, each in table.items() if key != "name"}
+    try:
+        function, complete = user_part(where, given, CRITERION, what)
+        require(
+            callable(function),
+            f"{where.rpartition(':')[2]} gives {shown(function)}, but {what} must be callable as "
+            f"(outputs, targets).",
+        )
+    except Wrong as error:
+        raise error if error.keys else Wrong(str(error), *below) from None
+    except UndriftError as error:
+        raise Wrong(str(error), *below) from None
+    return function, {"name": where, **complete} if complete else where
+
+
+def checked_loss(value: Any) -> Named | None:
+    """A loss as a file writes it, if there is one."""
+    return None if or_none(value) is None else criterion_function(value, "a loss")[1]
+
+
+def checked_metrics(value: Any) -> dict[str, Named] | None:
+    """The metrics by name, as a file writes them; None if there are none."""
+    if or_none(value) is None:
+        return None
+    require_type("metrics", value, dict, 'a table such as auc = "file.py:auc"')
+    found = {}
+    for name, each in value.items():
+        if not re.fullmatch(r"\w+", name):
+            raise Wrong("The name of a metric has letters, digits and _ only.", name)
+        if name in MEASURES:
+            raise Wrong(f"undrift measures {name!r} itself: choose another name.", name)
+        try:
+            found[name] = criterion_function(each, "a metric")[1]
+        except Wrong as error:
+            raise error.under(name) from None
+    return found or None
+
+
+def own_metrics(metrics: Mapping[str, Any]) -> list[str]:
+    """The names of the user's metrics in records: one for each part of the data."""
+    return [f"{part}_{name}" for name in metrics for part in PARTS]
+
+
+def checked_weights(value: Any, info: ValidationInfo) -> str | None:
+    """The absolute path of the file with the initial weights, if there is one."""
+    if or_none(value) is None:
+        return None
+    require_type("weights", value, str, "a safetensors file or the folder of a run")
+    file = _weights_file(Path(absolute(value, seen_from(info))))
+    try:
+        with safe_open(file, "pt"):
+            return str(file)
+    except (SafetensorError, OSError) as error:
+        raise UndriftError(f"{file} is not a safetensors file: {first_line(error)}.") from None
+
+
+def _weights_file(path: Path) -> Path:
+    """A file itself, or the model of the one run that a folder has."""
+    if path.is_file():
+        return path
+    require(path.is_dir(), f"There is no file and no run folder {path}.")
+    patterns = (MODEL_FILE, f"seed-*/{MODEL_FILE}", f"*/seed-*/{MODEL_FILE}")
+    found = sorted(file for pattern in patterns for file in path.glob(pattern))
+    require(
+        bool(found),
+        f"{path} has no {MODEL_FILE}: it is not the folder of a finished run.",
+    )
+    folders = ", ".join(str(file.parent.relative_to(path)) for file in found[:20])
+    more = " …" if len(found) > 20 else ""
+    require(len(found) == 1, f"{path} has {len(found)} runs, so name one of them: {folders}{more}.")
+    return found[0]
