@@ -35,6 +35,7 @@ def plan(rounds=8, seeds=(0,), methods=None, **changed):
         rounds=rounds,
         seeds=seeds,
         cohort=4,
+        engine=ud.EngineOptions("vectorised"),  # by a fixed rule: bits are compared
         evaluation=ud.Evaluation(every=2, models=("server", "all")),
         devices=ud.Devices(
             speed=ud.devices.Ladder(10, 60),

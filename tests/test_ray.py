@@ -19,10 +19,9 @@ from torch import nn
 import undrift as ud
 from agreement import assert_same
 from commands import called
-from looping import synchronous
+from looping import asynchronous, synchronous
 from test_vectorised import METHODS
 from undrift.engines import EngineOptions, SerialEngine
-from undrift.loops import Asynchronous, Synchronous
 from undrift.nets.modules import ModuleLosses
 from undrift.utils.errors import UndriftError
 
@@ -45,7 +44,7 @@ def losses_of(model=mlp, data=DATA, **options):
     return ModuleLosses(model(), data, **options)
 
 
-def trained(engine, method, losses, rounds=3, kind=Synchronous, cohort=None, **options):
+def trained(engine, method, losses, rounds=3, kind=synchronous, cohort=None, **options):
     options = {"objective": "clients", "local": LOCAL, **options}
     sampler = ud.All() if cohort is None else ud.Uniform(cohort)
     loop = kind(method, losses, sampler=sampler, rounds=rounds, engine=engine, **options)
@@ -77,7 +76,7 @@ def test_every_method_agrees_with_the_serial_engine(method):
 )
 def test_asynchronous_methods_agree_with_the_serial_engine(method):
     devices = ud.Devices(speed=ud.devices.Ladder(10, 60), jitter=0.3, dropout=0.1)
-    both(method, losses_of(), kind=Asynchronous, devices=devices)
+    both(method, losses_of(), kind=asynchronous, devices=devices)
 
 
 def test_clients_that_fail_are_counted_like_anywhere():
@@ -288,7 +287,7 @@ NODES = """
     import undrift as ud
     from test_ray import LOCAL, losses_of, unhurried
     from undrift.engines import EngineOptions
-    from undrift.loops import Synchronous
+    from looping import asynchronous, synchronous
 
     cluster = Cluster(initialize_head=True, head_node_args={{"num_cpus": 0}})
     nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
@@ -325,7 +324,7 @@ ROUNDS = """
     sys.path.insert(0, {tests!r})
     import undrift as ud
     from test_ray import LOCAL, TWO, own_memory
-    from undrift.loops import Synchronous
+    from looping import asynchronous, synchronous
     from undrift.nets.modules import ModuleLosses
 
     data = ud.data.synthetic(1, 1, clients=2, seed=0, most=20)

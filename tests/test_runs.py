@@ -78,10 +78,12 @@ def assert_same(folder, other):
 def test_what_was_kept_is_what_was_computed(undisturbed):
     for label, method in plan().methods.items():
         p = plan()
+        losses = p.losses(0)
         result = ud.train(
             method,
-            model=p.model(0),
-            data=p.data,
+            model=losses.flat.module,
+            data=losses.data,
+            engine=p.engine,
             local=p.local[label],
             rounds=8,
             cohort=4,

@@ -1,13 +1,14 @@
 """The published systems that experiment files can name."""
 
 from copy import deepcopy
+from functools import partial
 
 import pytest
 
 import undrift as ud
 from device_experiments import alone, round_trip
 from undrift.devices import Ladder, LogNormal, Normal
-from undrift.experiments.building import build_data
+from undrift.experiments.building import build_data, build_losses
 from undrift.experiments.experiment import Experiment
 from undrift.experiments.systems import SYSTEMS
 from undrift.runs.planning import plan_of
@@ -26,10 +27,10 @@ class TestSystems:
                 got = resolved[key][inner]
                 assert got == value or got == {**got, **value}
         data = build_data(found)
-        plan = plan_of(found, data)
+        plan = plan_of(found, partial(build_losses, found, data))
         result = ud.train(
             plan.methods["FedAvg"],
-            model=plan.model(0),
+            model=plan.losses(0).flat.module,
             data=data,
             local=plan.local["FedAvg"],
             cohort=plan.cohort,

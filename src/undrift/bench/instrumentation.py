@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from undrift.bench.stopwatch import Stopwatch, replaced
+from undrift.core import uploads
 from undrift.core.round_result import RoundResult
 from undrift.core.sampling import Uniform
 from undrift.data.part import Part
@@ -87,7 +88,7 @@ def _clocked_functions(loop: Loop) -> Iterator[tuple[Any, str, str]]:
         (ModuleLoss, "_gradient", COMPUTE),
         (ModuleLoss, "buffers", SET_UP),
         (SGD, "run", UPDATE),
-        (serial, "check_declared", CHECK),
+        (uploads, "check_declared", CHECK),
         (serial, "fault", CHECK),
         (serial, "fault_of_buffers", CHECK),
     ]
@@ -101,7 +102,6 @@ def _clocked_functions(loop: Loop) -> Iterator[tuple[Any, str, str]]:
         (Fused, "product", UPDATE),
         (Fused, "plain", UPDATE),
         (Stepper, "take", UPDATE),
-        (vectorised, "check_declared", CHECK),
         (vectorised, "fault", CHECK),
         (vectorised, "fault_of_buffers", CHECK),
     ]

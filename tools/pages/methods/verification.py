@@ -8,7 +8,7 @@ from pathlib import Path
 
 from undrift.runs.folder import read_json, write_json
 from undrift.utils.errors import require
-from undrift.verify import FACTS, Fact, Outcome, Subject, named, ours, verify
+from undrift.verify import FACTS, Fact, Subject, Verdict, named, ours, verify
 from undrift.verify.runs import one_step_only
 
 STORED = "verify.json"
@@ -31,14 +31,14 @@ class Cell:
 def measure(folder: Path, subjects: Iterable[Subject] | None = None) -> None:
     """Run `undrift verify` for all methods and store what it finds: half a minute."""
     found: dict[str, dict[str, dict[str, object]]] = {}
-    for outcome in verify(ours() if subjects is None else subjects):
-        found.setdefault(outcome.method, {})[outcome.fact.name] = _stored(outcome)
+    for verdict in verify(ours() if subjects is None else subjects):
+        found.setdefault(verdict.method, {})[verdict.fact.name] = _stored(verdict)
     write_json(folder / STORED, found)
 
 
-def _stored(outcome: Outcome) -> dict[str, object]:
-    error = None if outcome.finding is None else float(f"{outcome.finding.error:.0e}")
-    return {"error": error, "holds": outcome.holds}
+def _stored(verdict: Verdict) -> dict[str, object]:
+    error = None if verdict.finding is None else float(f"{verdict.finding.error:.0e}")
+    return {"error": error, "holds": verdict.holds}
 
 
 def stored(folder: Path) -> dict[str, dict[str, Cell]]:
