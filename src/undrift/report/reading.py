@@ -15,6 +15,7 @@ from undrift.core.records import Record
 from undrift.core.targets import Target
 from undrift.nets.modules import ModuleLosses
 from undrift.report.seed_curves import cumulative_costs
+from undrift.runs.folder import ARGUMENTS, EXPERIMENT
 from undrift.utils.errors import UndriftError, first_line, require
 
 if TYPE_CHECKING:
@@ -241,7 +242,10 @@ def _read_folder(path: Path) -> tuple[Folder, list[RunFiles]]:
     require(path.is_dir(), f"There is no run folder {path}.")
     # A process that was killed early may have left a folder in which nothing has begun.
     places = sorted(run.parent for run in path.glob("*/seed-*/run.json"))
-    experiment = path / "experiment.toml"
+    experiment = next(
+        (path / name for name in (EXPERIMENT, ARGUMENTS) if (path / name).is_file()),
+        path / EXPERIMENT,
+    )
     if not places or not experiment.is_file():
         missing = "experiment.toml" if not experiment.is_file() else "<method>/seed-<number>/"
         raise UndriftError(f"{path} is not the folder of a run: it has no {missing}{_hint(path)}")
@@ -263,7 +267,8 @@ def _read_folder(path: Path) -> tuple[Folder, list[RunFiles]]:
 
 def _hint(path: Path) -> str:
     """Where the run folder may be, if the path is its parent or one of its parts."""
-    near = [*path.glob("*/experiment.toml"), *(p / "experiment.toml" for p in path.parents[:2])]
+    places = [*path.glob("*/"), *path.parents[:2]]
+    near = [place / name for place in places for name in (EXPERIMENT, ARGUMENTS)]
     found = next((p.parent for p in near if p.is_file()), None)
     return f"; did you mean {found}?" if found else "."
 
@@ -318,7 +323,7 @@ def _toml(folder: Folder) -> dict[str, Any]:
         return tomllib.loads(folder.experiment)
     except tomllib.TOMLDecodeError as error:
         raise UndriftError(
-            f"{folder.path}/experiment.toml is damaged: {first_line(error)}."
+            f"The description of {folder.path} is damaged: {first_line(error)}."
         ) from error
 
 

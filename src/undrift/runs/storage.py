@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -263,8 +264,13 @@ def run_facts(label: str, spec: RunSpec) -> dict[str, Any]:
         "seed": spec.seed,
         "parameters": spec.losses.dimension,
         "data": _fingerprint(spec.losses),
+        "initial_model": _hash(spec.losses.initial()),
         **({"devices": devices.fingerprint()} if isinstance(devices, DeviceFile) else {}),
     }
+
+
+def _hash(x: Tensor) -> str:
+    return blake2b(x.detach().cpu().numpy().tobytes(), digest_size=16).hexdigest()
 
 
 _DATA_FINGERPRINTS: WeakKeyDictionary[FederatedData, str] = WeakKeyDictionary()

@@ -46,6 +46,7 @@ class Store:
     def __init__(self, folder: Path, meta: Mapping[str, Any], durability: str = "power"):
         require_choice("durability", durability, DURABILITIES)
         self.folder = folder
+        self._closed = False
         self._busy = Lock()
         """held while the states of clients are read, which other threads may do"""
         try:
@@ -82,7 +83,7 @@ class Store:
             before = json.loads(found)
         for name, value in meta.items():
             require(
-                before.get(name) == value,
+                name not in before or before[name] == value,  # older stores hold fewer facts
                 f"The store {self.folder} belongs to another run: its {name} was "
                 f"{before.get(name)!r}, not {value!r}.",
             )
@@ -138,7 +139,7 @@ class Store:
     ) -> dict[Hashable, dict[str, Any]]:
         """The states of those clients that have taken part, read at once."""
         found = {}
-        with self._busy, self._reading(), self._env.begin() as txn:
+        with self._busy, self._reading(), self._opened() as env, env.begin() as txn:
             for id in ids:
                 packed = txn.get(_client_key(id))
                 if packed is not None:
@@ -172,6 +173,16 @@ class Store:
         """Let go of the files, once nobody reads from them."""
         with self._busy:
             self._env.close()
+            self._closed = True
+
+    @contextmanager
+    def _opened(self) -> Iterator[lmdb.Environment]:
+        """The database; a closed one is opened to read, since results outlive their runs."""
+        if not self._closed:
+            yield self._env
+            return
+        with lmdb.open(str(self.folder), readonly=True, lock=False) as env:
+            yield env
 
     def _get(self, key: bytes) -> bytes | None:
         with self._reading(), self._env.begin() as txn:
