@@ -6,6 +6,7 @@ description of the arguments, in `arguments.toml`, and refuses others.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,8 +42,8 @@ def described(methods: Mapping[str, Method], options: Mapping[str, Any]) -> dict
         "method": [
             {
                 "label": label,
-                "method": repr(method),
-                "local": repr(local.get(label) if isinstance(local, Mapping) else local),
+                "method": _repr(method),
+                "local": _repr(local.get(label) if isinstance(local, Mapping) else local),
             }
             for label, method in methods.items()
         ]
@@ -71,7 +72,12 @@ def _plain(value: Any) -> Any:
         return f"{value.__module__}.{value.__qualname__}"
     if type(value).__repr__ is object.__repr__:
         return f"{type(value).__module__}.{type(value).__qualname__}"
-    return repr(value)
+    return _repr(value)
+
+
+def _repr(value: object) -> str:
+    """The repr without addresses in memory, which another process does not have."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
 def claim_arguments(folder: Path, plan: Plan, extend: bool) -> None:
