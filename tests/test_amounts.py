@@ -1,4 +1,4 @@
-"""Local work that is drawn, and devices that do not finish."""
+"""Random amounts of local work, and clients that do not finish."""
 
 import numpy as np
 import pytest

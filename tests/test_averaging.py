@@ -1,4 +1,4 @@
-"""Averaging schemes: what they compute, and what they are on average."""
+"""Averaging schemes: their formulas and their expected values."""
 
 import itertools
 
@@ -86,7 +86,7 @@ def test_clients_that_do_not_move_leave_the_server_where_it_is(scheme, cohort):
     assert torch.equal(method.fold(method.init(X), replies).x, X)
 
 
-def test_scheme_two_moves_the_server_even_then_by_design():
+def test_scheme_two_moves_the_server_even_if_no_client_moves():
     roster = Roster(list(range(4)), torch.tensor(SIZES))
     method = ud.FedAvg("II")
     replies = Replies(method.sums(), 4)
@@ -99,8 +99,8 @@ REFUSED = [
     (ud.FedAvg("I"), ud.Uniform(2), "drawn with probability q_k"),
     (ud.FedAvg("I"), ud.All(), "drawn with probability q_k"),
     (ud.FedAvg("II-delta"), ud.Weighted(2), "for uniform sampling"),
-    (ud.FedProx(0.1, "renormalised"), ud.Weighted(2), "FedProx weighs"),
-    (ud.FedNova(), ud.Weighted(2), "FedNova weighs"),
+    (ud.FedProx(0.1, "renormalised"), ud.Weighted(2), "FedProx weights"),
+    (ud.FedNova(), ud.Weighted(2), "FedNova weights"),
     (ud.FedNova(weights="I"), ud.Uniform(2), "FedNova takes the plain mean"),
     (ud.FedLGA(), ud.Uniform(2), "FedLGA takes the plain mean"),
     (ud.FedPD(), ud.Uniform(2), "FedPD is defined only when every client takes part"),
@@ -110,14 +110,14 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("method", "sampler", "words"), REFUSED, ids=str)
-def test_combinations_without_a_meaning_are_refused(method, sampler, words):
+def test_undefined_combinations_are_rejected(method, sampler, words):
     losses = ud.theory.random_quadratics(4, 2, sizes=SIZES)
     setting = dict(problem=losses, local=ud.GD(lr=0.1, steps=1), rounds=1, cohort=sampler)
     with pytest.raises(ud.UndriftError) as error:
         ud.train(method, **setting)
     assert words in str(error.value)
     if not method.needs_all and "every client" not in words:
-        ud.train(method, **setting, objective="clients")  # with equal weights it has one
+        ud.train(method, **setting, objective="clients")  # defined with equal weights
 
 
 @pytest.mark.parametrize("method", [ud.SCAFFOLD(), ud.FedNova(), ud.VRLSGD(), ud.FedLGA()])

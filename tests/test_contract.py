@@ -1,4 +1,4 @@
-"""The contract: what a user subclasses, [P] and [C, P], and sums that may be formed piecewise."""
+"""The contract: users' own methods, [P] and [C, P], and sums that are formed part by part."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from undrift.verify.subjects import Subject
 
 
 class Halfway(ud.Method):
-    """A user's method: clients remember their own average, and start halfway to it."""
+    """A user's method: clients keep their own average and start halfway to it."""
 
     keeps = {"mean": ud.INITIAL}
     uploads = {"moved": (ud.q,)}

@@ -1,4 +1,4 @@
-"""Where the methods end, on random strongly convex quadratics, to 1e-10."""
+"""The limits of all methods on random strongly convex quadratics, to 1e-10."""
 
 from dataclasses import replace
 
@@ -25,10 +25,10 @@ def weights(losses, objective):
 
 
 def end(method, losses, local, cohort, objective, goal=None, rounds=4000):
-    """Where a run ends; it is cut short once it is much closer to the goal than it must be.
+    """The final model of a run; it stops early when it is much closer to the goal than required.
 
-    Where everybody takes full steps at a fixed rate, a round that changes no bit ends it as well:
-    none will after it.
+    With full participation and a fixed rate, a round that changes no bit ends it too, because no
+    later round would change one.
     """
     never = ud.Evaluation(every=10**6)
     still = cohort is None and isinstance(local, ud.GD) and isinstance(local.lr, float)

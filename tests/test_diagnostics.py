@@ -24,7 +24,7 @@ def train(method, data, rounds=1, **options):
 
 
 def ends():
-    """Where each client goes when it works alone: the same batches, since they follow its id."""
+    """The end points of clients that train alone; their batches are the same, being keyed by id."""
     data = federation()
     alone = [ud.data.FederatedData.from_clients({id: data.client(id)}) for id in data.ids]
     return torch.stack([train(ud.FedAvg("full"), each).x for each in alone])

@@ -1,4 +1,4 @@
-"""Samplers and keys: who takes part is a function of (seed, round), and of ids, not places."""
+"""Samplers and keys: a cohort depends on the seed, the round and client ids, not on their order."""
 
 import collections
 

@@ -19,7 +19,7 @@ from undrift.utils.keys import hashes, keys
 
 
 class Recorded(ClientLoss):
-    """½|x − target|² over samples that are all alike; remembers its batches."""
+    """½|x − target|² on identical samples; records the batches it is asked for."""
 
     def __init__(self, samples, target):
         self.samples = samples
@@ -88,7 +88,7 @@ def test_sgd_is_torchs_sgd(options):
 
 
 @given(st.integers(1, 40), st.integers(1, 45), st.integers(1, 4), st.integers(0, 5))
-def test_an_epoch_visits_every_sample_once_and_keeps_its_ragged_batch(n, size, epochs, seed):
+def test_an_epoch_visits_every_sample_once_and_keeps_its_last_batch(n, size, epochs, seed):
     per_epoch = math.ceil(n / size)
     drawn = list(itertools.islice(batches(n, size, seed), epochs * per_epoch))
     whole = [np.arange(n) if batch is None else batch for batch in drawn]
@@ -116,7 +116,7 @@ def test_epochs_steps_and_evaluations_are_counted():
     assert result.evaluations == 50
 
 
-def test_unfinished_work_is_said():
+def test_unfinished_work_is_reported():
     result, _ = solve(ud.GD(lr=0.1, steps=5), steps=2)
     assert (result.steps, result.expected, result.complete) == (2, 5, False)
 

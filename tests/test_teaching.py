@@ -101,7 +101,7 @@ class TestTeaching:
         assert "server   x̃ ← x̃ + Σ_S q_k δ_k" in text
 
     def test_parameters_that_are_explained_elsewhere(self):
-        assert "how the cohort is averaged" in printed(showing("method", "FedProx"))
+        assert "the weights of the average" in printed(showing("method", "FedProx"))
         assert "their number" in printed(showing("data", "cifar100"))
 
     def test_a_wrong_word(self):

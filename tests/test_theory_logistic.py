@@ -139,8 +139,8 @@ def test_refuses_what_is_not_a_problem():
         ("whole numbers", [u], [y.float()], 2),
         ("client 1 has features of shape [3, 4]", [u, torch.zeros(3, 4)], [y, y], 2),
         ("labels of shape [2]", [u], [y[:2]], 2),
-        ("1 clients have features and 2", [u], [y, y], 2),
-        ("0 clients", [], [], 2),
+        ("features of 1 clients and labels of 2", [u], [y, y], 2),
+        ("features of 0 clients", [], [], 2),
     ]
     for words, features, labels, classes in cases:
         with pytest.raises(ValueError) as error:

@@ -15,16 +15,16 @@ WRONG = str(Path(__file__).with_name("wrong_methods.py"))
 
 
 def failing(name, among=None, **settings):
-    """The facts that a wrong method fails, of all or of some."""
+    """The names of the facts that a wrong method fails, out of all or of `among`."""
     facts = [fact for fact in FACTS if among is None or fact.name in among]
-    return {o.fact.name for o in verify([load(f"{WRONG}:{name}", settings)], facts) if not o.holds}
+    return {v.fact.name for v in verify([load(f"{WRONG}:{name}", settings)], facts) if not v.holds}
 
 
 @pytest.mark.parametrize("subject", ours(), ids=lambda subject: subject.label)
 def test_every_fact_holds_for_our_methods(subject):
-    outcomes = list(verify([subject]))
-    assert explanations(outcomes) == []
-    measured = {o.fact.name for o in outcomes if o.finding is not None}
+    verdicts = list(verify([subject]))
+    assert explanations(verdicts) == []
+    measured = {v.fact.name for v in verdicts if v.finding is not None}
     assert {"limit", "ragged", "weights", "order", "buffers", "stacked"} <= measured
 
 
@@ -38,7 +38,7 @@ def test_every_fact_holds_for_our_methods(subject):
         ("ConfusedControl", {"partial"}),
         ("DividedByAll", {"weights"}),
         ("NormalisedBySteps", {"equals"}),
-        ("StepsInsteadOfProgress", {"momentum"}),
+        ("StepsInsteadOfANorm", {"momentum"}),
         ("BatchesOfEqualSize", {"ragged"}),
         ("BuffersAsParameters", {"buffers"}),
     ],
@@ -63,8 +63,8 @@ def test_the_right_methods_pass_as_users_classes(tmp_path):
 
 
 def test_a_claim_that_does_not_hold_is_explained_in_one_line():
-    outcomes = list(verify([load(f"{WRONG}:Biased")]))
-    lines = explanations(outcomes)
+    verdicts = list(verify([load(f"{WRONG}:Biased")]))
+    lines = explanations(verdicts)
     assert any(
         line.startswith("Biased, limit: ") and "'averaging', or None" in line for line in lines
     )

@@ -1,5 +1,7 @@
-"""Six methods, each with one of the mistakes that other libraries made. `undrift verify` must
-catch every one."""
+"""Methods with one mistake each, most of them found in other libraries.
+
+`undrift verify` must catch every mistake.
+"""
 
 import undrift as ud
 from undrift.core.replies import draws
@@ -25,7 +27,7 @@ class ReversedSign(ud.SCAFFOLD):
 
 
 class WeightsNotOne(ud.FedNova):
-    """The update is scaled by the number of clients, as if the weights were a mean's."""
+    """Multiplies the update by the number of clients, so that its weights do not sum to one."""
 
     def fold(self, server, replies):
         new = super().fold(server, replies)
@@ -33,7 +35,7 @@ class WeightsNotOne(ud.FedNova):
 
 
 class ConfusedNK(ud.FedDyn):
-    """h falls by the mean over the cohort, not by its share |S|/N of all clients."""
+    """Lowers h by the mean over the cohort instead of |S|/N times that mean."""
 
     def __init__(self, alpha: float = 1.0):
         super().__init__(alpha)
@@ -45,7 +47,7 @@ class ConfusedNK(ud.FedDyn):
 
 
 class ConfusedControl(ud.SCAFFOLD):
-    """c moves by N/K times the cohort's change, as x does, instead of by the change itself."""
+    """Multiplies the cohort's change of c by N/K, which is right for x only."""
 
     def fold(self, server, replies):
         new = super().fold(server, replies)
@@ -53,7 +55,7 @@ class ConfusedControl(ud.SCAFFOLD):
 
 
 class DividedByAll(ud.FedAvg):
-    """The mean over the cohort divides by N instead of K."""
+    """Divides the cohort's sum by N instead of K."""
 
     converges_to = None
 
@@ -63,14 +65,14 @@ class DividedByAll(ud.FedAvg):
 
 
 class NormalisedBySteps(ud.FedNova):
-    """The move is divided by τ_k, not by ‖a_k‖₁."""
+    """Divides the move by τ_k instead of ‖a_k‖₁."""
 
     def finish(self, down, mine, result, client):
         upload, mine = super().finish(down, mine, result, client)
         return upload.replace(direction=(result.x - down.x) / result.steps), mine
 
 
-class StepsInsteadOfProgress(ud.SCAFFOLD):
+class StepsInsteadOfANorm(ud.SCAFFOLD):
     """Divides by K·η, which is wrong as soon as there is momentum."""
 
     def finish(self, down, mine, result, client):
@@ -80,7 +82,7 @@ class StepsInsteadOfProgress(ud.SCAFFOLD):
 
 
 class BatchesOfEqualSize(ud.SCAFFOLD):
-    """Counts ⌊n/B⌋ batches in an epoch, and so forgets the ragged last one."""
+    """Counts ⌊n/B⌋ batches in an epoch and so forgets the smaller last one."""
 
     def finish(self, down, mine, result, client):
         moved = result.x - down.x
@@ -90,14 +92,14 @@ class BatchesOfEqualSize(ud.SCAFFOLD):
 
 
 class BuffersAsParameters(ud.FedAvg):
-    """BatchNorm's statistics are moved as the model is, with weights for parameters."""
+    """Averages BatchNorm statistics with the weights of parameters."""
 
     def fold_buffers(self, buffers, means):
         return {name: buffers[name] + 2 * (means[name] - buffers[name]) for name in buffers}
 
 
 class Biased(ud.Method):
-    """A method of one's own from scratch: a fair plain mean that claims the optimum."""
+    """A user's own plain mean, which claims to converge to the optimum."""
 
     uploads = {"moved": (draws,)}
 
@@ -112,7 +114,7 @@ class Biased(ud.Method):
 
 
 class Honest(Biased):
-    """The same without the claim; its plain mean is fair to equally weighted clients only."""
+    """The plain mean without a claim; it is right for equally weighted clients only."""
 
     converges_to = None
     draws_by_weight = True

@@ -1,4 +1,4 @@
-"""The clients of a federation, their weights in the objective, and what each remembers."""
+"""The roster of all clients with their weights q_k, and the states that clients keep."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ from undrift.utils.keys import hashes, plain_id
 
 
 class Roster:
-    """All clients in the order of their ids, so that their place in the data does not matter."""
+    """All clients with their ids, sizes n_k and weights q_k.
+
+    They are sorted by id, so that their order in the data changes no result.
+    """
 
     def __init__(self, ids: Sequence[Hashable], sizes: Tensor, objective: str = "samples"):
-        require(len(ids) > 0, "There are no clients.")
+        require(len(ids) > 0, "There are no clients: a federation needs at least one.")
         ids = [plain_id(id) for id in ids]
         if len(set(ids)) != len(ids):
             twice = next(each for each in ids if list(ids).count(each) > 1)
@@ -32,8 +35,9 @@ class Roster:
         order = sorted(range(len(ids)), key=lambda k: (type(ids[k]).__name__, ids[k]))  # type: ignore[type-var]
         self.ids = [ids[k] for k in order]
         self.place = order
-        """where each client is in the data"""
+        """index of each client in the data"""
         self.position = {client: k for k, client in enumerate(self.ids)}
+        """index of each client id in the roster"""
         self.sizes = sizes[order].to(torch.float64)
         self.objective = objective
         self.weights = objective_weights(self.sizes, objective)
@@ -41,14 +45,15 @@ class Roster:
         self.equal = bool((self.weights == self.weights[0]).all())
         """whether all q_k are the same"""
         self.hashes = hashes(self.ids)
-        """a number per client that depends on its id only, for keyed draws"""
+        """one number per client that depends on its id only, to key its random numbers"""
+        # Python floats: reading single elements of a tensor is slow.
         self._numbers = self.sizes.tolist(), self.weights.tolist()
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def client(self, id: Hashable, draws: int = 1) -> Client:
-        """What a method may know of a client."""
+        """The `Client` that methods see, drawn `draws` times in the round."""
         k = self.position[id]
         sizes, weights = self._numbers
         q = weights[k]
@@ -63,10 +68,11 @@ class Roster:
 
 
 class ClientStates:
-    """What the clients remember; it holds only those that have taken part.
+    """The states that clients keep between rounds, in memory.
 
-    `kinds` says what is remembered, each with its first value: ZERO, INITIAL (x⁰) or NUMBER.
-    This one holds all in memory; a run with a folder keeps them in its store.
+    It holds only clients that have taken part. A run with a folder uses a subclass that keeps
+    states in the run's store. `kinds` names the kept values and says how each starts: ZERO,
+    INITIAL (x⁰) or NUMBER.
     """
 
     def __init__(self, kinds: Mapping[str, str], x0: Tensor):
@@ -75,27 +81,27 @@ class ClientStates:
         self._kept: dict[Hashable, Keep] = {}
 
     def get(self, client: Hashable) -> Keep:
-        """What a client remembers, or its first values if it has not taken part yet."""
+        """A client's state, or the initial state if it has not taken part yet."""
         kept = self._kept.get(client)
         return self.first() if kept is None else kept
 
     def gather(self, clients: Sequence[Hashable]) -> Keep:
-        """What several clients remember, stacked as `[C, …]`."""
+        """The states of several clients, stacked as `[C, …]`."""
         if not self.kinds:
             return Keep()
         kept = [self.get(client) for client in clients]
         return Keep(**{name: torch.stack([getattr(k, name) for k in kept]) for name in self.kinds})
 
     def prefetch(self, clients: Iterable[Hashable]) -> None:
-        """Say whose states will be asked for in the next round, to have them read ahead."""
+        """Read the states of the next round's clients ahead; in memory there is nothing to do."""
 
     def put(self, client: Hashable, keep: Keep) -> None:
-        """Remember, for the client's next participation."""
+        """Store a client's new state."""
         values = {}
         for name, value in keep.items():
             if not isinstance(value, Tensor):
                 value = self._x0.new_tensor([value])
-            # A row of what many clients keep must not hold on to all of it.
+            # A view of one row would keep the whole `[C, P]` tensor of a chunk in memory.
             values[name] = value if value._base is None else value.clone()
         self._kept[client] = Keep(**values)
 
@@ -104,7 +110,7 @@ class ClientStates:
         return self._kept.keys()
 
     def first(self) -> Keep:
-        """What a client remembers before it takes part."""
+        """The initial state, of a client that has not taken part."""
         x0 = self._x0
         first = {
             ZERO: lambda: torch.zeros_like(x0),

@@ -1,19 +1,20 @@
-"""What a round says about drift and consistency, besides the model's metrics.
+"""Diagnostics of a round: drift of the clients and consistency of the averaging weights.
 
 drift
-    √(Σ w_k|x_k − x̄|²): how far the cohort's models ended from their mean; averaging cancels it
+    √(Σ w_k|x_k − x̄|²): distance of the cohort's models from their mean, which averaging cancels
 moved
-    √(Σ w_k|x_k − x|²): how far they went from the server's model x
+    √(Σ w_k|x_k − x|²): distance of the cohort's models from the server's model x
 tau_eff
-    τ_eff = Σ w_k‖a_k‖₁, the number of steps an averaging round is worth (FedNova, eq. 6)
+    τ_eff = Σ w_k‖a_k‖₁: the number of steps that an averaging round is worth (FedNova, eq. 6)
 chi_square
-    χ²(w‖w'): how much the weights w' that the method really gives to the clients' gradients
-    differ from the wanted w (FedNova, Theorem 2); for methods that add up the clients' moves
-dual_residual, step
-    the norm of the server's estimate of the mean gradient, where the method has one; and of the
-    server's step |x⁺ − x|
+    χ²(w‖w'): difference between the wanted weights w and the weights w' that the method really
+    gives to the clients' gradients (FedNova, Theorem 2); for methods that sum the clients' moves
+dual_residual
+    norm of the server's estimate of ∇F, if the method has one
+step
+    |x⁺ − x|, the length of the server's step
 
-The weights w_k are the q_k of the cohort, each as often as drawn, adding up to one.
+The weights w_k are q_k times the client's draws, normalised to sum to one over the cohort.
 """
 
 from __future__ import annotations
@@ -29,16 +30,17 @@ if TYPE_CHECKING:
     from undrift.core.method import Method
     from undrift.core.problem import ServerState
 
-MOVED = "@moved"
-"""The names under which the engine adds up what diagnostics need; they are no traffic."""
-SQUARE = "@square"
-A_NORM = "@progress"
+# Names under which engines add diagnostic values to an upload. They do not count as traffic, and
+# the "@" keeps them apart from a method's own uploads.
+MOVED = "@moved"  # x_k − x
+SQUARE = "@square"  # |x_k − x|²
+A_NORM = "@progress"  # ‖a_k‖₁
 
 
 def diagnose(
     method: Method, before: ServerState, after: ServerState, replies: Replies
 ) -> dict[str, float]:
-    """The diagnostics of a round, as far as they are defined."""
+    """The diagnostics of a round that are defined for the method and its clients' solvers."""
     found = {"step": float((after.x - before.x).double().norm())}
     if not replies.count:
         return found
@@ -47,7 +49,7 @@ def diagnose(
     found["moved"] = math.sqrt(square)
     found["drift"] = math.sqrt(max(square - together, 0.0))
     a_norm = replies.each(A_NORM)
-    if bool((a_norm > 0).all()):
+    if bool((a_norm > 0).all()):  # NaN for solvers without gradient steps
         w = replies.weights(q_draws)
         w = w / w.sum()
         found["tau_eff"] = float(w @ a_norm)

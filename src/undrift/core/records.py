@@ -1,4 +1,4 @@
-"""What is written down of every round."""
+"""Records: the numbers that are stored for every round of a run."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from undrift.utils.formatting import duration, size
 
 
 class Span(NamedTuple):
-    """One client at work, in virtual seconds: when it read the model, computed and sent."""
+    """One client's work on the virtual clock, in seconds: receiving, computing and sending."""
 
     client: Hashable
     start: float
+    """when it began to receive the model"""
     computing: float
-    """when it had the model and began to compute"""
+    """when it began to compute"""
     sending: float
-    """when it was done and began to send"""
+    """when it began to send its reply"""
     end: float
-    """when its reply arrived, or when it was given up or failed"""
+    """when its reply arrived, or when it failed or the server stopped waiting"""
     outcome: str
-    """"replied", "rejected", or the reason of its loss: one of `LOST`"""
+    """"replied", "rejected", or why it was lost: one of `LOST`"""
 
     def until(self, end: float) -> Span:
-        """The same, cut off at a time."""
+        """The span with all times limited to `end`."""
         cut = (min(t, end) for t in (self.computing, self.sending, self.end))
         return Span(self.client, self.start, next(cut), next(cut), next(cut), self.outcome)
 
@@ -35,11 +36,11 @@ class Span(NamedTuple):
 LOST = {
     "failed": "dropped out while at work",
     "left": "was no longer available",
-    "late": "came after the round was over",
-    "stale": "came too many updates late",
-    "skipped": "came in a round with too few replies",
+    "late": "replied after the round was over",
+    "stale": "replied too many updates late",
+    "skipped": "replied in a round with too few replies",
 }
-"""Why work that was begun came to nothing."""
+"""Reasons why a client's work was lost, each as the end of "the client …"."""
 
 
 @dataclass
@@ -47,60 +48,63 @@ class Record:
     """One round of one method.
 
     `metrics` holds the metrics of the server's model under their names ("test_accuracy") and
-    those of other reported models under a prefix ("cohort/test_accuracy").
+    those of tracked models under a prefix ("cohort/test_accuracy").
     """
 
     round: int
-    """the number of rounds done, so that 0 is the initial model"""
+    """number of rounds done; 0 is the initial model"""
     metrics: dict[str, float] = field(default_factory=dict)
     diagnostics: dict[str, float] = field(default_factory=dict)
-    """drift of the clients and inequality of their work, in the rounds that are evaluated (see
-    `undrift.core.diagnostics`)"""
+    """drift and consistency, in rounds that are evaluated: see `undrift.core.diagnostics`"""
     cohort: list[Hashable] = field(default_factory=list)
     rejected: list[tuple[Hashable, str]] = field(default_factory=list)
-    """clients whose reply was unusable, each with the reason"""
+    """clients whose reply could not be used, each with the reason"""
     absent: list[Hashable] = field(default_factory=list)
-    """clients of the cohort that managed no work"""
+    """clients of the cohort that did no work"""
     lost: list[tuple[Hashable, str]] = field(default_factory=list)
-    """clients whose work came to nothing, each with a reason of `LOST`"""
+    """clients whose work was lost, each with the reason: a key of `LOST`"""
     strategy: str = ""
-    """how the clients' work was computed"""
+    """the engine's strategy for computing the clients' work"""
     partial: int = 0
-    """replies with less work than was asked for"""
+    """number of replies with less work than asked for"""
     updates: int = 1
-    """how often the server's model was updated; 0 in a round that was skipped"""
+    """number of updates of the server's model; 0 in a round that was skipped"""
     staleness: dict[int, int] = field(default_factory=dict)
-    """how many replies were so many updates old, in asynchronous training"""
+    """number of replies by their staleness in updates, in asynchronous training"""
     bytes_down: dict[str, int] = field(default_factory=dict)
+    """bytes sent to clients, by tensor"""
     bytes_up: dict[str, int] = field(default_factory=dict)
+    """bytes sent by clients, by tensor"""
     steps: int = 0
+    """local steps of clients whose reply was used"""
     gradients: int = 0
-    """gradients of single samples that were computed"""
+    """per-sample gradients of clients whose reply was used"""
     wasted_steps: int = 0
+    """local steps of clients whose reply was not used, as far as they got"""
     wasted_gradients: int = 0
-    """the work of clients whose reply was not used, as far as it got; not in `steps`"""
+    """per-sample gradients of clients whose reply was not used, as far as they got"""
     busy_seconds: float = 0.0
-    """virtual seconds of clients at work, added up"""
+    """virtual seconds that clients worked, summed over clients"""
     idle_seconds: float = 0.0
-    """virtual seconds of clients that had replied and waited for the others, added up"""
+    """virtual seconds that clients waited for others after replying, summed over clients"""
     virtual_seconds: float = 0.0
-    """the time of the virtual clock after the round, where there is one"""
+    """time of the virtual clock after the round; 0 without a clock"""
     spans: list[Span] = field(default_factory=list)
-    """who worked when, in the first rounds of a run with a clock"""
+    """when each client worked, in the first rounds of a run with a clock"""
     seconds: float = 0.0
-    """wall time of the round, without evaluation"""
+    """wall-clock seconds of the round, without evaluation"""
 
     def to_json(self) -> str:
-        """One line of JSON; `staleness` is written as pairs, since JSON has no numbers as keys."""
+        """One line of JSON; `staleness` becomes pairs, because JSON keys cannot be numbers."""
         values = asdict(self)
         values["staleness"] = [list(pair) for pair in self.staleness.items()]
         for name in ("metrics", "diagnostics"):
-            values[name] = {key: _written(value) for key, value in values[name].items()}
+            values[name] = {key: _json_number(value) for key, value in values[name].items()}
         return json.dumps(values, ensure_ascii=False, allow_nan=False)
 
     @staticmethod
     def from_json(line: str | bytes) -> Record:
-        """The record of such a line; fields it does not know are left out."""
+        """The record of a line from `to_json`; unknown fields are ignored."""
         known = {each.name for each in fields(Record)}
         values = {key: value for key, value in json.loads(line).items() if key in known}
         values["staleness"] = dict(values.get("staleness", []))
@@ -112,29 +116,30 @@ class Record:
         return Record(**values)
 
     def __repr__(self) -> str:
-        few = [n for n in self.metrics if "/" not in n and "_client_" not in n]
-        told = [f"{name} {self.metrics[name]:.4g}" for name in few]
+        names = [n for n in self.metrics if "/" not in n and "_client_" not in n]
+        shown = [f"{name} {self.metrics[name]:.4g}" for name in names]
         if self.cohort:
-            told.append(f"{len(self.replied)} of {len(self.cohort)} clients replied")
+            shown.append(f"{len(self.replied)} of {len(self.cohort)} clients replied")
         sent = sum(self.bytes_down.values()) + sum(self.bytes_up.values())
-        told += [f"{size(sent)} sent"] if sent else []
-        told += [f"virtual time {duration(self.virtual_seconds)}"] if self.virtual_seconds else []
-        return f"Record(round {self.round}: {', '.join(told) or 'not evaluated'})"
+        shown += [f"{size(sent)} sent"] if sent else []
+        shown += [f"virtual time {duration(self.virtual_seconds)}"] if self.virtual_seconds else []
+        return f"Record(round {self.round}: {', '.join(shown) or 'not evaluated'})"
 
     @property
     def replied(self) -> list[Hashable]:
         """The clients whose replies were used, each as often as it replied."""
-        left = Counter([*self.absent, *(client for client, _ in self.rejected + self.lost)])
-        found = []
+        # In asynchronous training a client may be in the cohort several times.
+        unused = Counter([*self.absent, *(client for client, _ in self.rejected + self.lost)])
+        replied = []
         for client in self.cohort:
-            if left[client] > 0:
-                left[client] -= 1
+            if unused[client] > 0:
+                unused[client] -= 1
             else:
-                found.append(client)
-        return found
+                replied.append(client)
+        return replied
 
     def flat(self) -> dict[str, Any]:
-        """One row of a data frame: metrics and diagnostics by name, and totals of the rest."""
+        """One row of a data frame: metrics and diagnostics by name, totals of everything else."""
         return {
             "round": self.round,
             **self.metrics,
@@ -158,6 +163,6 @@ class Record:
         }
 
 
-def _written(value: float) -> float | str:
-    """JSON has no infinity and no NaN: those are written as words."""
+def _json_number(value: float) -> float | str:
+    """The value, or a word for infinity and NaN, which JSON does not have."""
     return value if math.isfinite(value) else str(value)

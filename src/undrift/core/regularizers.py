@@ -1,6 +1,6 @@
-"""Convex regularisers g of the objective F = Σ q_k f_k + g, with their prox operators.
+"""Convex regularisers g of the objective F = Σ q_k f_k + g, with their proximal operators.
 
-prox_{ηg}(y) = argmin_x g(x) + |x − y|²/(2η)
+prox_{ηg}(y) = argmin_x g(x) + |x − y|²/(2η). FedDR and AsyncFedDR take a g.
 """
 
 from abc import ABC, abstractmethod
@@ -26,7 +26,7 @@ class Regularizer(ABC):
 
 @dataclass(frozen=True)
 class L1(Regularizer):
-    """g(x) = strength·|x|₁: soft threshold, which makes parameters exactly zero."""
+    """g(x) = strength·|x|₁; its prox is the soft threshold, which makes parameters exactly zero."""
 
     strength: float
 
@@ -42,7 +42,7 @@ class L1(Regularizer):
 
 @dataclass(frozen=True)
 class L2(Regularizer):
-    """g(x) = (strength/2)·|x|²"""
+    """g(x) = (strength/2)·|x|²; its prox shrinks all parameters."""
 
     strength: float
 
@@ -58,7 +58,7 @@ class L2(Regularizer):
 
 @dataclass(frozen=True)
 class Box(Regularizer):
-    """g(x) = 0 where every parameter lies in [low, high], infinite elsewhere."""
+    """g(x) = 0 if every parameter is in [low, high], else infinite; its prox clips parameters."""
 
     low: float
     high: float

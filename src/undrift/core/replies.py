@@ -1,8 +1,8 @@
-"""What the server sees of a round: weighted sums of the uploads.
+"""Replies: what a fold sees of a round, which is weighted sums of the uploads.
 
-A method declares by which weights its uploads are added up, so that an engine may form
-the sums piecewise, in chunks or on workers, and never hold a cohort's uploads at once.
-Uploads declared without weights are kept one by one.
+A method declares the weights by which its uploads are summed. Engines can therefore sum them
+part by part, in chunks or on workers, and never hold all uploads of a cohort in memory. Uploads
+declared without weights are kept one by one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from undrift.core.problem import Client, Number, Upload
 from undrift.utils.errors import UndriftError
 
 Weight = Callable[[Client], Number]
-"""The weight of a client's upload in a sum."""
+"""A function that gives the weight of a client's upload in a sum."""
 
 
 def q(client: Client) -> Number:
@@ -26,35 +26,41 @@ def q(client: Client) -> Number:
 
 
 def once(client: Client) -> Number:
-    """One for every client, however often it was drawn."""
+    """1 for every client that replied, whatever its draws."""
     return 1.0
 
 
 def draws(client: Client) -> Number:
-    """The number of times the client was drawn."""
+    """The client's draws: how often it was drawn for the cohort."""
     return client.draws
 
 
 def q_draws(client: Client) -> Number:
-    """The weight in the objective, for each time the client was drawn."""
+    """q_k times the client's draws."""
     return client.q * client.draws
 
 
-PIECE = 100_000
-"""So many numbers are brought to double precision at once, to be added up."""
+PIECE_NUMBERS = 100_000
+"""How many numbers are converted to double precision at a time, so that the copy stays in cache."""
 
 
 def accumulator_dtype(like: Tensor) -> torch.dtype:
-    """Sums are formed in double precision wherever the device has it."""
+    """The dtype of sums: double precision on every device that supports it (Apple's does not)."""
     return like.dtype if like.device.type == "mps" else torch.float64
 
 
 class Replies:
-    """The replies of a round, added up.
+    """The uploads of a round as weighted sums.
 
-    `clients` is N, the population; `count` is the number of clients that replied (each
-    once); `rate` is η, the nominal client learning rate of the round. `sums` says by which
-    weights each uploaded vector is added up; what it does not name is a number.
+    Parameters
+    ----------
+    sums
+        the weights by which each uploaded vector is summed (see `Method.uploads`); uploads that
+        it does not name are numbers, which are kept one by one
+    clients
+        N, the number of all clients
+    rate
+        η, the clients' nominal learning rate in this round
     """
 
     def __init__(
@@ -72,11 +78,11 @@ class Replies:
         self._dtypes: dict[str, torch.dtype] = {}
 
     def add(self, client: Client, upload: Upload) -> None:
-        """Take in the upload of one client."""
+        """Add the upload of one client."""
         self.add_several([client], client, upload)
 
     def add_several(self, clients: Sequence[Client], stacked: Client, upload: Upload) -> None:
-        """Take in the uploads of several clients, stacked as `[C, P]`, as these are."""
+        """Add the uploads of several clients, stacked as `[C, P]`; `stacked` has their numbers."""
         self._who += clients
         for name, value in upload.items():
             if name not in self._by:
@@ -91,7 +97,7 @@ class Replies:
                     self._add_sum((name, by.__name__), _weighted(value, by(stacked)))
 
     def merge(self, later: Replies) -> None:
-        """Take in the replies of further clients, added up elsewhere."""
+        """Add the replies of further clients, summed by a chunk or a worker."""
         self._who += later._who
         self._dtypes |= later._dtypes
         for which, part in later._sums.items():
@@ -100,13 +106,13 @@ class Replies:
             self._single.setdefault(name, []).extend(parts)
 
     def make_own(self) -> None:
-        """Copy the sums, where others hold their memory."""
+        """Copy the sums into memory of their own, if they are views of shared memory."""
         self._sums = {which: part.clone() for which, part in self._sums.items()}
 
     def finite(self) -> bool:
-        """Whether all sums and numbers are finite, as they are if every upload is."""
+        """Whether all sums and numbers are finite; if not, some upload is not."""
         values = [*self._sums.values(), *(each for some in self._single.values() for each in some)]
-        # A sum is finite only if all that is added up is.
+        # One reduction per tensor: a NaN or infinity in any element makes its sum non-finite.
         return all(bool(value.sum().isfinite()) for value in values)
 
     def _add_sum(self, which: tuple[str, str], part: Tensor) -> None:
@@ -126,40 +132,40 @@ class Replies:
         return self.count / self.clients
 
     def weight(self, by: Weight) -> float:
-        """Σ_S of a weight over the clients that replied."""
+        """Σ_S by(k), the sum of a weight over the clients that replied."""
         return float(sum(float(by(client)) for client in self._who))
 
     def weights(self, by: Weight) -> Tensor:
-        """A weight for each client that replied, in the order of `stack` and `each`."""
+        """by(k) for each client that replied, in the order of `stack` and `each`."""
         return torch.tensor([float(by(client)) for client in self._who], dtype=torch.float64)
 
     def sum(self, name: str, by: Weight) -> Any:
-        """Σ_S by(k) · upload_k for a named vector or number."""
+        """Σ_S by(k)·upload_k, for an uploaded vector or number of this name."""
         if (name, by.__name__) in self._sums:
             return self._sums[name, by.__name__].to(self._dtypes[name])
         if name in self._single and name not in self._by:
             return float(self.weights(by) @ self.each(name))
         known = ", ".join(f"{n} by {w}" for n, w in self._sums) or "none"
         raise UndriftError(
-            f"The sum of {name!r} by {by.__name__!r} was not declared in the method's uploads "
-            f"(there are: {known})."
+            f"The sum of {name!r} by {by.__name__!r} is not declared in the method's uploads "
+            f"({known})."
         )
 
     def mean(self, name: str, by: Weight = once) -> Any:
-        """The weighted sum divided by the sum of the weights."""
+        """The weighted mean: `sum` divided by the sum of the weights."""
         return self.sum(name, by) / self.weight(by)
 
     def each(self, name: str) -> Tensor:
-        """A number of each client that replied, `[|S|]` in double precision."""
+        """The uploaded numbers of this name, `[|S|]` in double precision."""
         return torch.cat([part.cpu() for part in self._single[name]])
 
     def stack(self, name: str) -> Tensor:
-        """The uploaded vectors one by one, `[|S|, P]`, for a method that declared so."""
+        """The uploaded vectors of this name, `[|S|, P]`, if declared without weights."""
         return torch.cat(self._single[name])
 
 
 def _weighted(value: Tensor, weight: Number) -> Tensor:
-    """Σ over the clients of a chunk of weight · value, in double precision."""
+    """Σ weight_k·value_k over the rows of a chunk, in double precision."""
     dtype = accumulator_dtype(value)
     if value.ndim == 1 or len(value) == 1:
         return (
@@ -170,10 +176,11 @@ def _weighted(value: Tensor, weight: Number) -> Tensor:
     clients, size = value.shape
     weights = torch.as_tensor(weight, device=value.device).to(dtype).reshape(-1).expand(clients)
     total = torch.empty(size, dtype=dtype, device=value.device)
-    width = min(size, max(1, PIECE // clients))
-    room = torch.empty(clients, width, dtype=dtype, device=value.device)
-    # Piece by piece, so that the copies stay near a core.
+    width = min(size, max(1, PIECE_NUMBERS // clients))
+    buffer = torch.empty(clients, width, dtype=dtype, device=value.device)
+    # Convert and sum one piece of columns at a time: a copy of the whole chunk in double precision
+    # would leave the cache.
     for part, place in zip(value.split(width, dim=1), total.split(width), strict=True):
-        wide = room if part.shape == room.shape else room[:, : part.shape[1]]
-        torch.mv(wide.copy_(part).t(), weights, out=place)
+        piece = buffer if part.shape == buffer.shape else buffer[:, : part.shape[1]]
+        torch.mv(piece.copy_(part).t(), weights, out=place)
     return total

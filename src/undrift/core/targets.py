@@ -1,4 +1,4 @@
-"""When a run has reached what it was asked for."""
+"""Targets: metric values at which a run stops."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from undrift.utils.errors import require, require_choice, require_range
 
 Target = float | tuple[str, float]
-"""A value to reach; for a metric of the user's own, ("below", value) or ("above", value)."""
+"""A value to reach; for a user's own metric, ("below", value) or ("above", value)."""
 
 FALLING = ("loss", "objective", "absolute_error", "gradient_norm", "gradient_mapping")
-"""Those of our own metrics that are better when lower; accuracies are better when higher."""
+"""The library's metrics that should fall; accuracies should rise."""
 PARTS = ("train", "validation", "test")
-"""The parts that data may have."""
+"""The parts of a data set."""
 
 
 def reached(targets: Mapping[str, Target], metrics: Mapping[str, float]) -> str | None:
-    """Which target was reached, in words, or None."""
+    """A sentence on the first target that was reached, or None."""
     for metric, target in targets.items():
         require_choice("A target", metric, metrics)
         direction, value = _goal(metric, target)
@@ -27,7 +27,7 @@ def reached(targets: Mapping[str, Target], metrics: Mapping[str, float]) -> str 
 
 
 def _goal(metric: str, target: Target) -> tuple[str, float]:
-    """A target with its direction."""
+    """The direction ("below" or "above") and the value of a target."""
     if isinstance(target, tuple) and len(target) == 2:
         direction, value = target
         require_choice(f"The direction of target {metric!r}", direction, ("below", "above"))
@@ -38,7 +38,7 @@ def _goal(metric: str, target: Target) -> tuple[str, float]:
             last = last.removeprefix(f"{part}_")
         require(
             last in FALLING or "accuracy" in last,
-            f"Whether {metric!r} should fall or rise is not known: write "
+            f"It is not known whether the metric {metric!r} should fall or rise: write "
             f"target={{{metric!r}: ('below', value)}} or ('above', value).",
         )
         direction = "below" if last in FALLING else "above"

@@ -411,7 +411,7 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Exact(Solver):
-    """The exact minimiser of the local problem, for losses that can compute it (quadratics).
+    """The exact minimiser of the local problem, for quadratic losses.
 
     Parameters
     ----------

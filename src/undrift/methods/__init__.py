@@ -1,4 +1,7 @@
-"""The methods, one file each."""
+"""Federated methods, one file each.
+
+A method is flat-vector algebra: a local problem, what a client uploads and keeps, and a fold.
+"""
 
 from undrift.core.method import INITIAL, NUMBER, ZERO, Conditions, Method
 from undrift.methods.averaging import Averaging
@@ -35,7 +38,7 @@ METHODS: dict[str, type[Method]] = {
         FedBuff,
     )
 }
-"""Every method, by name."""
+"""Every method of the library by its name, as experiment files and `undrift list` show them."""
 
 __all__ = [
     "INITIAL",

@@ -1,4 +1,4 @@
-"""The base of methods whose server adds an average of the clients' moves to its model."""
+"""The base class of methods whose server adds an average of the clients' moves to its model."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ from undrift.methods.server_optimizers import Plain, ServerOptimizer
 class Averaging(Method):
     """A method whose server adds an average of the clients' moves to its model.
 
-    Every such method composes with a server optimiser, which turns the average move into
-    the step that is taken.
+    A client's move is its model after local work minus the model it received. A server optimiser
+    turns the average move into the server's step, so every averaging method composes with momentum
+    or Adam on the server. A subclass implements `fold` with `move`.
     """
 
     uploads: Mapping[str, Weight | tuple[Weight, ...]] = {"moved": q}
@@ -43,8 +44,8 @@ class Averaging(Method):
         return Upload(moved=result.x - down.x), mine
 
     def weights_used(self, wanted: Tensor, a_norm: Tensor) -> Tensor | None:
-        return wanted * a_norm  # who took more steps counts for more
+        return wanted * a_norm  # a client that takes more steps counts more
 
     def move(self, server: ServerState, update: Tensor, replies: Replies) -> dict[str, Tensor]:
-        """The server's next model, and what its optimiser remembers."""
+        """The server's next x and the next state of its optimiser, from the average move."""
         return self.server.step(server, update, replies.rate)

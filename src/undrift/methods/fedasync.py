@@ -21,19 +21,19 @@ from undrift.utils.errors import require_range
 class FedAsync(Averaging):
     """Asynchronous federated optimisation (Xie, Koyejo and Gupta, 2019).
 
-    A client that finishes is mixed into the server's model at once, x ← (1 − w)x + w·x_k with
-    w = min(1, α·N·q_k·s(u)), where u is the number of updates since it read the model. The paper's
-    clients count alike (N·q_k = 1). Of several replies at once, with a buffer or in rounds, the
-    mean change is taken. Biased like FedAvg, and towards clients that reply more often.
+    The server mixes each reply into its model when it arrives, x ← (1 − w)x + w·x_k with
+    w = min(1, α·N·q_k·s(u)), where u is the number of updates since the client read the model. In
+    the paper all clients have the same weight (N·q_k = 1). Several replies at once, from a buffer
+    or a round, are averaged. Biased like FedAvg, and towards clients that reply more often.
 
     Parameters
     ----------
     alpha
         α, the weight of a fresh reply, above 0 and at most 1
     mu
-        the pull towards the model that was read, (μ/2)|x − x_read|² (the paper's ρ)
+        μ, the weight of the pull (μ/2)|x − x_read|² to the model the client read (the paper's ρ)
     staleness
-        s, e.g. `ud.staleness.Polynomial(0.5)`, `Hinge(10, 4)` or `Constant()`
+        s(u), e.g. `ud.staleness.Polynomial(0.5)`, `Hinge(10, 4)` or `Constant()`
     """
 
     paper = "Xie et al., Asynchronous Federated Optimization, 2019"
@@ -54,7 +54,7 @@ class FedAsync(Averaging):
         self.staleness = require_staleness("FedAsync", staleness)
 
         def mixing(client: Client) -> Number:
-            """The weight w of a reply."""
+            """w, the weight of a reply."""
             w = alpha * staleness(client.staleness) / client.scale  # N·q_k = 1/scale
             return w.clamp(max=1) if isinstance(w, Tensor) else min(1.0, w)
 

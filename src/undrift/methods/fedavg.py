@@ -13,16 +13,16 @@ from undrift.methods.server_optimizers import Plain, ServerOptimizer, require_op
 class FedAvg(Averaging):
     """Federated averaging (McMahan et al. 2017) with the schemes of Li et al., ICLR 2020.
 
-    Each client takes steps of SGD from the server's model; the server averages what it gets
-    back. With more than one local step it converges to a biased point, not to the optimum.
+    Each client takes SGD steps from the server's model, and the server averages the results. With
+    more than one local step it converges to a biased point, not to the optimum.
 
     Parameters
     ----------
     scheme
-        how the cohort is averaged: "full", "original", "I", "II", "transformed II",
+        the weights of the average: "full", "original", "I", "II", "transformed II",
         "renormalised" or "II-delta" (the default: unbiased under uniform sampling)
     server
-        what the server does with the average move, e.g. `ud.server.Momentum(0.9)`
+        the server optimiser, which gets the average move, e.g. `ud.server.Momentum(0.9)`
     """
 
     converges_to = "averaging"
@@ -54,7 +54,7 @@ class FedAvg(Averaging):
 
 
 class DistributedSGD(FedAvg):
-    """One gradient step per client and round: E = 1, the baseline without drift."""
+    """FedAvg with one gradient step per client and round: the baseline without client drift."""
 
     converges_to = "optimum"
     needs_steps = True
@@ -66,7 +66,7 @@ class DistributedSGD(FedAvg):
 class FedAvgMin(FedAvg):
     """FedAvg in which every client runs min_i τ_i steps (Wang et al., NeurIPS 2020).
 
-    Equal steps make it consistent, at the price of the work the faster clients could do.
+    Equal steps make it consistent, but faster clients could have done more work.
     """
 
     paper = "Wang et al., Tackling the Objective Inconsistency Problem, NeurIPS 2020"

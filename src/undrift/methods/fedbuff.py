@@ -11,19 +11,19 @@ from undrift.utils.errors import require_whole
 class FedBuff(Averaging):
     """Federated learning with buffered asynchronous aggregation (Nguyen et al., AISTATS 2022).
 
-    Clients work at their own pace; whenever M replies have arrived, x ← x + (N/M) Σ q_k·s(u_k)·Δ_k
-    with Δ_k = x_k − (the model it read) and u_k the number of updates since. The paper's clients
-    count alike (N·q_k = 1). Biased like FedAvg, and towards clients that reply more often; with
-    u_k = 0 it is FedAvg with scheme II-delta.
+    Whenever M replies have arrived, x ← x + (N/M) Σ q_k·s(u_k)·Δ_k, where Δ_k is x_k minus the
+    model that client k read and u_k the number of updates since. In the paper all clients have
+    the same weight (N·q_k = 1). Biased like FedAvg, and towards clients that reply more often;
+    with u_k = 0 it is FedAvg with scheme II-delta.
 
     Parameters
     ----------
     buffer
-        M, how many replies make an update
+        M, the number of replies in an update
     server
-        what the server does with the average move, e.g. `ud.server.Plain(lr=0.5)`
+        the server optimiser, which gets the average move, e.g. `ud.server.Plain(lr=0.5)`
     staleness
-        s, e.g. `ud.staleness.Polynomial(0.5)`, `Hinge(10, 4)` or `Constant()`
+        s(u), e.g. `ud.staleness.Polynomial(0.5)`, `Hinge(10, 4)` or `Constant()`
     """
 
     paper = "Nguyen et al., Federated Learning with Buffered Asynchronous Aggregation, AISTATS 2022"

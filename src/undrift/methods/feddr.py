@@ -36,8 +36,8 @@ class FedDR(Method):
     g
         the regulariser: None, `ud.L1`, `ud.L2` or `ud.Box`
     start
-        "lazy": a client takes its first prox when it is first selected; "everyone": the first
-        round is with all clients, the paper's initialisation (with its offset mended)
+        "lazy": a client computes its first prox when it is first selected; "everyone": the first
+        round is with all clients, as the paper initialises (with the offset of x̃ corrected)
     """
 
     keeps = {"y": INITIAL, "x": INITIAL}
@@ -71,7 +71,7 @@ class FedDR(Method):
         return x if self.g is None else self.g.prox(x, self.eta)
 
     def init(self, x: Tensor) -> ServerState:
-        # The lazy x̂_k = x⁰ make x̃ = Σ q_k x̂_k = x⁰ exact, without a round with everyone.
+        # Lazy clients have x̂_k = x⁰, so x̃ = Σ q_k x̂_k = x⁰ holds without a round of all clients.
         return ServerState(x=x if self.starts_with_all else self._prox(x), x_tilde=x)
 
     def problem(self, down: Download, mine: Keep, client: Client) -> LocalProblem:
@@ -97,23 +97,23 @@ class FedDR(Method):
 class AsyncFedDR(FedDR):
     """Asynchronous FedDR: each reply is folded when it arrives (Tran-Dinh et al., NeurIPS 2021).
 
-    A client works with the x̄ it read when it started: the same update as FedDR's, x̃ += q_k(x̂_k⁺ −
-    x̂_k), x̄ = prox_{ηg}(x̃); then it reads the fresh x̄ and goes on. With delays up to τ it converges
-    to the optimum of F for the computed step sizes, which are conservative.
+    A client works with the x̄ it read when it started. Its reply updates the server as in FedDR,
+    x̃ += q_k(x̂_k⁺ − x̂_k) and x̄ = prox_{ηg}(x̃), and it starts again from the new x̄. With delays up to
+    τ it converges to the optimum of F for the computed step sizes, which are conservative.
 
     Parameters
     ----------
     eta, alpha
-        η and α; left out, they are computed from `smoothness`, `clients` and `delay` where these
-        are given, and 1 otherwise
+        η and α; by default they are computed from `smoothness`, `clients` and `delay` if these are
+        given, and are 1 otherwise
     g
         the regulariser: None, `ud.L1`, `ud.L2` or `ud.Box`
     smoothness
-        L, for which every ∇f_k is L-Lipschitz
+        L, a Lipschitz constant of every ∇f_k
     clients
-        n, how many there are
+        n, the number of clients
     delay
-        τ, the most updates between a client's reading of the model and its reply
+        τ, the largest number of server updates between reading the model and replying
     """
 
     meant_asynchronous = True
@@ -152,17 +152,17 @@ class AsyncFedDR(FedDR):
             return
         require(
             self.clients is None or self.clients == setting.clients,
-            f"AsyncFedDR's clients is {self.clients}, but there are {setting.clients}: its step "
-            f"sizes were computed for another number.",
+            f"AsyncFedDR's clients is {self.clients}, but there are {setting.clients} clients: its "
+            f"step sizes depend on that number, so give clients={setting.clients}.",
         )
         if self.delay is not None and not (setting.bounded and setting.delay <= self.delay):
             warnings.warn(
                 f"AsyncFedDR's step sizes are for delays up to {self.delay}, but nothing bounds "
-                f"them: max_delay = {self.delay} of the pace would.",
+                f"them: set max_delay = {self.delay} of the pace.",
                 stacklevel=2,
             )
         delay = setting.delay if self.delay is None else max(self.delay, setting.delay)
-        # Without a known L only the bound on α says something.
+        # If L is unknown, a tiny one satisfies every bound on η, so only α is checked.
         smoothness = 1e-9 / self.eta if self.smoothness is None else self.smoothness
         outside = check_async_feddr(smoothness, setting.clients, delay, self.alpha, self.eta)
         if outside is not None:

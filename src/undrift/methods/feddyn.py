@@ -20,13 +20,13 @@ from undrift.utils.errors import require_range
 class FedDyn(Method):
     """Federated dynamic regularisation (Acar et al., ICLR 2021).
 
-    Each client's loss is tilted by its own last gradient estimate h_k, so that local
-    minimisers agree with the global one. Converges to the optimum of F.
+    Each client adds the linear term −⟨h_k, x⟩ to its loss, where h_k is its last gradient estimate,
+    so that local minimisers agree with the global one. Converges to the optimum of F.
 
     Parameters
     ----------
     alpha
-        α, the pull to the server's model; a client's own is α_k = α/(N q_k)
+        α, the weight of the pull to the server's model; client k's is α_k = α/(N q_k)
     """
 
     keeps = {"h": ZERO}

@@ -25,8 +25,8 @@ from undrift.utils.errors import require_choice, require_range
 class FedLGA(Averaging):
     """Local gradient approximation for unfinished clients (Li et al. 2021).
 
-    The moves of clients that did not complete their work are corrected on the server by a
-    first-order step towards ŵ, the mean of the complete ones:
+    The server corrects the moves of clients that did not finish their work by a first-order step
+    towards ŵ, the mean model of those that did:
 
         Δ̂_i = Δ_i + λ·G_i(ŵ − w_i),   G_i ≈ g_i g_iᵀ
 
@@ -36,16 +36,16 @@ class FedLGA(Averaging):
         "literal", G v = g(g·v); "diagonal", G v = g ⊙ g ⊙ v; "extrapolate", Δ̂_i = Δ_i·E/E_i;
         "none", no correction
     damping
-        λ, one in the paper; below zero the correction has the opposite sign, as an expansion of
-        moves rather than gradients would
+        λ, 1 in the paper; a negative λ reverses the correction, as an expansion of moves instead
+        of gradients would
     cap
-        whether |λ||g|² is kept at most one, so that the literal term is at most a projection
-        of ŵ − w_i on g_i
+        whether to limit |λ||g|² to 1, so that the literal term is at most the projection of
+        ŵ − w_i on g_i
     gradient
-        g_i: "mean", −Δ_i/(η·steps), which needs no extra traffic, or "last", the last
-        minibatch gradient, uploaded
+        g_i: "mean", −Δ_i/(η·steps), which needs no extra upload, or "last", the last minibatch
+        gradient, which is uploaded
     server
-        what the server does with the mean move; `ud.server.Plain(lr)` sets η_g
+        the server optimiser, which gets the mean move; `ud.server.Plain(lr)` sets η_g
     """
 
     converges_to = "averaging"
@@ -99,9 +99,9 @@ class FedLGA(Averaging):
         steps = replies.each("steps").to(moved)[:, None]
         expected = replies.each("expected").to(moved)[:, None]
         slow = (steps < expected)[:, 0]
-        if slow.any() and not slow.all():  # no complete client, no correction
-            complete = count * ~slow[:, None]
-            target = (complete * moved).sum(0) / complete.sum()  # ŵ − x
+        if slow.any() and not slow.all():  # without a client that finished there is no ŵ
+            finished = count * ~slow[:, None]
+            target = (finished * moved).sum(0) / finished.sum()  # ŵ − x
             if self.gradient == "last":
                 g = replies.stack("gradient")
             else:
@@ -114,7 +114,7 @@ class FedLGA(Averaging):
         return ServerState(**self.move(server, update, replies))
 
     def _correction(self, g: Tensor, gap: Tensor) -> Tensor:
-        """λ·G(ŵ − w), row by row."""
+        """λ·G_i(ŵ − w_i) for every row i, with gap = ŵ − w_i."""
         damping = torch.full_like(g[:, :1], self.damping)
         if self.cap:
             square = g.square().sum(-1, keepdim=True)

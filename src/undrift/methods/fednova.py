@@ -25,24 +25,25 @@ from undrift.utils.errors import require_choice, require_range
 class FedNova(Averaging):
     """Federated normalised averaging (Wang et al., NeurIPS 2020).
 
-    A client uploads its move divided by ‖a_k‖₁, how much gradient it accumulated, so that
-    clients that do more steps do not count for more. Any local solver: momentum, a proximal
-    pull, step schedules. Its bias vanishes with ητ, while FedAvg's does not, so that at a large
-    rate FedAvg may end nearer to the optimum; with variance reduction it is exact.
+    A client uploads its move divided by ‖a_k‖₁, its accumulated gradient weight, so that clients
+    that take more steps do not count more. Works with any local solver: momentum, a proximal
+    pull, step schedules. Its bias vanishes with ητ and FedAvg's does not, although at a large rate
+    FedAvg may end nearer to the optimum. With variance reduction it converges to the optimum.
 
     Parameters
     ----------
     mu
-        μ, the weight of a pull to the server's model (0: none)
+        μ, the weight of the pull to the server's model (0: no pull)
     tau_eff
-        how far the server goes: "progress", the mean of ‖a_k‖₁, or "steps", the mean of τ_k;
-        the default is "steps" with a pull and "progress" without
+        the server's number of steps τ_eff: "progress", the mean of ‖a_k‖₁, or "steps", the mean of
+        τ_k; the default is "steps" with a pull and "progress" without
     weights
-        "II" for uniform cohorts, w_k = q_k N/K; "I" for draws by q_k with equal weights
+        "II" for uniform cohorts, w_k = q_k N/K; "I" for clients drawn by q_k, with equal weights
     variance_reduction
-        whether gradients are corrected across clients, as in the paper's "Momen.+VR"
+        whether to correct gradients by the difference between clients, as in the paper's
+        "Momen.+VR"
     server
-        what the server does with the update, e.g. `ud.server.Momentum(0.9)`
+        the server optimiser, which gets the update, e.g. `ud.server.Momentum(0.9)`
     """
 
     needs_steps = True
@@ -68,7 +69,7 @@ class FedNova(Averaging):
         self.server = require_optimizer(server)
         self.draws_by_weight = weights == "I"
         self._by: Weight = q_draws if weights == "II" else draws
-        if variance_reduction:  # a client with state counts once, however often it was drawn
+        if variance_reduction:  # a client has one state, so it counts once if drawn several times
             self._by = q if weights == "II" else once
 
     @property
@@ -114,7 +115,7 @@ class FedNova(Averaging):
     ) -> tuple[Upload, Keep]:
         direction = (result.x - down.x) / result.a_norm  # −η times the mean local gradient
         if self.variance_reduction:
-            v = down.d - mine.d  # part of the local gradients, not of f_k's
+            v = down.d - mine.d  # the direction contains v, but ∇f_k does not
             mine = Keep(d=-direction / result.rate - v)
         return Upload(direction=direction, progress=result.a_norm, steps=result.steps), mine
 

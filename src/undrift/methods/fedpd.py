@@ -21,17 +21,17 @@ from undrift.utils.errors import require, require_range
 class FedPD(Method):
     """Federated primal-dual optimisation (Zhang et al. 2020), for full participation.
 
-    Each client keeps its own copy x0_k of the model and a multiplier λ_k for the constraint
-    that all copies be equal. Converges to the optimum of F when every round communicates; in
-    the rounds that do not, the copies move towards the clients' own optima.
+    Each client keeps its own copy x0_k of the model and a multiplier λ_k for the constraint that
+    all copies are equal. Converges to the optimum of F if every round communicates; in rounds
+    that do not, the copies move towards the clients' own optima.
 
     Parameters
     ----------
     eta
-        η: the weight of the pull to the own copy is 1/η
+        η; the weight of the pull to the client's own copy is 1/η
     communication
-        p: the probability that a round ends with an average; otherwise no model travels and
-        each client goes on with its own copy
+        p, the probability that a round ends with an average; otherwise no model travels and each
+        client continues with its own copy
     """
 
     keeps = {"x0": INITIAL, "multiplier": ZERO}
@@ -54,12 +54,12 @@ class FedPD(Method):
         super().check(setting)
         require(
             self.communication == 1 or not setting.buffers,
-            "FedPD with communication below 1 has no meaning for a model with BatchNorm "
-            "statistics, which travel every round: use GroupNorm.",
+            "FedPD with communication below 1 cannot train a model with BatchNorm, because "
+            "its statistics travel in every round: use GroupNorm.",
         )
 
     def init(self, x: Tensor) -> ServerState:
-        return ServerState(x=x, talks=1.0, fresh=1.0)  # fresh: the clients do not have x yet
+        return ServerState(x=x, talks=1.0, fresh=1.0)  # fresh: clients must receive x
 
     def begin(self, server: ServerState, draw: Callable[[str], float]) -> ServerState:
         return server.replace(talks=float(draw("communication") < self.communication))

@@ -9,8 +9,8 @@ from undrift.utils.errors import require_range
 class FedProx(FedAvg):
     """FedAvg with a pull towards the server's model (Li et al., MLSys 2020).
 
-    A client minimises f_k(x) + (μ/2)|x − x_server|²; one that runs out of time returns what
-    it has. Converges to a biased point, nearer to the optimum than FedAvg's and more slowly.
+    A client minimises f_k(x) + (μ/2)|x − x_server|², and uploads its current model if it runs out
+    of time. Converges more slowly than FedAvg, to a biased point that is nearer to the optimum.
 
     Parameters
     ----------

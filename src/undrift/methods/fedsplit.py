@@ -27,8 +27,8 @@ class FedSplit(Method):
     eta
         η of the prox
     average
-        "full" (every client takes part), or one of the adaptations to partial participation in
-        the appendix of FedDyn: "all" averages every z_k, "act" only the cohort's
+        "full" (every client takes part), or an adaptation to partial participation from the
+        appendix of FedDyn: "all" averages the z_k of all clients, "act" only the cohort's
     """
 
     keeps = {"z": INITIAL, "u": INITIAL}

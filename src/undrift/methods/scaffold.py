@@ -22,16 +22,16 @@ from undrift.utils.errors import require_choice
 class SCAFFOLD(Averaging):
     """Stochastic controlled averaging (Karimireddy et al., ICML 2020).
 
-    Each client corrects its gradients by c − c_k, the difference between everybody's
-    gradient and its own, so that all walk in the direction of F. Converges to the optimum.
+    Each client corrects its gradients by c − c_k, the difference between the mean gradient of all
+    clients and its own, so that every client descends on F. Converges to the optimum.
 
     Parameters
     ----------
     option
-        how a client renews its control: "II", from its own path (the paper's choice), or "I",
-        its full gradient at the server's model (one more pass over its data)
+        how a client computes its new control variate c_k: "II", from its own move (the paper's
+        choice), or "I", as its full gradient at the server's model (one more pass over its data)
     server
-        what the server does with the average move; `ud.server.Plain(lr)` sets η_g
+        the server optimiser, which gets the average move; `ud.server.Plain(lr)` sets η_g
     """
 
     sends = ("x", "c")

@@ -1,6 +1,6 @@
-"""How the cohort's parts are weighed: the schemes of Li et al., ICLR 2020.
+"""Averaging schemes: the weights of the replies, after Li et al., ICLR 2020.
 
-Every scheme is a coefficient c for the server's own model and a weight per reply:
+A scheme is a coefficient c for the server's own model and a weight for each reply:
 
     x ← c·x + Σ_k w_k·(moved)_k
 """
@@ -41,7 +41,7 @@ class Scheme:
     by: Weight
     factor: Callable[[Replies], float]
     sampling: tuple[str, ...]
-    """the ways of sampling for which the average is what the paper says"""
+    """the kinds of sampling under which the average is the one in the paper"""
     formula: str
     own: Callable[[Replies], float] = _one
     scales_loss: bool = False
@@ -90,15 +90,15 @@ SCHEMES = {
 
 
 def scheme_named(name: str) -> Scheme:
-    """The scheme of a name, or a sentence that lists them."""
+    """The scheme of a name; an unknown name is an error that lists all of them."""
     require_choice("scheme", name, SCHEMES)
     return SCHEMES[name]
 
 
 def check_sampling(method: str, scheme: Scheme, participation: str, equal: bool) -> None:
-    """Refuse a scheme under a sampling for which it averages something else.
+    """Raise an error if a scheme is biased under this kind of sampling.
 
-    With equal weights q_k, drawing uniformly and drawing by q_k are the same.
+    With equal weights q_k, uniform sampling and sampling by q_k are the same.
     """
     if scheme.name == "full" and participation != "all":
         raise UndriftError(
@@ -114,7 +114,7 @@ def check_sampling(method: str, scheme: Scheme, participation: str, equal: bool)
             f"objective='clients'."
         )
     raise UndriftError(
-        f"{method} weighs its clients for uniform sampling, but here they are drawn with "
+        f"{method} weights its clients for uniform sampling, but here they are drawn with "
         f"probability q_k and the q_k differ: use a uniform cohort, scheme (or weights) 'I', or "
         f"objective='clients'."
     )

@@ -1,6 +1,6 @@
-"""Server optimisers: what the server does with the average move of its clients.
+"""Server optimisers: they turn the average move of the clients into the server's step.
 
-Plain adds it. Momentum is SlowMo / FedAvgM in FedNova's form. Adam, Yogi and Adagrad are
+Plain adds the move. Momentum is SlowMo / FedAvgM in FedNova's form. Adam, Yogi and Adagrad are
 those of Reddi et al., *Adaptive Federated Optimization*, ICLR 2021, Algorithm 2.
 """
 
@@ -15,15 +15,15 @@ from undrift.utils.errors import require_range, require_type
 
 
 class ServerOptimizer(ABC):
-    """Turns the clients' average move into the server's step."""
+    """Turns the clients' average move, `update`, into the server's step."""
 
     def start(self, x: Tensor) -> dict[str, Tensor]:
-        """What the optimiser remembers, before the first round."""
+        """The optimiser's state before the first round, by name; it becomes server state."""
         return {}
 
     @abstractmethod
     def step(self, server: ServerState, update: Tensor, rate: float) -> dict[str, Tensor]:
-        """The next model, and what the optimiser remembers; `rate` is the clients' η."""
+        """The next `x` and the optimiser's next state; `rate` is the clients' η."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Adaptive(ServerOptimizer):
 
     @abstractmethod
     def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
-        """The next v, from the last one and the squared update."""
+        """The next v from the last one and the squared update."""
 
     def step(self, server: ServerState, update: Tensor, rate: float) -> dict[str, Tensor]:
         mean = self.beta1 * server.mean + (1 - self.beta1) * update
@@ -113,7 +113,7 @@ class Adagrad(Adaptive):
 
 
 def require_optimizer(server: ServerOptimizer) -> ServerOptimizer:
-    """Refuse anything but a server optimiser."""
+    """The argument itself; raise an error if it is not a server optimiser."""
     require_type(
         "server",
         server,

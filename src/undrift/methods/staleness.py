@@ -1,4 +1,4 @@
-"""How much less an old reply counts: the staleness functions of Xie et al., FedAsync, 2019."""
+"""Staleness functions s(u), which give old replies less weight (Xie et al., FedAsync, 2019)."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -10,16 +10,16 @@ from undrift.utils.errors import require_range, require_type
 
 
 class Staleness(ABC):
-    """s(u), by which a reply counts that is u updates old: 1 for a fresh one, less for others."""
+    """s(u), the factor on the weight of a reply whose model is u updates old; s(0) = 1."""
 
     @abstractmethod
     def __call__(self, updates: Number) -> Number:
-        """s(u)"""
+        """s(u), for one client or a `[C, 1]` tensor of several."""
 
 
 @dataclass(frozen=True)
 class Constant(Staleness):
-    """s(u) = 1: old replies count as much as fresh ones."""
+    """s(u) = 1: old replies have the same weight as fresh ones."""
 
     def __call__(self, updates: Number) -> Number:
         return 1.0
@@ -56,7 +56,12 @@ class Hinge(Staleness):
 
 
 def require_staleness(method: str, staleness: object) -> Staleness:
-    """Refuse what is no staleness function."""
-    require_type(f"{method}'s staleness", staleness, Staleness, "one of ud.staleness")
+    """The argument itself; raise an error if it is not a staleness function."""
+    require_type(
+        f"{method}'s staleness",
+        staleness,
+        Staleness,
+        "one of ud.staleness, e.g. ud.staleness.Polynomial(0.5)",
+    )
     assert isinstance(staleness, Staleness)
     return staleness

@@ -1,4 +1,7 @@
-"""What travels between the server and a client, before any client has worked."""
+"""What travels between the server and a client in a round, known before any client has worked.
+
+Forecasts of cost and the virtual clock use it; records count the bytes that really travelled.
+"""
 
 from __future__ import annotations
 
@@ -12,54 +15,54 @@ from undrift.core.clients import ClientStates
 from undrift.core.method import NUMBER, Method
 from undrift.core.problem import Client, LocalResult, Named
 
-PROBE = 2
-"""The parameters of the model on which a method is tried."""
+PROBE_PARAMETERS = 2
+"""Size of the model on which a method is tried; with one, vectors would look like numbers."""
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """What travels to and from one client in a round, what it keeps and what it computes."""
+    """What one client receives, uploads, keeps and reports in a round."""
 
     down: Mapping[str, bool]
     up: Mapping[str, bool]
-    """by name, whether it is a vector of all parameters (or else a number)"""
+    """by name: True for a vector of all parameters, False for a number"""
     kept_vectors: int
     kept_numbers: int
     asks: tuple[str, ...] = ()
-    """what a client reports besides the end of its work: see `LocalProblem`"""
+    """what the method asks for besides the end point: see `LocalProblem.ask`"""
 
     @property
     def first_gradient(self) -> bool:
-        """Whether a client computes its full gradient at the start."""
+        """Whether a client computes its full gradient before its first step."""
         return "first_gradient" in self.asks
 
     def bytes_down(self, parameters: int, itemsize: int) -> dict[str, int]:
-        """Bytes to a client, by name: vectors as they are, numbers in eight bytes."""
+        """Bytes sent to a client, by name; a number takes 8 bytes."""
         return _bytes(self.down, parameters * itemsize)
 
     def bytes_up(self, parameters: int, itemsize: int) -> dict[str, int]:
-        """Bytes from a client, by name."""
+        """Bytes sent by a client, by name; a number takes 8 bytes."""
         return _bytes(self.up, parameters * itemsize)
 
 
 def traffic_of(method: Method, draw: Callable[[str], float] = lambda purpose: 0.0) -> Traffic:
-    """What a method sends, uploads and keeps, by trying it on a model of two parameters.
+    """What a method sends, uploads and keeps, found by trying it on a model of two parameters.
 
-    `draw` gives the round's uniform numbers, for a method that does not always communicate.
+    `draw` gives a uniform random number per purpose, for methods that do not always communicate.
     """
     kinds = method.kept()
     kept_vectors = sum(kind != NUMBER for kind in kinds.values())
     kept_numbers = len(kinds) - kept_vectors
-    x = torch.zeros(PROBE)
+    x = torch.zeros(PROBE_PARAMETERS)
     try:
         server = method.begin(method.init(x.clone()), draw)
         down = method.download(server)
         client = Client(id=0, samples=1.0, q=1.0, scale=1.0, draws=1)
         mine = ClientStates(kinds, x).first()
         problem = method.problem(down, mine, client)
-        asked: Any = {each: torch.zeros(PROBE) for each in problem.ask}
+        asked: Any = {each: torch.zeros(PROBE_PARAMETERS) for each in problem.ask}
         result = LocalResult(
-            x=torch.ones(PROBE), steps=1, expected=1, a_norm=1.0, rate=1.0, **asked
+            x=torch.ones(PROBE_PARAMETERS), steps=1, expected=1, a_norm=1.0, rate=1.0, **asked
         )
         upload, _ = method.finish(down, mine, result, client)
         return Traffic(
@@ -69,7 +72,7 @@ def traffic_of(method: Method, draw: Callable[[str], float] = lambda purpose: 0.
             kept_numbers,
             problem.ask,
         )
-    except Exception:  # a user's method that cannot do without a real model: what it declares
+    except Exception:  # a user's method may need a real model: fall back on what it declares
         return Traffic(
             dict.fromkeys(method.sends, True),
             dict.fromkeys(method.sums(), True),

@@ -18,9 +18,9 @@ from undrift.core.replies import Replies, q
 class VRLSGD(Method):
     """Variance-reduced local SGD (Liang et al. 2019), for full participation.
 
-    A client that was left behind by the average learns from it: Δ_k += (x⁺ − x_k)/(ητ_k).
-    Exact when all clients take equally many steps, biased for unequal ones, and unstable
-    when they change from round to round.
+    A client corrects its gradients by −Δ_k, which it learns from the distance between its own model
+    and the average: Δ_k += (x⁺ − x_k)/(ητ_k). Exact if all clients take equally many steps, biased
+    if not, and unstable if their numbers change from round to round.
     """
 
     keeps = {"delta": ZERO, "x": INITIAL, "inverse": NUMBER}  # inverse = 1/(ητ_k)

@@ -1,6 +1,6 @@
 """Problems with known answers, closed forms, diagnostics, step sizes and bounds.
 
-Where FedAvg ends, predicted and found:
+An example: the point FedAvg converges to, predicted and then found by training.
 
     problem = ud.theory.random_quadratics(4, 3)
     q = problem.weights("samples")

@@ -1,4 +1,4 @@
-"""Arguments that several theory modules take, checked in one place."""
+"""Checks of arguments that several theory modules take."""
 
 from collections.abc import Sequence
 
@@ -7,16 +7,19 @@ from torch import Tensor
 
 from undrift.utils.errors import require
 
-Steps = int | Tensor | Sequence[int]  # τ_i: one number for all clients, or one each
+Steps = int | Tensor | Sequence[int]  # τ_i: one number for all clients, or one for each
 
 
 def weights(q: Tensor, where: str, count: int | None = None) -> Tensor:
-    """q as float64 [N], if it is non-negative and sums to one."""
+    """q as float64 [N]; raise an error unless it is non-negative and sums to one.
+
+    `where` names the caller in the error; `count` is the number of clients, if it is known.
+    """
     q = torch.as_tensor(q, dtype=torch.float64)
-    many = q.numel() if count is None else count
+    expected = q.numel() if count is None else count
     require(
-        q.ndim == 1 and q.numel() == many > 0,
-        f"{where}: weights of shape {list(q.shape)} given, but it takes one per client, {many}.",
+        q.ndim == 1 and q.numel() == expected > 0,
+        f"{where}: the weights have shape {list(q.shape)}, but must be one per client, {expected}.",
     )
     require(
         bool((q >= 0).all()) and abs(float(q.sum()) - 1) <= 1e-6,
@@ -27,14 +30,17 @@ def weights(q: Tensor, where: str, count: int | None = None) -> Tensor:
 
 
 def steps(tau: Steps, where: str, count: int | None = None) -> Tensor:
-    """τ as float64, if it holds whole numbers from 1; one number is repeated `count` times."""
+    """τ as float64; raise an error unless all are whole numbers from 1.
+
+    With `count`, one number is repeated for all clients.
+    """
     tau = torch.as_tensor(tau, dtype=torch.float64)
     require(
         bool((tau >= 1).all() and (tau == tau.round()).all() and tau.isfinite().all()),
-        f"{where}: the steps are {tau.tolist()}, but they must be whole numbers from 1.",
+        f"{where}: the steps are {tau.tolist()}, but must be whole numbers of at least 1.",
     )
     require(
         count is None or tau.ndim == 0 or tau.shape == (count,),
-        f"{where}: steps of shape {list(tau.shape)} given, but it takes one number or {count}.",
+        f"{where}: the steps have shape {list(tau.shape)}, but must be one number or {count}.",
     )
     return tau if count is None else tau.expand(count)

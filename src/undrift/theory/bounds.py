@@ -1,7 +1,7 @@
-"""How close FedAvg is to the optimum after T steps (FedAvg-nonIID, Li et al., ICLR 2020).
+"""Bounds on FedAvg's distance to the optimum after T steps (Li et al., ICLR 2020).
 
-Theorems 1–3 for L-smooth, μ-strongly convex f_k with the decaying rate η_t = 2/(μ(γ+t)), and what
-Theorem 4 says of a fixed one. T and t count the SGD steps of one client over the whole run.
+Theorems 1–3 are for L-smooth, μ-strongly convex f_k and the decaying rate η_t = 2/(μ(γ+t)),
+Theorem 4 for a fixed rate. T and t count the SGD steps of one client over the whole run.
 """
 
 from typing import NamedTuple
@@ -15,14 +15,14 @@ from undrift.utils.errors import require
 
 
 class Constants(NamedTuple):
-    """What Assumptions 1–4 name, for N clients and E local steps per round."""
+    """The constants of Assumptions 1–4, for N clients and E local steps per round."""
 
     L: float  # every f_k is L-smooth
     mu: float  # and μ-strongly convex
     E: int
     q: Tensor  # the weights [N], p_k in the paper
     sigma: Tensor  # σ_k [N]: standard deviation of client k's stochastic gradient
-    G: float  # bounds the root mean square of every stochastic gradient met on the way
+    G: float  # bounds the root mean square of every stochastic gradient along the run
     Gamma: float  # Γ = F* − Σ p_k F_k*
     distance: float  # |w_0 − w*|
 
@@ -37,7 +37,7 @@ class Bounds(NamedTuple):
     gamma: float  # γ = max(8κ, E)
     mu: float
     B: float  # Σ p_k²σ_k² + 6LΓ + 8(E−1)²G²
-    C: float  # what sampling the clients adds
+    C: float  # the effect of sampling clients
     distance: float
 
     def learning_rate(self, t: int) -> float:
@@ -61,7 +61,7 @@ def full(c: Constants) -> Bounds:
     require(
         0 < c.mu <= c.L and c.E >= 1 and min(c.G, c.Gamma, c.distance) >= 0,
         f"bounds: mu = {c.mu:g}, L = {c.L:g}, E = {c.E}, G = {c.G:g}, Gamma = {c.Gamma:g} and"
-        f" distance = {c.distance:g}, but 0 < mu ≤ L, E ≥ 1 and the others ≥ 0 are needed.",
+        f" distance = {c.distance:g}, but must satisfy 0 < mu ≤ L, E ≥ 1 and the others ≥ 0.",
     )
     noise = float((q**2 * torch.as_tensor(c.sigma, dtype=torch.float64) ** 2).sum())
     B = noise + 6 * c.L * c.Gamma + 8 * ((c.E - 1) * c.G) ** 2
@@ -101,10 +101,10 @@ def transformed_scheme_two(c: Constants, cohort: int) -> Bounds:
 
 
 def fixed_rate_bias(H: Tensor, b: Tensor, q: Tensor, lr: float, steps: int) -> Tensor:
-    """The O(η) by which FedAvg with a fixed rate misses w* on f_k = ½wᵀH_k w − b_kᵀw (Theorem 4).
+    """The O(η) distance of FedAvg at a fixed rate from w*, on f_k = ½wᵀH_k w − b_kᵀw (Theorem 4).
 
-    w∞ − w* = η(E−1)/2 · H̄⁻¹ Σ q_k H_k ∇f_k(w*) + O(η²), H̄ = Σ q_k H_k, E = steps for all: zero for
-    E = 1, and in general for no other E. `fixed_points.fedavg` is exact in η.
+    w∞ − w* = η(E−1)/2 · H̄⁻¹ Σ q_k H_k ∇f_k(w*) + O(η²), H̄ = Σ q_k H_k, with E = `steps` for all
+    clients. It is zero for E = 1, in general for no other E. `fixed_points.fedavg` is exact in η.
     """
     gradients = torch.einsum("kij,j->ki", H, surrogate_optimum(H, b, q)) - b
     turned = torch.einsum("k,kij,kj->i", q, H, gradients)

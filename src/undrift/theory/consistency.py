@@ -1,8 +1,8 @@
-"""What federated averaging really optimises (FedNova, Wang et al., NeurIPS 2020).
+"""The objective that federated averaging really optimises (FedNova, Wang et al., NeurIPS 2020).
 
-Client i's local solver moves by −η Σ_s a_{i,s} g_{i,s}: a_i says how often each gradient is
-counted, ‖a_i‖₁ how much gradient was accumulated in all. Averaging with weights p_i then
-optimises Σ w_i F_i with w_i ∝ p_i ‖a_i‖₁ instead of F = Σ p_i F_i.
+Client i's local solver moves by −η Σ_s a_{i,s} g_{i,s}: a_{i,s} is the weight of gradient s, and
+‖a_i‖₁ the accumulated gradient weight. Averaging with weights p_i then optimises Σ w_i F_i with
+w_i ∝ p_i ‖a_i‖₁ instead of F = Σ p_i F_i.
 """
 
 import math
@@ -25,26 +25,32 @@ def coefficients(
     pull: float = 0.0,
     factors: Sequence[float] | None = None,
 ) -> Tensor:
-    """The vector a_i [steps] of section 4.1, for any mix of local solvers; it sums to ‖a_i‖₁.
+    """The vector a_i [steps] of section 4.1, for any local solver; it sums to ‖a_i‖₁.
 
-    momentum is ρ (its buffer starts at zero), pull is α = ημ of the proximal term, factors are
-    the γ_s of a schedule η_s = η·γ_s (all one by default).
+    Parameters
+    ----------
+    momentum, nesterov
+        ρ (its buffer starts at zero), and whether the momentum is Nesterov's
+    pull
+        α = ημ of the proximal term
+    factors
+        the γ_s of a schedule η_s = η·γ_s (default: all one)
     """
     steps = int(_steps(steps, "coefficients"))
     gammas = [1.0] * steps if factors is None else [float(f) for f in factors]
     require(
         len(gammas) == steps and all(0 <= g < math.inf for g in gammas),
-        f"coefficients: {len(gammas)} factors given for {steps} steps,"
-        " but it takes one finite non-negative number per step.",
+        f"coefficients: there are {len(gammas)} factors for {steps} steps,"
+        " but must be one finite non-negative number per step.",
     )
-    # With ηγ_sμ > 1 a step would overshoot the centre and count old gradients negatively.
+    # With ηγ_sμ > 1 a step overshoots the centre, so old gradients would get negative weights.
     require(
         0 <= momentum < 1 and pull >= 0 and pull * max(gammas) <= 1,
-        f"coefficients: momentum = {momentum:g} and pull = {pull:g} given, but momentum must be"
-        " in [0, 1) and pull at least 0, and at most 1 after the largest factor.",
+        f"coefficients: momentum = {momentum:g} and pull = {pull:g}, but momentum must be in [0, 1)"
+        " and pull at least 0 and at most 1 divided by the largest factor.",
     )
-    buffer = torch.zeros(steps, dtype=torch.float64)  # c: what the momentum buffer holds
-    moved = torch.zeros(steps, dtype=torch.float64)  # A: what the model has moved by
+    buffer = torch.zeros(steps, dtype=torch.float64)  # c: gradient weights in the momentum buffer
+    moved = torch.zeros(steps, dtype=torch.float64)  # A: gradient weights in the model's move
     for s, gamma in enumerate(gammas):
         buffer *= momentum
         buffer[s] += 1.0
@@ -79,7 +85,7 @@ def a_norm_momentum(tau: Steps, rho: float) -> Tensor:
 
 
 def effective_weights(p: Tensor, a_norm: Tensor) -> Tensor:
-    """w_i = p_i‖a_i‖₁ / Σ_j p_j‖a_j‖₁: the objective plain averaging optimises (eq. 6)."""
+    """w_i = p_i‖a_i‖₁ / Σ_j p_j‖a_j‖₁: the weights that plain averaging optimises for (eq. 6)."""
     scaled = _scaled(p, a_norm, "effective_weights")
     return scaled / scaled.sum()
 
@@ -99,7 +105,7 @@ def chi_square(p: Tensor, w: Tensor) -> float:
 class Theorem1Constants(NamedTuple):
     """The constants of Theorem 1 (eq. 9)."""
 
-    A: float  # how much of the gradient noise survives averaging
+    A: float  # the share of gradient noise that survives averaging
     B: float  # noise inside a local run
     C: float  # drift inside a local run
 
@@ -133,14 +139,14 @@ def theorem1_bound(
 
     Theorem 1 with the constants that eq. 8 hides in O(·); eq. 8 is the case η = √(m/(τ̄T)).
     gap = F̃(x_0) − inf F̃, σ² bounds the gradient noise, (β², κ²) are Assumption 3's. The proof
-    takes the model after s local steps to have counted the first s entries of a_i: true of SGD
-    and decaying rates, and safe for momentum. With a proximal pull it has counted the last s, the
-    larger ones, and the proof would need B and C to leave out a_i's first entry instead.
+    assumes that the model after s local steps contains the first s entries of a_i. This is true
+    for SGD and decaying rates, and safe for momentum. With a proximal pull it contains the last s
+    entries, the larger ones, and the proof would need B and C without a_i's first entry instead.
     """
     A, B, C = constants
     require(
         2 * lr * L * tau_eff <= 1 and 4 * (lr * L) ** 2 * C * (2 * beta2 + 1) <= 1,
-        f"theorem1_bound: lr = {lr:g} is too large for L = {L:g}: Theorem 1 allows"
+        f"theorem1_bound: lr = {lr:g} is too large for L = {L:g}: Theorem 1 needs"
         " ηL ≤ 1/(2τ_eff) and ηL ≤ 1/(2√(C(2β²+1))).",
     )
     noise = 4 * lr * L * sigma2 * A / clients + 6 * (lr * L) ** 2 * sigma2 * B
@@ -166,9 +172,9 @@ def slowdown(alpha: float, tau: Steps, p: Tensor) -> float:
 def relative_variance(alpha: float, tau: Steps, p: Tensor) -> float:
     """Theorem 1's A of FedProx against α = ημ (Fig. 4): 1 for FedAvg with equal weights."""
     a_norm = a_norm_proximal(tau, alpha)
-    taken = [int(t) for t in _steps(tau, "relative_variance")]
-    known = {t: coefficients(t, pull=alpha) for t in {*taken}}
-    a = [known[t] for t in taken]
+    numbers = [int(t) for t in _steps(tau, "relative_variance")]
+    by_number = {t: coefficients(t, pull=alpha) for t in {*numbers}}
+    a = [by_number[t] for t in numbers]
     return theorem1(effective_weights(p, a_norm), a, tau_effective(p, a_norm)).A
 
 
@@ -176,7 +182,7 @@ def _scaled(p: Tensor, a_norm: Tensor, where: str) -> Tensor:
     p, a_norm = weights(p, where), torch.as_tensor(a_norm, dtype=torch.float64)
     require(
         a_norm.shape == p.shape and bool((a_norm > 0).all()),
-        f"{where}: a_norm is {a_norm.tolist()}, but it must be {len(p)} positive numbers.",
+        f"{where}: a_norm is {a_norm.tolist()}, but must be {len(p)} positive numbers.",
     )
     return p * a_norm
 

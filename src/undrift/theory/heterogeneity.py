@@ -1,4 +1,4 @@
-"""How much the clients disagree: in their minima, in their gradients, and in where they go."""
+"""Measures of heterogeneity: of the clients' minima, of their gradients, and of their drift."""
 
 import math
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from undrift.theory import _checks
 
 
 def gamma(problem: Losses, q: Tensor, F_star: float, local_minima: Tensor) -> float:
-    """Γ = F* − Σ q_k F_k* ≥ 0 (FedAvg-nonIID, section 3.1): 0 if one model is best for everyone.
+    """Γ = F* − Σ q_k F_k* ≥ 0 (FedAvg-nonIID, section 3.1): 0 if one model minimises every f_k.
 
     F* is the minimum of F = Σ q_k f_k, local_minima [N] are the F_k* = min f_k.
     """
@@ -19,14 +19,14 @@ def gamma(problem: Losses, q: Tensor, F_star: float, local_minima: Tensor) -> fl
     minima = torch.as_tensor(local_minima, dtype=torch.float64)
     _checks.require(
         minima.shape == q.shape,
-        f"gamma: local minima of shape {list(minima.shape)} given, but it takes one per client,"
+        f"gamma: the local minima have shape {list(minima.shape)}, but must be one per client,"
         f" {len(q)}.",
     )
     return float(F_star) - float(q @ minima)
 
 
 class Dissimilarity(NamedTuple):
-    """How the clients' gradients at one x differ; mean_square = square_mean + variance."""
+    """Differences of the clients' gradients at one x; mean_square = square_mean + variance."""
 
     mean_square: float  # Σ q_k|∇f_k|²
     square_mean: float  # |∇F|²
@@ -35,12 +35,12 @@ class Dissimilarity(NamedTuple):
 
 
 def dissimilarity(problem: Losses, q: Tensor, x: Tensor) -> Dissimilarity:
-    """The gradients' dissimilarity at x, in the measures the papers assume to be bounded.
+    """The dissimilarity of the clients' gradients at x, in the measures that papers bound.
 
     The ratio B²(x) is FedProx's: 1 for equal gradients (also if all are zero), infinite at an
-    optimum of F that is not everyone's. The variance is FedLGA's σ_g² (Assumption 3) and, for
-    β² = 1, FedNova's κ² (Assumption 3: Σ w_i|∇F_i|² ≤ β²|Σ w_i∇F_i|² + κ²). FedAvg-nonIID bounds
-    every |∇f_k|² by G² and measures heterogeneity by Γ instead.
+    optimum of F that does not minimise every f_k. The variance is FedLGA's σ_g² (Assumption 3)
+    and, for β² = 1, FedNova's κ² (Assumption 3: Σ w_i|∇F_i|² ≤ β²|Σ w_i∇F_i|² + κ²).
+    FedAvg-nonIID bounds every |∇f_k|² by G² and measures heterogeneity by Γ instead.
     """
     q = _checks.weights(q, "dissimilarity", len(problem))
     mean = torch.zeros_like(x, dtype=torch.float64)
@@ -48,8 +48,8 @@ def dissimilarity(problem: Losses, q: Tensor, x: Tensor) -> Dissimilarity:
     for k, share in enumerate(q.tolist()):
         if share == 0:
             continue
-        # One gradient at a time, whatever the number of clients. Welford's update of the mean and
-        # the variance: the difference of the two squares would cancel where gradients are alike.
+        # One gradient is in memory at a time. Welford's update keeps the variance accurate for
+        # similar gradients, where mean_square − square_mean would cancel.
         gradient = problem.gradient(k, x).double()
         weight += share
         apart = gradient - mean
@@ -65,17 +65,17 @@ def dissimilarity(problem: Losses, q: Tensor, x: Tensor) -> Dissimilarity:
 
 
 class Drift(NamedTuple):
-    """How far local models x_k went from x and from each other; moved = apart + together."""
+    """Distances of the local models x_k from x and from each other; moved = apart + together."""
 
-    apart: float  # Σ w_k|x_k − x̄|², x̄ = Σ w_k x_k: movement that averaging cancels
+    apart: float  # Σ w_k|x_k − x̄|², x̄ = Σ w_k x_k: the part that averaging cancels
     moved: float  # Σ w_k|x_k − x|²: all movement
-    together: float  # |x̄ − x|²: movement that averaging keeps
+    together: float  # |x̄ − x|²: the part that averaging keeps
 
 
 def drift(ends: Tensor, start: Tensor, weights: Tensor) -> Drift:
-    """Client drift in one round: from x = start [P] the clients went to x_k = ends [C, P].
+    """Client drift in one round, from x = start [P] to the clients' x_k = ends [C, P].
 
-    `apart` is what FedAvg-nonIID's Lemma 3 bounds by 4η²(E−1)²G²; the weights sum to one.
+    The weights [C] sum to one. FedAvg-nonIID's Lemma 3 bounds `apart` by 4η²(E−1)²G².
     """
     w = _checks.weights(weights, "drift", len(ends))
     _checks.require(

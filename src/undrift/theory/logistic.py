@@ -1,7 +1,7 @@
 """Multinomial logistic regression with an l2 term: strongly convex, with known constants.
 
-The problem of FedAvg-nonIID's experiments, made exact: L, μ, F*, w* and every client's own optimum
-can be computed, so that bounds and fixed points can be compared with what a method really does.
+The problem of FedAvg-nonIID's experiments. L, μ, F*, w* and every client's own optimum can be
+computed, so bounds can be compared with what a method reaches.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -28,8 +28,8 @@ class _Samples(NamedTuple):
 class LogisticRegression(Losses):
     """f_k(x) = mean cross-entropy of softmax(W u + c) on client k's samples + (weight_decay/2)|x|².
 
-    x is W [classes, d] row by row and then c [classes], as `nn.Linear` flattened. The bias is
-    decayed too, which makes f_k strongly convex. Everything is computed in float64.
+    x is W [classes, d] row by row and then c [classes], as a flattened `nn.Linear`. Weight
+    decay covers the bias too, which makes f_k strongly convex. Everything is computed in float64.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class LogisticRegression(Losses):
 
     @contextmanager
     def training(self, k: int, buffers: Mapping[str, Tensor], number: int) -> Iterator[ClientLoss]:
-        """Client k's loss; its batches are means over the chosen samples."""
+        """Client k's loss; a batch's gradient is the mean over its samples."""
         yield _LogisticLoss(self, self._clients[k])
 
     def value(self, k: int, x: Tensor) -> float:
@@ -97,7 +97,7 @@ class LogisticRegression(Losses):
         return self.weight_decay
 
     def optimum(self, q: Tensor, tolerance: float = 1e-12) -> Tensor:
-        """The minimiser of F = Σ q_k f_k [P], to gradient norm `tolerance`, by damped Newton."""
+        """The minimiser [P] of F = Σ q_k f_k, by damped Newton until |∇F| ≤ tolerance."""
         parts = zip(self._clients, weights(q, "LogisticRegression", len(self)), strict=True)
         scaled = [s._replace(weight=share * s.weight) for s, share in parts]
         return self._minimise(_Samples(*map(torch.cat, zip(*scaled, strict=True))), tolerance)
@@ -111,7 +111,7 @@ class LogisticRegression(Losses):
         return s.inputs @ torch.cat([x[:split].view(self.classes, -1), x[split:, None]], 1).T
 
     def _pull_back(self, s: _Samples, scores: Tensor) -> Tensor:
-        """The transpose of `_scores`, every sample by its weight."""
+        """The transpose of `_scores`, with every sample multiplied by its weight."""
         matrix = (s.weight[:, None] * scores).T @ s.inputs
         return torch.cat([matrix[:, :-1].flatten(), matrix[:, -1]])
 
@@ -146,7 +146,8 @@ class LogisticRegression(Losses):
             norm = float(gradient.norm())
             if norm <= tolerance:
                 return x
-            # Rough far away, exact near the optimum: quadratic convergence at the least cost.
+            # An inexact Newton step whose accuracy grows as the gradient shrinks: this keeps
+            # quadratic convergence at the least cost.
             step = _conjugate_gradients(self._hessian(s, x), -gradient, min(0.1, norm) * norm)
             value, slope, damping = self._value(s, x), float(gradient @ step), 1.0
             rounding = 1e-15 * max(1.0, abs(value))
@@ -179,7 +180,7 @@ class _LogisticLoss(ClientLoss):
 def _conjugate_gradients(
     times: Callable[[Tensor], Tensor], rhs: Tensor, tolerance: float
 ) -> Tensor:
-    """v with |Av − rhs| ≤ tolerance, as far as 2P steps get there."""
+    """v with |Av − rhs| ≤ tolerance, or the result after 2P steps if they do not suffice."""
     v, residual, direction = torch.zeros_like(rhs), rhs, rhs
     square = float(rhs @ rhs)
     for _ in range(2 * len(rhs)):
@@ -198,13 +199,13 @@ def _check(
 ) -> None:
     require(
         len(features) == len(labels) > 0,
-        f"LogisticRegression: {len(features)} clients have features and {len(labels)} have labels,"
-        " but every client needs both, and there must be one.",
+        f"LogisticRegression: there are features of {len(features)} clients and labels of"
+        f" {len(labels)}, but every client needs both, and there must be at least one client.",
     )
     require(
         classes >= 2 and weight_decay >= 0,
         f"LogisticRegression: classes = {classes} and weight_decay = {weight_decay:g},"
-        " but it takes at least 2 classes and a weight decay of at least 0.",
+        " but it needs at least 2 classes and a weight decay of at least 0.",
     )
     width = features[0].shape[-1]
     for k, (u, y) in enumerate(zip(features, labels, strict=True)):

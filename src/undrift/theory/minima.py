@@ -1,4 +1,4 @@
-"""Minima of the clients' losses, found numerically, and the Γ that follows from them."""
+"""Minima of F and of the clients' losses, found numerically, and Γ computed from them."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -12,16 +12,16 @@ from undrift.theory import _checks
 from undrift.theory.heterogeneity import gamma
 from undrift.utils.errors import require_range, require_whole
 
-STRETCH = 25  # iterations between two looks at the gradient's norm
+CHECK_ITERATIONS = 25  # L-BFGS iterations between two checks of the gradient's norm
 
 
 class Minimum(NamedTuple):
-    """Where a minimisation ended."""
+    """The result of a minimisation."""
 
     x: Tensor
     value: float  # F(x), with the l2 term
     gradient_norm: float  # |∇F(x)|
-    converged: bool  # whether the norm is within the tolerance
+    converged: bool  # whether the norm is at most the tolerance
 
 
 def minimum(
@@ -34,19 +34,19 @@ def minimum(
 ) -> Minimum:
     """A minimum of F = Σ q_k f_k + (weight_decay/2)|x|², by L-BFGS on all data.
 
-    The minimum of a convex F; otherwise one that lies downhill from the start. If F is strongly
-    convex with μ (the weight decay, if the f_k are convex), value − F* ≤ tolerance²/(2μ).
+    For a convex F it is the global minimum, otherwise a local one that is not above the start. If
+    F is μ-strongly convex, value − F* ≤ tolerance²/(2μ); μ is the weight decay for convex f_k.
 
     Parameters
     ----------
     weights
         the q_k, `[N]`; clients of weight zero are left out, so that one-hot weights give F_k*
     start
-        where to start (default: x⁰); its type is the precision that is worked in
+        the first x (default: x⁰); its dtype is the precision of the computation
     tolerance
-        the |∇F| at which to stop
+        stop when |∇F| is at most this
     iterations
-        how many to make at most
+        the largest number of iterations
     """
     q = _checks.weights(weights, "minimum", len(losses))
     require_range("weight_decay", weight_decay, at_least=0)
@@ -63,39 +63,39 @@ def minimum(
             x.grad += share * losses.gradient(k, x)
         return torch.tensor(value, dtype=torch.float64)
 
-    def fresh() -> torch.optim.Optimizer:
+    def new_optimiser() -> torch.optim.Optimizer:
         return torch.optim.LBFGS(
             [x],
-            max_iter=STRETCH,
-            tolerance_grad=tolerance / math.sqrt(len(x)),  # for the largest entry
+            max_iter=CHECK_ITERATIONS,
+            tolerance_grad=tolerance / math.sqrt(len(x)),  # it tests the largest entry, not |∇F|
             tolerance_change=0.0,
             line_search_fn="strong_wolfe",
         )
 
-    optimiser, restarted = fresh(), True
+    optimiser, restarted = new_optimiser(), True
     value, norm = float(evaluate()), _norm(x)
-    for _ in range(math.ceil(iterations / STRETCH)):
+    for _ in range(math.ceil(iterations / CHECK_ITERATIONS)):
         if norm <= tolerance or not math.isfinite(value + norm):
             break
         before, slope = value, norm
         optimiser.step(evaluate)  # type: ignore[arg-type]
         value, norm = float(evaluate()), _norm(x)
         stuck = norm >= slope and before - value <= 1e-12 * max(1.0, abs(value))
-        if stuck and restarted:  # at a kink, or at the end of this precision
+        if stuck and restarted:  # a kink of F, or the limit of the floating-point precision
             break
         restarted = stuck
-        if stuck:  # what it has learnt about the curvature may have misled it
-            optimiser = fresh()
+        if stuck:  # its estimate of the curvature may be wrong: start with a new one
+            optimiser = new_optimiser()
     return Minimum(x, value, norm, norm <= tolerance)
 
 
 class Gamma(NamedTuple):
-    """Γ, and what it was computed from."""
+    """Γ and the minima it was computed from."""
 
     value: float  # Γ = F* − Σ q_k F_k*
     global_minimum: float  # F*
     local_minima: Tensor  # F_k*, [N]; NaN for a client of weight zero
-    gradient_norm: float  # the largest that remained in any of the minimisations
+    gradient_norm: float  # the largest final norm of all minimisations
     converged: bool  # whether all of them reached the tolerance
 
 
@@ -106,21 +106,20 @@ def find_gamma(
     weight_decay: float = 0.0,
     tolerance: float = 1e-8,
     iterations: int = 10_000,
-    watched: Callable[[list[int]], Iterable[int]] = iter,
+    tracked: Callable[[list[int]], Iterable[int]] = iter,
 ) -> Gamma:
     """Γ = F* − Σ q_k F_k* (FedAvg-nonIID, section 3.1), every loss with (weight_decay/2)|x|².
 
-    F is minimised from the start, every f_k from where that ended: downhill from there, so that
-    Γ ≥ 0 also for losses that are not convex. For those it is the Γ of the minima found.
-    `iterations` bounds each minimisation. `watched` is given the list of minimisations before they
-    are gone through, to show how far it is.
+    F is minimised from `start`, and every f_k from F's minimum: it can only go down from there, so
+    Γ ≥ 0 also for losses that are not convex, where it is the Γ of the minima found. `iterations`
+    bounds each minimisation. `tracked` wraps the list of minimisations, to show a progress bar.
     """
     q = _checks.weights(weights, "find_gamma", len(losses))
     taking_part = q.nonzero()[:, 0].tolist()
     minima = torch.full_like(q, math.nan)
-    whole = None
+    whole: Minimum | None = None
     norms = []
-    for number in watched(list(range(1 + len(taking_part)))):
+    for number in tracked(list(range(1 + len(taking_part)))):
         if whole is None:
             whole = minimum(losses, q, start, weight_decay, tolerance, iterations)
             norms.append(whole.gradient_norm)

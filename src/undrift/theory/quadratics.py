@@ -1,4 +1,4 @@
-"""Quadratic losses f_k(x) = ½xᵀH_k x − b_kᵀx + const: problems whose answer is known."""
+"""Quadratic losses f_k(x) = ½xᵀH_k x − b_kᵀx + const: problems with known optima."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from undrift.utils.keys import generator
 
 
 class QuadraticLoss(ClientLoss):
-    """One client's quadratic."""
+    """The quadratic loss of one client."""
 
     def __init__(self, H: Tensor, b: Tensor, samples: int):
         self.samples = samples
@@ -27,7 +27,7 @@ class QuadraticLoss(ClientLoss):
 
     def gradient(self, x: Tensor, batch: Batch = None) -> Tensor:
         if batch is not None:
-            raise UndriftError("A quadratic has no samples to draw batches from: use GD, not SGD.")
+            raise UndriftError("A quadratic loss has no batches: use GD instead of SGD.")
         return torch.addmv(self._b, self._H, x, beta=-1)
 
     def minimise(self, problem: LocalProblem, weight_decay: float = 0.0) -> Tensor:
@@ -43,14 +43,14 @@ class QuadraticLoss(ClientLoss):
 
 
 class Quadratics(Losses):
-    """Clients with quadratic losses.
+    """A problem whose clients have quadratic losses.
 
     Parameters
     ----------
     H, b
         `[N, d, d]`, symmetric, and `[N, d]`
     sizes
-        n_k, for the objective "samples" (default: one each)
+        n_k, the sizes for the objective "samples" (default: all 1)
     constants
         the constant of each f_k (default: zero)
     ids, initial
@@ -128,16 +128,20 @@ class Quadratics(Losses):
         return torch.linalg.solve(self.H[k], self.b[k])
 
     def smoothness(self) -> float:
-        """L, the largest curvature of any f_k."""
+        """L, the largest eigenvalue of any H_k."""
         return float(torch.linalg.eigvalsh(self.H).max())
 
     def convexity(self) -> float:
-        """μ, the smallest curvature of any f_k."""
+        """μ, the smallest eigenvalue of any H_k."""
         return float(torch.linalg.eigvalsh(self.H).min())
 
 
 def composite_optimum(H: Tensor, b: Tensor, g: Regularizer, sweeps: int = 20_000) -> Tensor:
-    """argmin ½xᵀHx − bᵀx + g(x) for g = L1 or Box: find the active set, then solve on it."""
+    """argmin ½xᵀHx − bᵀx + g(x), by proximal gradient steps.
+
+    For g = L1 or Box, the steps find the active set, and a linear solve on it gives the exact
+    minimiser.
+    """
     step = 1 / float(torch.linalg.eigvalsh(H).max())
     x = torch.zeros_like(b)
     for _ in range(sweeps):
@@ -167,7 +171,11 @@ def random_quadratics(
     sizes: Sequence[int] | None = None,
     seed: int = 0,
 ) -> Quadratics:
-    """Strongly convex quadratics with curvature between two bounds and minima `spread` apart."""
+    """Random quadratics whose H_k have eigenvalues between `convexity` and `smoothness`.
+
+    The entries of the clients' minima are normal with standard deviation `spread`. Sizes are random
+    numbers from 5 to 49 unless given.
+    """
     rng = generator(seed, "quadratics")
     H = np.empty((clients, dimension, dimension))
     for k in range(clients):
@@ -188,7 +196,7 @@ def random_composite(
     sizes: Sequence[int] | None = None,
     seed: int = 0,
 ) -> tuple[Quadratics, L1]:
-    """A lasso-like problem: quadratics, and an l1 term that makes part of the optimum zero."""
+    """A lasso-like problem: random quadratics, and an l1 term that makes some parameters zero."""
     problem = random_quadratics(clients, dimension, sizes=sizes, seed=seed)
     return problem, L1(strength)
 
@@ -205,8 +213,8 @@ def distances(points: Tensor, sizes: Sequence[int] | None = None) -> Quadratics:
 def tridiagonal(clients: int = 5, block: int = 4, mu: float = 2e-4) -> Quadratics:
     """The example of Theorems 4 and 5 in Li et al., ICLR 2020 (their Appendix C).
 
-    f_k(x) = ½[xᵀA_k x − 2b_kᵀx + μ|x|²] on overlapping stretches of a path. The published
-    curves were drawn with twice this gradient: use twice their learning rate.
+    f_k(x) = ½[xᵀA_k x − 2b_kᵀx + μ|x|²], where the A_k act on overlapping parts of a path. The
+    published curves are for twice this gradient: use twice their learning rate.
     """
     dimension = clients * block + 1
     H = torch.zeros(clients, dimension, dimension, dtype=torch.float64)

@@ -1,8 +1,8 @@
 """Admissible step sizes of FedDR and asyncFedDR (Tran-Dinh et al., NeurIPS 2021).
 
-Both methods lower the same function of the server model and the clients' models,
+Both methods decrease one function of the server's and the clients' models,
     V = g(x̄) + Σ q_k [f_k(x_k) + ⟨∇f_k(x_k), x̄ − x_k⟩ + |x̄ − x_k|²/(2η)],
-while (α, η) stays inside a bound that depends on the smoothness L and, when asynchronous, on the
+as long as (α, η) is inside a bound that depends on the smoothness L and, for asyncFedDR, on the
 number of clients n and the longest delay τ. The f_k may be non-convex; proximal steps are exact.
 """
 
@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from undrift.utils.errors import require
 
-SAFETY = 0.99  # the bounds are strict: computed step sizes are this fraction of them
+SAFETY = 0.99  # computed step sizes are this fraction of their bounds, which are strict
 
 
 def feddr_limit(L: float, alpha: float) -> float:
-    """The η below which synchronous FedDR descends: (2 − α)/(2L), for 0 < α < 2.
+    """(2 − α)/(2L), for 0 < α < 2: the bound on η below which FedDR decreases V.
 
     The root of β = 0 (`feddr_descent`), since 2 − α − αz − 2z² = (2 − α − 2z)(1 + z).
     """
@@ -27,12 +27,13 @@ def feddr_limit(L: float, alpha: float) -> float:
 
 
 def feddr(L: float, alpha: float = 1.0) -> float:
-    """The largest admissible η of FedDR for the relaxation α, a shade inside the bound."""
+    """An η of FedDR for the relaxation α: `SAFETY` times its bound."""
     return SAFETY * feddr_limit(L, alpha)
 
 
 def feddr_descent(L: float, alpha: float, eta: float) -> float:
-    """β = (2 − α − αLη − 2L²η²)/(2αη): V falls by at least β Σ_{k∈S} q_k|x_k⁺ − x_k|² a round.
+    """β = (2 − α − αLη − 2L²η²)/(2αη): V falls by at least β Σ_{k∈S} q_k|x_k⁺ − x_k|²
+    in a round.
 
     Theorem 3.1's β for exact proximal steps; no larger one holds for all L-smooth f_k.
     """
@@ -43,7 +44,7 @@ def feddr_descent(L: float, alpha: float, eta: float) -> float:
 def feddr_constant(L: float, alpha: float, eta: float, probability: float) -> float:
     """C₁ = 2(1+ηL)²(1+η²L²)/(η²α²βp̂): the mean of E|G_η(x̄)|² over K rounds is ≤ C₁(V⁰ − F*)/K.
 
-    Theorem 3.1 for exact proximal steps, p̂ the smallest probability of a client to be active.
+    Theorem 3.1 for exact proximal steps; p̂ is the smallest probability of a client to be active.
     At α = 1, η = 1/(3L), p̂ = 1/n it is Corollary 3.1's 160Ln/3.
     """
     problem = check_feddr(L, alpha, eta)
@@ -54,7 +55,7 @@ def feddr_constant(L: float, alpha: float, eta: float, probability: float) -> fl
 
 
 def check_feddr(L: float, alpha: float, eta: float) -> str | None:
-    """A sentence if (α, η) is outside FedDR's bound, else None."""
+    """A sentence that says which of α and η is outside FedDR's bound, or None."""
     if not 0 < alpha < 2:
         return _outside("FedDR", "alpha", alpha, 2.0, "any L")
     limit = feddr_limit(L, alpha)
@@ -72,9 +73,9 @@ class StepSizes(NamedTuple):
 
 
 def async_feddr(L: float, n: int, delay: int, alpha: float | None = None) -> StepSizes:
-    """Step sizes for n clients and delays up to τ (Theorem 4.1): computed, not tuned.
+    """Step sizes for n clients and delays up to τ (Theorem 4.1).
 
-    α is half its limit unless given, as near the limit no η is left.
+    α is half its limit unless given: as α approaches its limit, the bound on η goes to zero.
     """
     top = async_alpha_limit(n, delay)
     alpha = top / 2 if alpha is None else alpha
@@ -114,7 +115,7 @@ def async_descent(L: float, n: int, delay: int, alpha: float, eta: float) -> flo
 
 
 def check_async_feddr(L: float, n: int, delay: int, alpha: float, eta: float) -> str | None:
-    """A sentence if (α, η) is outside asyncFedDR's bound, else None."""
+    """A sentence that says which of α and η is outside asyncFedDR's bound, or None."""
     top, setting = async_alpha_limit(n, delay), f"{n} clients and delays up to {delay}"
     if not 0 < alpha < top:
         return _outside("asyncFedDR", "alpha", alpha, top, setting)
@@ -123,7 +124,7 @@ def check_async_feddr(L: float, n: int, delay: int, alpha: float, eta: float) ->
 
 
 def _excess(n: int, delay: int) -> float:
-    """c = (2τ² − n)/n, or 0 where the server's own progress pays for the delay (2τ² ≤ n)."""
+    """c = max(0, (2τ² − n)/n): zero if n clients are many enough for the delay (2τ² ≤ n)."""
     require(
         n >= 1 and delay >= 0,
         f"async_feddr: n = {n} and delay = {delay}, but n must be at least 1 and delay at least 0.",
