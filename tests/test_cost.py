@@ -5,10 +5,9 @@ from rich.console import Console
 
 import undrift as ud
 from experiments import one_method, tables
-from undrift.experiments.building import build_data, build_model
+from undrift.experiments.building import build_data, build_losses, build_model
 from undrift.experiments.cost import estimate
 from undrift.experiments.experiment import Experiment
-from undrift.nets.modules import ModuleLosses
 from undrift.utils.errors import UndriftError
 
 
@@ -79,7 +78,7 @@ class TestCost:
         raw = one_method(name="FedDyn") | {"sampling": {}}
         found = Experiment.from_dict(raw)
         data = build_data(found)
-        losses = ModuleLosses(build_model(found, data, 0), data)
+        losses = build_losses(found, data, 0)
         cost = estimate(found, data, losses)
         assert cost.methods[0].state == 6 * losses.dimension * 4
         assert cost.state == 2 * cost.methods[0].state  # two seeds

@@ -11,7 +11,6 @@ from undrift.core.clients import Roster
 from undrift.devices import Always, Between, Duty, Ladder, LogNormal, Normal
 from undrift.experiments.building import build_data, build_model
 from undrift.experiments.experiment import Experiment
-from undrift.runs.planning import plan_of
 from undrift.utils.errors import UndriftError
 
 QUICK = settings(
@@ -23,21 +22,21 @@ WORDS = ("none", "drawn", "classes", "file", "all", "first", "duty", "ladder", "
 class TestWhatIsBuilt:
     def test_devices_and_paces_by_label(self, tmp_path):
         found = round_trip(tables(), tmp_path)
-        plan = plan_of(found, build_data(found))
-        assert plan.devices == ud.Devices(speed=Ladder(5, 20), latency=Between(0.0, 0.1), up=1e5)
-        assert plan.paces == {
+        assert found.device_profiles() == ud.Devices(
+            speed=Ladder(5, 20), latency=Between(0.0, 0.1), up=1e5
+        )
+        assert found.paces() == {
             "FedAvg": ud.Deadline(0.5),
             "first": ud.FirstToRespond(3),
             "FedBuff": ud.AsTheyArrive(concurrency=4),
             "FedAsync": ud.AsTheyArrive(),
         }
-        assert plan.limit is None
+        assert found.limits() is None
 
     def test_without_the_tables_there_is_nothing(self, tmp_path):
         found = round_trip(alone(devices=None), tmp_path)
         assert not {"devices", "pace", "limit", "system"} & found.resolved().keys()
-        plan = plan_of(found, build_data(found))
-        assert (plan.devices, plan.paces, plan.limit) == (None, {}, None)
+        assert (found.device_profiles(), found.paces(), found.limits()) == (None, {}, None)
 
     def test_every_default_is_written_out(self):
         found = Experiment.from_dict(tables()).resolved()

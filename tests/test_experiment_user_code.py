@@ -29,9 +29,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from undrift.core.sampling import Sampler
+from undrift import Sampler, Schedule
 from undrift.data import Augmentation
-from undrift.local.schedules import Schedule
 
 number = 3
 
@@ -105,11 +104,11 @@ class Noise(Augmentation):
         return x + self.std * drawn.to(x).view(-1, *[1] * (x.ndim - 1))
 
 
-def in_turn(labels, clients, seed, first=0):
-    return [np.arange(first + k, len(labels), clients) for k in range(clients)]
+def in_turn(targets, clients, rng, first=0):
+    return [np.arange(first + k, len(targets), clients) for k in range(clients)]
 
 
-def twice(labels, clients, seed):
+def twice(targets, clients, rng):
     return [[0, 1]] * clients
 """
 
@@ -421,7 +420,7 @@ class TestParts:
         with pytest.raises(UndriftError, match=r"^data: The partition .* to two clients"):
             build_data(found)
         said = refusal(folder, data=data | {"partition": "mine.py:one_argument"})
-        assert said.startswith("data.partition.kind: one_argument must be a function of (labels,")
+        assert said.startswith("data.partition.kind: one_argument must be a function of (targets,")
 
 
 class TestDeployment:

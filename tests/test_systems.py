@@ -1,17 +1,15 @@
 """The published systems that experiment files can name."""
 
 from copy import deepcopy
-from functools import partial
 
 import pytest
 
 import undrift as ud
 from device_experiments import alone, round_trip
 from undrift.devices import Ladder, LogNormal, Normal
-from undrift.experiments.building import build_data, build_losses
+from undrift.experiments.building import build_data, build_model
 from undrift.experiments.experiment import Experiment
 from undrift.experiments.systems import SYSTEMS
-from undrift.runs.planning import plan_of
 
 
 class TestSystems:
@@ -27,16 +25,15 @@ class TestSystems:
                 got = resolved[key][inner]
                 assert got == value or got == {**got, **value}
         data = build_data(found)
-        plan = plan_of(found, partial(build_losses, found, data))
         result = ud.train(
-            plan.methods["FedAvg"],
-            model=plan.losses(0).flat.module,
+            found.methods()["FedAvg"],
+            model=build_model(found, data, 0),
             data=data,
-            local=plan.local["FedAvg"],
-            cohort=plan.cohort,
-            limit=plan.limit,
-            devices=plan.devices,
-            pace=plan.paces,
+            local=found.local_of("FedAvg"),
+            cohort=found.cohort(),
+            limit=found.limits(),
+            devices=found.device_profiles(),
+            pace=found.paces(),
             rounds=2,
             progress=False,
         )
@@ -47,26 +44,25 @@ class TestSystems:
         def found(name):
             raw = alone(devices=None, sampling=None, system=name)
             del raw["local"]["epochs"]
-            experiment = Experiment.from_dict(raw)
-            return plan_of(experiment, build_data(experiment))
+            return Experiment.from_dict(raw)
 
         first = found("fedavg-first")
-        assert first.paces == {"FedAvg": ud.FirstToRespond(30)}
-        assert isinstance(first.devices.speed, LogNormal)
-        assert first.cohort == ud.All()
+        assert first.paces() == {"FedAvg": ud.FirstToRespond(30)}
+        assert isinstance(first.device_profiles().speed, LogNormal)
+        assert first.cohort() == ud.All()
         fixed = found("fednova-fixed")
-        assert fixed.devices == ud.Devices(speed=Normal(30, 20, 1, 96))
-        assert fixed.paces == {"FedAvg": ud.Deadline(1.0)}
-        assert fixed.local["FedAvg"].steps == 96
-        steps = found("fednova-random").local["FedAvg"].steps
+        assert fixed.device_profiles() == ud.Devices(speed=Normal(30, 20, 1, 96))
+        assert fixed.paces() == {"FedAvg": ud.Deadline(1.0)}
+        assert fixed.local_of("FedAvg").steps == 96
+        steps = found("fednova-random").local_of("FedAvg").steps
         assert steps == ud.NormalAmount(30, 20, 1, 96)
-        assert found("fednova-epochs").local["FedAvg"].epochs == ud.UniformAmount(2, 5)
-        assert found("fednova-synthetic").local["FedAvg"].epochs == ud.UniformAmount(1, 5)
-        assert found("feddyn").cohort == ud.Bernoulli(0.1)
-        assert found("feddr-async").devices == ud.Devices(speed=Ladder(50, 100))
-        assert found("feddr-async").paces == {}
+        assert found("fednova-epochs").local_of("FedAvg").epochs == ud.UniformAmount(2, 5)
+        assert found("fednova-synthetic").local_of("FedAvg").epochs == ud.UniformAmount(1, 5)
+        assert found("feddyn").cohort() == ud.Bernoulli(0.1)
+        assert found("feddr-async").device_profiles() == ud.Devices(speed=Ladder(50, 100))
+        assert found("feddr-async").paces() == {}
         lga = found("fedlga")
-        assert (lga.limit, lga.local["FedAvg"].epochs) == (ud.Unfinished(0.5), 5)
+        assert (lga.limits(), lga.local_of("FedAvg").epochs) == (ud.Unfinished(0.5), 5)
 
     def test_the_file_has_the_last_word(self):
         raw = alone(devices={"jitter": 0.5}, sampling={"cohort": 3}, system="fedavg-first")

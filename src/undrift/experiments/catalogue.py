@@ -20,14 +20,21 @@ from undrift.data.sizes import Sizes
 from undrift.devices import AVAILABILITIES, KINDS, LAWS, Availability, Law
 from undrift.experiments.functions import (
     FunctionPartition,
-    FunctionSchedule,
-    require_min_size,
-    require_participation,
-    require_rate,
+    check_partition,
+    check_sampler,
+    check_schedule,
 )
 from undrift.experiments.systems import SYSTEMS
 from undrift.local.amounts import NormalAmount, RandomAmount, UniformAmount
-from undrift.local.schedules import Constant, Exponential, Inverse, Milestones, Schedule, Theorem1
+from undrift.local.schedules import (
+    Constant,
+    Exponential,
+    FunctionSchedule,
+    Inverse,
+    Milestones,
+    Schedule,
+    Theorem1,
+)
 from undrift.local.solvers import GD, SGD, Exact, Solver
 from undrift.loops.paces import PACES, Pace
 from undrift.methods import METHODS, staleness
@@ -73,13 +80,13 @@ class UserCode:
     arguments
         the arguments of a function that is used itself; empty where only objects are accepted
     wrap
-        (name, function) → the part that such a function stands for; None where it is used itself
+        function → the part that such a function stands for; None where it is used itself
     check
         refuses a part that lacks what the library needs of it
     """
 
     arguments: tuple[str, ...] = ()
-    wrap: Callable[[str, Any], Any] | None = None
+    wrap: Callable[[Any], Any] | None = None
     check: Callable[[Any], None] = lambda part: None
 
 
@@ -98,7 +105,7 @@ class Family:
 
 CRITERION = UserCode(("outputs", "targets"))
 """The user's own losses and metrics."""
-SAMPLER = Family("kind", Sampler, SAMPLERS, "sampler", UserCode(check=require_participation))
+SAMPLER = Family("kind", Sampler, SAMPLERS, "sampler", UserCode(check=check_sampler))
 AUGMENTATION = Family("name", Augmentation, AUGMENTATIONS, "augmentation", UserCode())
 PACE = Family("kind", Pace, PACES, "pace")
 FAMILIES = (
@@ -107,7 +114,7 @@ FAMILIES = (
         Schedule,
         SCHEDULES,
         "schedule",
-        UserCode(("round",), FunctionSchedule, require_rate),
+        UserCode(("round",), FunctionSchedule, check_schedule),
     ),
     Family("name", ServerOptimizer, SERVERS, "server optimiser"),
     Family("name", Regularizer, REGULARIZERS, "regulariser"),
@@ -118,7 +125,7 @@ FAMILIES = (
         Partition,
         PARTITIONS,
         "partition",
-        UserCode(("labels", "clients", "seed"), FunctionPartition, require_min_size),
+        UserCode(("targets", "clients", "rng"), FunctionPartition, check_partition),
     ),
     Family("amount", RandomAmount, AMOUNTS, "drawn amount"),
     Family("law", Law, LAWS, "law"),

@@ -1,99 +1,65 @@
-"""Schedules and partitions given as plain functions of the user's.
+"""Parts of an experiment that are the user's own code: partitions as functions, and checks.
 
-An experiment file names such a function as "file.py:function"; the classes here let it stand where
-the library expects a `Schedule` or a `Partition`.
+An experiment file names such parts as "file.py:name"; they are checked when the file is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from undrift.core.sampling import Sampler
+from undrift.core.sampling import Sampler, as_sampler
 from undrift.data.partitions import Partition, Split
 from undrift.local.schedules import Schedule
 from undrift.utils.errors import UndriftError, first_line, require, require_range
-
-
-@dataclass(frozen=True)
-class FunctionSchedule(Schedule):
-    """η_t = function(t), for round t counted from 0.
-
-    Parameters
-    ----------
-    name
-        "file.py:function" with the parameters of the file; equal names are equal schedules
-    function
-        (round) → learning rate
-    """
-
-    name: str
-    function: Callable[[int], float] = field(compare=False, repr=False)
-
-    def at(self, round: int) -> float:
-        try:
-            rate = float(self.function(round))
-        except Exception as error:
-            raise UndriftError(
-                f"The schedule {self.name} fails in round {round}: {first_line(error)}."
-            ) from error
-        require_range(f"The rate of the schedule {self.name} in round {round}", rate, above=0)
-        return rate
+from undrift.utils.keys import generator
 
 
 @dataclass(frozen=True)
 class FunctionPartition(Partition):
-    """The rows of each client as a function gives them.
+    """A partition made of a function (targets, clients, rng) → the row numbers of each client."""
 
-    Parameters
-    ----------
-    name
-        "file.py:function" with the parameters of the file; equal names are equal partitions
-    function
-        (labels, clients, seed) → a list with the row numbers of each client
-    """
-
-    name: str
-    function: Callable[[np.ndarray, int, int], Any] = field(compare=False, repr=False)
-    min_size: int = 1
+    function: Callable[[np.ndarray, int, np.random.Generator], Sequence[Any]]
+    min_size = 1
 
     def __str__(self) -> str:
-        return self.name
+        return getattr(self.function, "__name__", type(self.function).__name__)
 
     def _split(self, labels: np.ndarray, clients: int, seed: int) -> Split:
         try:
-            found = [np.asarray(own) for own in self.function(labels, clients, seed)]
+            rng = generator(seed, "partition")
+            found = [np.asarray(own) for own in self.function(labels, clients, rng)]
         except Exception as error:
-            raise UndriftError(f"The partition {self.name} fails: {first_line(error)}.") from error
+            raise UndriftError(f"The partition {self} fails: {first_line(error)}.") from error
         require(
             len(found) == clients,
-            f"The partition {self.name} gives rows for {len(found)} clients, but there are "
-            f"{clients} clients.",
+            f"The partition {self} gives rows for {len(found)} clients, but there are {clients} "
+            f"clients.",
         )
         for k, own in enumerate(found):
             require(
                 own.ndim == 1 and own.size > 0 and np.issubdtype(own.dtype, np.integer),
-                f"The partition {self.name} must give every client a list of row numbers with at "
-                f"least one row, but does not for client {k}.",
+                f"The partition {self} must give every client a list of row numbers with at least "
+                f"one row, but does not for client {k}.",
             )
         rows = np.concatenate(found).astype(np.int64)
         require(
             rows.min() >= 0 and rows.max() < len(labels),
-            f"The partition {self.name} gives a row outside 0 … {len(labels) - 1}.",
+            f"The partition {self} gives a row outside 0 … {len(labels) - 1}.",
         )
         require(
             len(np.unique(rows)) == len(rows),
-            f"The partition {self.name} gives a sample to two clients.",
+            f"The partition {self} gives a sample to two clients.",
         )
         bounds = np.concatenate([[0], np.cumsum([len(own) for own in found])]).astype(np.int64)
         return Split(rows, bounds)
 
 
-def require_rate(schedule: Schedule) -> None:
-    """Check a schedule of the user's by its first rate."""
+def check_schedule(schedule: Schedule) -> None:
+    """Check a user's schedule by its first rate."""
     try:
         rate = schedule.at(0)
     except UndriftError:
@@ -103,18 +69,14 @@ def require_rate(schedule: Schedule) -> None:
     require_range("The schedule's rate in round 0", rate, above=0)
 
 
-def require_min_size(partition: Partition) -> None:
-    """Check that a partition of the user's says how small a client may be."""
+def check_partition(partition: Partition) -> None:
+    """Check that a user's partition declares the smallest number of samples of a client."""
     require(
         isinstance(getattr(partition, "min_size", None), int),
-        "A partition needs the attribute min_size: the least number of samples of a client.",
+        "A partition needs the attribute min_size: the smallest number of samples of a client.",
     )
 
 
-def require_participation(sampler: Sampler) -> None:
-    """Check that a sampler of the user's says how it draws: methods are defined for some ways."""
-    require(
-        isinstance(getattr(sampler, "participation", None), str),
-        "A sampler needs the attribute participation, for example participation = 'uniform': it "
-        "tells methods how cohorts are drawn.",
-    )
+def check_sampler(sampler: Sampler) -> None:
+    """Check that a user's sampler declares its kind of sampling."""
+    as_sampler(sampler, by_weight=False)

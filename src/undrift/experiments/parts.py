@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import weakref
 from collections.abc import Callable, Container, Mapping
 from functools import partial
 from pathlib import Path
@@ -32,8 +33,8 @@ from undrift.utils.errors import UndriftError, first_line, require, require_choi
 from undrift.utils.user_code import user_module, user_object
 
 LONG = 60
-TABLE = "_undrift_table"
-"""The attribute of a user's own part that holds the table it was made from."""
+_USER_TABLES: dict[int, dict[str, Any]] = {}
+"""The tables that users' own parts were made from, by the part's id, as long as the part lives."""
 
 
 class Wrong(UndriftError):
@@ -142,8 +143,7 @@ def user_member(family: Family, user: UserCode, where: str, given: Mapping[str, 
     try:
         part, complete = user_part(where, given, user, f"a {family.what}")
         if not isinstance(part, family.base) and callable(part) and user.wrap is not None:
-            said = ", ".join(f"{key}={value!r}" for key, value in complete.items())
-            part = user.wrap(f"{where}({said})" if said else where, part)
+            part = user.wrap(part)
         require(
             isinstance(part, family.base),
             f"{name} gives {shown(part)}, but must give a {family.what}, an object of undrift's "
@@ -154,10 +154,9 @@ def user_member(family: Family, user: UserCode, where: str, given: Mapping[str, 
         raise error if error.keys else Wrong(str(error), family.word) from None
     except UndriftError as error:
         raise Wrong(str(error), family.word) from None
-    try:
-        object.__setattr__(part, TABLE, {family.word: where, **complete})
-    except AttributeError:
-        raise Wrong(f"{name} must not have __slots__.", family.word) from None
+    # Not an attribute of the part: it would be in its repr, which fingerprints of data contain.
+    _USER_TABLES[id(part)] = {family.word: where, **complete}
+    weakref.finalize(part, _USER_TABLES.pop, id(part), None)
     return part
 
 
@@ -221,9 +220,8 @@ def pace_from(value: Any) -> Pace:
 
 def table_of(part: object) -> dict[str, Any] | list[Any] | None:
     """The table of a part; None for one that is of no known family."""
-    own = getattr(part, TABLE, None)
-    if isinstance(own, dict):
-        return dict(own)
+    if id(part) in _USER_TABLES:
+        return dict(_USER_TABLES[id(part)])
     if isinstance(part, Given):
         return list(part.sizes)
     for family in FAMILIES:

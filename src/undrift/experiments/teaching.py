@@ -78,18 +78,18 @@ USER_CODE = {
     "models": ("file.py:function", "Your own function that returns a torch nn.Module."),
     "partitions": (
         "file.py:function",
-        "Your own function of (labels, clients, seed) that returns a list with the row numbers of "
+        "Your own function of (targets, clients, rng) that returns a list with the row numbers of "
         "each client, or your own class derived from undrift.data.Partition.",
     ),
     "samplers": (
         "file.py:Class",
-        "Your own sampler, derived from undrift.core.sampling.Sampler; further keys of [sampling] "
+        "Your own sampler, derived from undrift.Sampler; further keys of [sampling] "
         "are its parameters.",
     ),
     "schedules": (
         "file.py:function",
         "Your own function of the round (counted from 0) that returns the rate, or your own class "
-        "derived from undrift.local.schedules.Schedule.",
+        "derived from undrift.Schedule.",
     ),
     "augmentations": (
         "file.py:Class",

@@ -20,7 +20,7 @@ def labels(methods: Sequence[Method]) -> list[str]:
     """A label for each method: its name, or its repr where several methods have that name."""
     require_type("methods", methods, (list, tuple), "a list of methods, or {label: method}")
     for method in methods:
-        require_method(method)
+        require_type("A method", method, Method, "a method such as ud.FedAvg()")
     names = Counter(method.name for method in methods)
     found = [m.name if names[m.name] == 1 else repr(m) for m in methods]
     require(
@@ -28,11 +28,6 @@ def labels(methods: Sequence[Method]) -> list[str]:
         "Two methods of the comparison are the same: give them labels, {label: method}.",
     )
     return found
-
-
-def require_method(method: object) -> None:
-    """Refuse what is not a method."""
-    require_type("A method", method, Method, "a method such as ud.FedAvg()")
 
 
 def shared_sampler(
