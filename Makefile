@@ -42,6 +42,7 @@ check: $(READY)  ## lint, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 test: export UNDRIFT_DATA := $(UNDRIFT_DATA)
 test: check  ## the checks and all tests
