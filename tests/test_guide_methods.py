@@ -1,5 +1,5 @@
-"""The pages about methods: their made parts are current, and the runs behind the pictures end
-where theory says."""
+"""The pages about methods: their generated blocks are current, and the runs behind the figures end
+where theory predicts."""
 
 import re
 import tomllib
@@ -13,7 +13,7 @@ from tools.pages.methods.generated_blocks import MADE, refreshed
 from tools.pages.methods.pages import ORDER, PAGES, page
 from tools.pages.methods.path_plot import draw
 from tools.pages.methods.two_clients import two_clients
-from tools.pages.methods.verification import silent, stored
+from tools.pages.methods.verification import reason_not_claimed, stored
 from tools.pages.methods.walks import WALKS, Walk, walked
 
 from undrift.experiments.experiment import Experiment
@@ -44,9 +44,9 @@ def text_of(name):
 
 
 @pytest.mark.parametrize("name", list(PAGES))
-def test_the_made_parts_of_a_page_are_current(name):
+def test_the_generated_blocks_of_a_page_are_current(name):
     assert text_of(name) == page(name, FOLDER), (
-        "make them anew: python -m tools.pages.methods docs/methods"
+        "refresh them: python -m tools.pages.methods docs/methods"
     )
 
 
@@ -64,15 +64,15 @@ def test_every_page_has_the_same_order_and_a_picture(name):
 
 
 @pytest.mark.parametrize(("name", "number"), [(n, i) for n in WALKS for i in range(len(WALKS[n]))])
-def test_a_run_ends_where_theory_says(name, number):
+def test_a_run_ends_where_theory_predicts(name, number):
     found = method_sections.walks(name)[number]
     assert float((found.end - found.goal).norm()) <= found.walk.within
     settled = found.path[-1] - found.path[-2]
-    if not found.arrivals:  # it is there, and not on its way past
+    if not found.arrivals:  # it has settled, and is not passing by
         assert float(settled.norm()) < 1e-3
 
 
-def test_what_is_called_unbiased_ends_at_the_optimum_and_the_rest_does_not():
+def test_unbiased_methods_end_at_the_optimum_and_others_do_not():
     biased = {"FedAvg", "FedAvgMin", "FedProx", "FedLGA", "FedAsync", "FedBuff", "servers"}
     for name in WALKS:
         for found in method_sections.walks(name):
@@ -98,7 +98,7 @@ def test_no_client_moves_at_the_end_of_an_unbiased_run():
     first, second = method_sections.walks("FedAvg")[0].drift
     moved = 0.6 * (first[-1] - first[0]) + 0.4 * (second[-1] - second[0])
     assert float((second[-1] - second[0]).norm()) > 0.3
-    assert float(moved.norm()) < 1e-6  # they pull apart, and cancel
+    assert float(moved.norm()) < 1e-6  # the moves are opposite and cancel
 
 
 def test_fedlga_as_written_goes_past_the_complete_client_and_does_not_settle():
@@ -118,7 +118,7 @@ def test_the_two_clients_differ_in_everything():
     assert len(set(problem.sizes.tolist())) == 2
 
 
-def test_what_verify_found_is_complete_and_its_silences_are_explained():
+def test_stored_results_of_verify_are_complete_and_missing_claims_explained():
     found = stored(FOLDER)
     assert list(found) == [subject.label for subject in ours()]
     for subject in ours():
@@ -127,17 +127,17 @@ def test_what_verify_found_is_complete_and_its_silences_are_explained():
         for fact in FACTS:
             cell = cells[fact.name]
             assert cell.holds
-            assert bool(silent(fact, subject)) or cell.error is not None
+            assert bool(reason_not_claimed(fact, subject)) or cell.error is not None
             assert cell.error is None or cell.error <= fact.allowed
 
 
 @pytest.mark.parametrize("name", ["FedAvg"])
-def test_what_verify_found_is_what_it_finds(name):
+def test_stored_results_of_verify_are_current(name):
     found = stored(FOLDER)
-    for outcome in verify(named(name)):
-        cell = found[outcome.method][outcome.fact.name]
-        assert (cell.error is None) == (outcome.finding is None), outcome.fact.name
-        assert cell.holds == outcome.holds
+    for verdict in verify(named(name)):
+        cell = found[verdict.method][verdict.fact.name]
+        assert (cell.error is None) == (verdict.finding is None), verdict.fact.name
+        assert cell.holds == verdict.holds
 
 
 @pytest.mark.parametrize("name", [*METHODS, "servers"])
@@ -157,17 +157,17 @@ def test_a_picture_is_drawn(tmp_path):
     assert 10_000 < path.stat().st_size < 60_000
 
 
-def test_only_what_is_between_the_marks_is_made():
+def test_only_text_between_the_marks_is_generated():
     text = "before\n<!-- made: options -->\nold\n<!-- end -->\nafter\n"
     found = refreshed(text, {"options": lambda: iter(["new"])})
     assert found == "before\n<!-- made: options -->\n\nnew\n\n<!-- end -->\nafter\n"
     assert refreshed(found, {"options": lambda: iter(["new"])}) == found
-    with pytest.raises(UndriftError, match="asks for 'options', but there is picture"):
+    with pytest.raises(UndriftError, match="has a block 'options', but must use one of: picture"):
         refreshed(text, {"picture": lambda: iter([])})
 
 
 def test_the_command_says_what_is_missing(tmp_path, capsys):
-    with pytest.raises(SystemExit, match="write its words first"):
+    with pytest.raises(SystemExit, match="write its text first"):
         main([str(tmp_path)])
     with pytest.raises(SystemExit, match="usage"):
         main([])

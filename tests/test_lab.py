@@ -1,4 +1,4 @@
-"""Where reproductions do their runs: nothing is done twice, and nothing gets mixed up."""
+"""`Lab` executes the runs of reproductions: none is repeated, and different settings never mix."""
 
 import json
 import math
@@ -61,7 +61,7 @@ def written(folder):
     return {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/*/*/records.jsonl")}
 
 
-def test_runs_that_are_done_are_read(folder, file):
+def test_finished_runs_are_read_and_not_repeated(folder, file):
     first = Lab(made_up(), folder).run("a cell", {"local.lr": 0.2}, file=file)
     before = written(folder)
     again = Lab(made_up(), folder).run("a cell", {"local.lr": 0.2}, file=file)
@@ -76,7 +76,7 @@ def test_seeds_may_be_added_and_settings_may_not_change(folder, file):
     runs = Lab(made_up(), folder, seeds=2).run("cell", file=file)
     assert len(final(runs, "FedProx", "train_loss").values) == 2
     assert before.items() <= written(folder).items() and len(written(folder)) == 4
-    fewer = Lab(made_up(), folder, seeds=1).run("cell", file=file)  # those there are stay in sight
+    fewer = Lab(made_up(), folder, seeds=1).run("cell", file=file)  # the seeds already there remain
     assert len(final(fewer, "FedProx", "train_loss").values) == 2
     with pytest.raises(UndriftError, match="another experiment"):
         Lab(made_up(), folder, seeds=2).run("cell", {"local.lr": 0.3}, file=file)
@@ -92,7 +92,7 @@ def test_the_quick_version_changes_the_file_and_a_cell_has_the_last_word(folder,
     assert Lab(reproduction, folder, quick=True).either(1, 2) == 2
 
 
-def test_what_is_kept_is_computed_once(folder):
+def test_a_kept_value_is_computed_once(folder):
     asked = []
 
     def compute():
@@ -106,9 +106,9 @@ def test_what_is_kept_is_computed_once(folder):
 
 
 @pytest.mark.parametrize("file", ["kept/a-curve.json", "done.json"])
-def test_damaged_files_get_a_sentence(folder, file):
+def test_damaged_files_are_named_in_one_sentence(folder, file):
     Lab(made_up(), folder).keep("a curve", lambda: 1)
-    for text, said in (("{}", "remove it"), ('{"va', "cannot be read")):
+    for text, said in (("{}", "remove the file"), ('{"va', "cannot be read")):
         (folder / file).write_text(text)
         with pytest.raises(UndriftError, match=said):
             Lab(made_up(), folder).keep("a curve", lambda: 1)
@@ -116,7 +116,7 @@ def test_damaged_files_get_a_sentence(folder, file):
 
 def test_parts_that_are_done_are_reported_again(folder):
     reproduction = made_up(parts=("a", "b", "c"))
-    assert Lab(reproduction, folder).parts == ["a", "b", "c"]  # asked for, but not done
+    assert Lab(reproduction, folder).parts == ["a", "b", "c"]  # asked for, but not completed
     first = Lab(reproduction, folder, parts=["c"])
     assert first.parts == ["c"]
     first.done()
@@ -130,13 +130,13 @@ def test_parts_that_are_done_are_reported_again(folder):
 
 def test_quick_and_full_versions_have_folders_of_their_own(folder):
     Lab(made_up(), folder, quick=True).keep("a curve", lambda: 1)
-    with pytest.raises(UndriftError, match="has the quick version: choose another folder"):
+    with pytest.raises(UndriftError, match="holds the quick version: choose another folder"):
         Lab(made_up(), folder)
     with pytest.raises(UndriftError, match="The quick version has no parts"):
         reproducing.reproduce("feddyn-mnist", folder, quick=True, parts=["10 %, IID"])
 
 
-def test_the_seeds_that_are_told_are_those_there_are(folder, file, monkeypatch):
+def test_the_findings_name_all_seeds_of_the_folder(folder, file, monkeypatch):
     reproduction = made_up(lambda lab: lab.run("cell", {"rounds": 1}, file=file) and findings())
     monkeypatch.setattr(reproducing, "find", lambda name: reproduction)
     reproducing.reproduce("fedavg-made-up", folder, seeds=2)
@@ -150,7 +150,7 @@ def findings(holds=True):
     return Findings([number], [Claim("a < b & c", holds, "1 < 2")], [panel], ["Mind this."])
 
 
-def test_what_was_found_is_told_everywhere(folder, file, monkeypatch, tmp_path):
+def test_findings_are_in_the_page_the_json_and_the_guide(folder, file, monkeypatch, tmp_path):
     def do(lab):
         lab.run("cell", {"rounds": 1}, file=file)
         return findings(None)
@@ -161,7 +161,7 @@ def test_what_was_found_is_told_everywhere(folder, file, monkeypatch, tmp_path):
     page = (folder / "report.html").read_text()
     for told in (
         "a &lt; b &amp; c",
-        "cannot be told here",
+        "undecided",
         "Mind this.",
         "32 ± 2.8",
         "not published",
@@ -177,7 +177,7 @@ def test_what_was_found_is_told_everywhere(folder, file, monkeypatch, tmp_path):
     for told in (
         "31 | 32 ± 2.8",
         "undrift reproduce fedavg-made-up --seeds 1",
-        "1 cannot be told",
+        "1 undecided",
         "Mind this",
     ):
         assert told in text
@@ -197,11 +197,11 @@ def test_an_interrupted_reproduction_says_how_to_go_on(folder, file, monkeypatch
     monkeypatch.setattr(reproducing, "find", lambda name: reproduction)
     monkeypatch.setattr(labs, "run_experiment", lambda *_: [])
     ended = called("reproduce", "fedavg-tridiagonal", "--out", str(folder), cwd=os.getcwd())
-    assert ended.returncode == 130 and "the same command goes on" in ended.stderr
+    assert ended.returncode == 130 and "run the same command to resume" in ended.stderr
 
 
 def of(*histories, status="finished"):
-    """Runs of one method: a seed for each history of a metric, evaluated every other round."""
+    """Runs of one method: one seed per history of a metric, evaluated every other round."""
     runs = [
         RunFiles(
             "A",

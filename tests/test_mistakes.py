@@ -111,7 +111,7 @@ def test_one_hot_targets_are_trained_on_as_values_with_a_warning():
         (("show", "method", "FedDin"), "did you mean 'FedDyn'?"),
         (("verify", "FedAvgg"), "did you mean 'FedAvg'?"),
         (("reproduce", "feddyn"), "did you mean 'feddyn-synthetic'?"),
-        (("report", "."), "is not the folder of a run"),
+        (("report", "."), "is not a run folder"),
         (("rnu", "experiment.toml"), "Did you mean 'run'?"),
     ],
 )

@@ -1,4 +1,4 @@
-"""FedNova's reproductions: the published table, and that its claims can fail."""
+"""FedNova's reproductions: the published table, and claims that can fail."""
 
 import math
 
@@ -29,15 +29,15 @@ def test_the_published_table_has_the_gains_that_the_text_gives():
     assert gains[DRAWN, "momentum"] == pytest.approx(6.63)
 
 
-def test_an_order_fails_when_reversed_and_is_untold_when_close():
+def test_an_order_fails_when_reversed_and_is_undecided_when_close():
     assert cifar10.higher("", {"a": 60.0, "b": 65.0}, "a", "b").holds is False
     assert cifar10.higher("", {"a": 65.2, "b": 65.0}, "a", "b").holds is None
 
 
-def test_a_pull_without_effect_is_told():
-    assert cifar10.pull_unseen(TWO, PUBLISHED[TWO]) == []
+def test_a_proximal_term_without_effect_is_noted():
+    assert cifar10.proximal_without_effect(TWO, PUBLISHED[TWO]) == []
     repeated = {f"{m}, proximal": PUBLISHED[TWO][f"{m}, vanilla"] for m in ("FedAvg", "FedNova")}
-    assert len(cifar10.pull_unseen(TWO, {**PUBLISHED[TWO], **repeated})) == 1
+    assert len(cifar10.proximal_without_effect(TWO, {**PUBLISHED[TWO], **repeated})) == 1
 
 
 def test_fednova_must_be_a_hundred_times_below_both():

@@ -38,7 +38,7 @@ from undrift.report import (
 )
 from undrift.report.naming import main_metrics
 from undrift.report.tables import OverSeeds, final_table, format_cost, saving, target_table
-from undrift.report.terminal_table import final
+from undrift.report.terminal_table import final_metrics_table
 from undrift.utils.errors import UndriftError
 
 
@@ -215,7 +215,7 @@ def test_final_metrics_leave_out_what_diverged(tmp_path):
 def test_the_final_table_drops_accuracy_last(folder, width, metrics):
     console = Console(width=width, color_system=None)
     with console.capture() as capture:  # three seeds, and a virtual clock
-        console.print(final(read_runs(folder), width))
+        console.print(final_metrics_table(read_runs(folder), width))
     head, *rows = capture.get().splitlines()
     assert " ".join(head.split()) == f"method seeds rounds {metrics} sent virtual"
     assert len(rows) == 3 and not any("…" in row for row in rows)
@@ -306,7 +306,7 @@ def test_long_runs_are_thinned_and_totals_stay(tmp_path):
     assert len(columns["test_accuracy"]) <= 2001
     assert columns["round"][0] == 0 and columns["round"][-1] == 4500
     assert sum(columns["gradients"]) == sum(record.gradients for record in lines)
-    assert "One of 3 evaluated rounds is shown" in text
+    assert "Charts show one of 3 evaluated rounds" in text
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from undrift.report.html_page import page
 from undrift.report.reply_counts import count_replies
 from undrift.report.result import Comparison, Result
 from undrift.report.tables import OverSeeds, format_cost, target_table
-from undrift.report.terminal_table import final
+from undrift.report.terminal_table import final_metrics_table
 from undrift.report.timeline import PHASES, UNUSED, draw_timeline, shown_clients
 from undrift.report.virtual_time import percent, virtual_time_table
 from undrift.utils.errors import UndriftError
@@ -206,10 +206,10 @@ def test_participation_counts_the_replies_that_were_used(folder):
     assert rounds.times == Counter({2: 4, 1: 2, 0: 4})
     assert rounds.summary == (0, 1.0, 2)
     assert rounds.never == (2, 2) and rounds.clients == 5
-    assert rounds.in_vain == (2, 4)  # client 2, twice with each seed
+    assert rounds.most_asked == (2, 4)  # client 2, twice with each seed
     assert rounds.lost == {"FedAvg": 8, "FedProx": 8}
     assert any_time.times == Counter({3: 2, 1: 1, 0: 2})
-    assert any_time.in_vain == (2, 1)
+    assert any_time.most_asked == (2, 1)
 
 
 def test_methods_with_equal_cohorts_and_other_replies_are_apart(folder):
@@ -224,12 +224,13 @@ def test_methods_with_equal_cohorts_and_other_replies_are_apart(folder):
 def test_models_sent_are_counted_in_the_replies_of_rounds(folder, tmp_path):
     runs = read_runs(folder)
     # The rounds that were not skipped had two and three replies.
-    assert {group.unit for group in runs.groups} == {2 * MODEL * 2.5}
+    assert {group.fedavg_round_bytes for group in runs.groups} == {2 * MODEL * 2.5}
     spent = runs.groups[2].totals(runs.groups[2].runs[0])["models"]
     assert spent == pytest.approx([0, 8 / 5, 16 / 5])
     alone = write_folder(tmp_path / "alone", ["FedBuff"], clients=5)
     write_run(alone, "FedBuff", 0, at_any_time())
-    assert read_runs(alone).groups[0].unit == 2 * MODEL * 3.5  # three and four arrived in time
+    (group,) = read_runs(alone).groups
+    assert group.fedavg_round_bytes == 2 * MODEL * 3.5  # three and four arrived in time
 
 
 def test_targets_cost_virtual_time(folder):
@@ -284,7 +285,7 @@ def test_the_page_tells_the_time_and_who_was_left_out(folder):
     assert time.count("data:image/svg+xml;base64,") == 2  # those with the same times are together
     assert 'download="time.csv"' in time
     said = "FedAvg, FedProx: 2 of 5 clients never replied; client 2, for example, was asked 4 times"
-    assert f'<p class="warning">{said} in vain.</p>' in text
+    assert f'<p class="warning">{said} without a used reply.</p>' in text
     assert page(read_runs(folder)) == text
 
 
@@ -297,7 +298,7 @@ def test_nobody_was_left_out(tmp_path):
     text = page(read_runs(folder))
     assert "Every client replied at least once." in text and "No work was lost." in text
     (folder / "data.json").write_text(json.dumps({"clients": 7}))
-    assert "4 of 7 clients never replied, being in no cohort." in page(read_runs(folder))
+    assert "4 of 7 clients never replied because they were in no cohort." in page(read_runs(folder))
 
 
 def test_without_a_clock_there_is_no_time(folder, tmp_path):
@@ -398,7 +399,7 @@ def test_timelines_are_files_too(folder, tmp_path):
 
 
 def test_no_timeline_without_a_clock(tmp_path):
-    with pytest.raises(UndriftError, match="FedAvg has no timeline, because it ran without"):
+    with pytest.raises(UndriftError, match="FedAvg has no timeline because it ran without"):
         result(without_clock(in_rounds())).timeline(tmp_path / "timeline.png")
     idle = [Record(round=1, virtual_seconds=5.0)]
     with pytest.raises(UndriftError, match="because no client worked in its first rounds"):
@@ -429,7 +430,7 @@ def test_summaries_have_the_virtual_time_where_there_is_one(folder):
     assert "virtual time" not in result(without_clock(in_rounds())).summary()
     console = Console(width=80, color_system=None)
     with console.capture() as capture:
-        console.print(final(read_runs(folder)))
+        console.print(final_metrics_table(read_runs(folder)))
     lines = capture.get().splitlines()
     assert lines[0].endswith("virtual") and lines[1].endswith("63 s") and lines[3].endswith("15 s")
     assert "test acc" in lines[0] and max(map(len, lines)) <= 80

@@ -1,4 +1,4 @@
-"""`undrift reproduce`: the quick version of every reproduction, and what must hold in it."""
+"""`undrift reproduce`: the quick version of every reproduction, and the claims that hold in it."""
 
 import os
 from importlib.resources import files
@@ -15,8 +15,8 @@ from undrift.reproduce.registry import papers
 from undrift.reproduce.reproduction import PAPERS
 
 QUICK_NEEDS = {"feddyn-mnist": "mnist", "feddyn-shakespeare": "shakespeare"}
-"""Those whose quick version has no other data."""
-SURE = (
+"""Reproductions whose quick version needs these data."""
+ALL_CLAIMS_HOLD = (
     "fedavg-tridiagonal",
     "fedavg-bounds",
     "fednova-quadratics",
@@ -24,7 +24,7 @@ SURE = (
     "feddyn-mnist",
     "feddr-async",
 )
-"""Those of which every claim holds at the quick size as well."""
+"""Reproductions whose claims all hold in the quick version, too."""
 
 
 def files_of(data):
@@ -41,7 +41,7 @@ def test_every_quick_version(name, tmp_path):
     assert found.panels and found.numbers
     decided = [claim for claim in found.claims if claim.holds is not None]
     assert decided and all(claim.evidence for claim in decided)
-    if name in SURE:
+    if name in ALL_CLAIMS_HOLD:
         assert [claim.text for claim in found.claims if claim.holds is False] == []
     assert (tmp_path / "report.html").is_file() and (tmp_path / "figure.png").is_file()
 

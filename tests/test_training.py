@@ -270,7 +270,7 @@ def test_a_client_that_manages_nothing_does_not_reply(method):
     assert result.records[1].steps == 2 + 3 + 3
     assert result.records[3].metrics == result.records[5].metrics
     assert list(result.run.states.seen()) == [1, 2, 3]
-    assert "1 of 4 clients never managed any work, for example client 0" in result.summary()
+    assert "1 of 4 clients never completed any work, for example client 0" in result.summary()
     same = ud.train(method, problem=losses, local=GD, rounds=3, limit={0: 0, 1: 2})
     assert same.records[3].metrics == result.records[3].metrics
 
@@ -379,7 +379,7 @@ def test_the_summary_shows_what_was_asked_for_and_what_went_wrong():
     assert "mapping" in found.summary()
     never = ud.Evaluation(every=10**6)
     bad = quadratic(ud.FedAvg(), problem=poisoned([3]), cohort=None, evaluate=never)
-    assert "10 replies were left out, the first in round 1 from client 3" in bad.summary()
+    assert "10 replies were rejected, the first in round 1 from client 3" in bad.summary()
 
 
 def test_ids_may_be_numpys():

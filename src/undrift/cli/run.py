@@ -182,10 +182,10 @@ def conclude(
 ) -> None:
     """Print the final metrics and the next command; exit with 130 if a run was interrupted."""
     from undrift.report.reading import read_runs
-    from undrift.report.terminal_table import final
+    from undrift.report.terminal_table import final_metrics_table
 
     console = Console(highlight=False, markup=False, quiet=said.quiet)
-    console.print(final(read_runs(folder), console.width))
+    console.print(final_metrics_table(read_runs(folder), console.width))
     for outcome in outcomes:
         if outcome.reason:
             console.print(f"{outcome.label}, seed {outcome.seed}: {outcome.reason}", soft_wrap=True)

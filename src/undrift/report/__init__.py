@@ -1,7 +1,7 @@
-"""What came of runs: one HTML page, tables, figures for a paper, and CSV.
+"""Reports on finished runs: one HTML page, tables, figures for a paper, and CSV files.
 
-`write_report` makes the page of one or several run folders, `write_figures` and `write_csv` its
-figures and tables as files; `read_runs` and `frame` give the numbers to those who want their own.
+`write_report` writes the page of one or several run folders, `write_figures` and `write_csv` write
+its figures and tables as files. `read_runs` and `frame` return the numbers for your own analysis.
 """
 
 from undrift.report.csv_files import write_csv

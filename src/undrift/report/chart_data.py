@@ -1,4 +1,4 @@
-"""What the charts of a page are drawn from: the records as columns, small enough to embed."""
+"""The data of the page's charts: the records as columns, small enough to embed."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ DARK = dict(
         strict=True,
     )
 )
-"""Each colour's place on a dark page."""
-POINTS = 2000
-"""Points of a curve, at most."""
-CELLS = 420_000
-"""Numbers in a page, at most: about four megabytes."""
-ADDED = (
+"""The colour that replaces each of `COLOURS` on a dark page."""
+MAX_POINTS = 2000
+"""Points of a curve."""
+MAX_NUMBERS = 420_000
+"""Numbers in a page, about 4 MB."""
+SUMMED_COLUMNS = (
     *("bytes_down", "bytes_up", "steps", "gradients", "wasted_steps", "wasted_gradients"),
     *("busy_seconds", "idle_seconds", "seconds"),
     *("rejected", "absent", "lost", "partial", "updates"),
 )
-"""Columns whose values are sums over the rounds since the last row."""
+"""Columns whose values are sums over the rounds since the previous row."""
 
 
 def chart_data(runs: Runs) -> tuple[dict[str, Any], int]:
-    """The records as columns, and of how many evaluated rounds one was taken."""
+    """Return the records as columns, and n if only one of n evaluated rounds is shown."""
     found: list[dict[str, Any]] = []
     step = _thinning(runs)
     for number, group in enumerate(runs.groups):
@@ -64,7 +64,7 @@ def chart_data(runs: Runs) -> tuple[dict[str, Any], int]:
             "light": COLOURS[number % len(COLOURS)],
             "dark": DARK[COLOURS[number % len(COLOURS)]],
             "dashed": number >= len(COLOURS),
-            "unit": group.unit or 1.0,
+            "unit": group.fedavg_round_bytes or 1.0,
             "state": next((state for state in STATUS_NOTES if state in _states(group)), ""),
         }
         for number, group in enumerate(runs.groups)
@@ -83,17 +83,17 @@ def _states(group: MethodRuns) -> set[str]:
 
 
 def _thinning(runs: Runs) -> int:
-    """Of how many evaluated rounds one is shown, so that the page stays small."""
+    """Return n to show one of n evaluated rounds, so that the page stays small."""
     longest = max(len(shown_rows(run.records)) for run in runs)
-    others = 10 if "virtual_seconds" in runs.costs else 4  # columns that are not mostly constant
+    others = 10 if "virtual_seconds" in runs.costs else 4  # other columns that do not compress well
     columns = len(runs.metrics) + len(runs.diagnostics) + others
     cells = sum(len(shown_rows(run.records)) * columns for run in runs)
-    return max(1, math.ceil(longest / POINTS), math.ceil(cells / CELLS))
+    return max(1, math.ceil(longest / MAX_POINTS), math.ceil(cells / MAX_NUMBERS))
 
 
 def shown_rows(records: Sequence[Record]) -> list[int]:
-    """The rows that may be shown: all, or the evaluated ones of a long run."""
-    if len(records) <= POINTS:
+    """Return the indices of records to show: all, or the evaluated ones of a long run."""
+    if len(records) <= MAX_POINTS:
         return list(range(len(records)))
     return [i for i, record in enumerate(records) if record.metrics] or list(range(len(records)))
 
@@ -105,7 +105,7 @@ def _columns(records: Sequence[Record], step: int) -> dict[str, Any]:
     flat = [record.flat() for record in records]
     columns = {}
     for name in names:
-        if name in ADDED:
+        if name in SUMMED_COLUMNS:
             starts = [0, *(place + 1 for place in kept[:-1])]
             values = [
                 sum(row[name] for row in flat[start : end + 1])
@@ -118,7 +118,7 @@ def _columns(records: Sequence[Record], step: int) -> dict[str, Any]:
 
 
 def _number(value: Any) -> Any:
-    """Seven digits are enough for a chart; what is not finite is written in words."""
+    """Round to the seven digits that a chart needs; JSON has no infinity and NaN, so use text."""
     if not isinstance(value, float):
         return value
     if not math.isfinite(value):
@@ -128,7 +128,7 @@ def _number(value: Any) -> Any:
 
 
 def _packed(values: list[Any]) -> Any:
-    """A column, as runs of equal values where that is shorter."""
+    """Return a column, run-length encoded where that is shorter."""
     runs = [(key, len(list(group))) for key, group in groupby(values)]
     if 3 * len(runs) < len(values):
         return {"n": [count for _, count in runs], "v": [key for key, _ in runs]}
@@ -136,7 +136,7 @@ def _packed(values: list[Any]) -> Any:
 
 
 def as_script(value: Any) -> str:
-    """JSON within a script element: nothing in it may look like markup."""
+    """Return JSON for a script element, without characters that could end the element."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     for sign in ("<", ">", "&", "\u2028", "\u2029"):
         text = text.replace(sign, f"\\u{ord(sign):04x}")

@@ -1,4 +1,4 @@
-"""The tables of a report as CSV."""
+"""Writes the records and every table of a report as CSV files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from undrift.report.reading import Runs, read_runs, rows
+from undrift.report.reading import Runs, read_runs, record_rows
 from undrift.report.reply_counts import ReplyCounts, count_replies
 from undrift.report.tables import (
     FinalMetrics,
@@ -24,7 +24,7 @@ from undrift.utils.files import written_whole
 
 
 def csv_text(table: Iterable[Mapping[str, Any]]) -> str:
-    """Rows as CSV, with a column for every name that occurs."""
+    """Return rows as CSV, with a column for every key that occurs in a row."""
     table = list(table)
     names = list(dict.fromkeys(name for row in table for name in row))
     text = io.StringIO()
@@ -35,7 +35,7 @@ def csv_text(table: Iterable[Mapping[str, Any]]) -> str:
 
 
 def tables_as_rows(runs: Runs, costs: Sequence[TargetCost]) -> dict[str, list[dict[str, Any]]]:
-    """Every table but the records themselves, as plain rows under the name of its file."""
+    """Return every table except the records, as plain rows by the name of the file."""
     found = {
         "targets": list(_target_rows(runs, costs)),
         "final": list(_final_rows(final_table(runs))),
@@ -118,7 +118,7 @@ def _time_rows(table: Iterable[VirtualTime]) -> Iterator[dict[str, Any]]:
             "staleness": row.stale,
             "never_replied": row.never,
         }
-        for name, over in numbers.items():  # what does not apply to a method stays empty
+        for name, over in numbers.items():  # a quantity that a method does not have stays empty
             there = bool(over.values)
             values |= {f"{name}_mean": over.mean if there else ""}
             values |= {f"{name}_std": over.std if there else ""}
@@ -131,9 +131,9 @@ def write_csv(
     targets: Targets | None = None,
     baseline: str | None = None,
 ) -> list[Path]:
-    """Write all records and every table as CSV files."""
+    """Write all records and every table as CSV files, and return their paths."""
     runs = folders if isinstance(folders, Runs) else read_runs(folders)
-    tables: dict[str, Iterable[Mapping[str, Any]]] = {"records": rows(runs)}
+    tables: dict[str, Iterable[Mapping[str, Any]]] = {"records": record_rows(runs)}
     tables |= tables_as_rows(runs, target_table(runs, targets, baseline))
     out_dir = ensure_folder(out_dir)
     paths = []
@@ -146,11 +146,11 @@ def write_csv(
 
 
 def ensure_folder(folder: str | Path) -> Path:
-    """A folder to write to, made if need be."""
+    """Return a folder to write to, creating it if necessary."""
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UndriftError(f"{folder} cannot be made a folder: {error.strerror}.") from error
-    require(folder.is_dir(), f"{folder} is not a folder.")
+        raise UndriftError(f"The folder {folder} cannot be created: {error.strerror}.") from error
+    require(folder.is_dir(), f"{folder} is a file: choose a folder to write to.")
     return folder

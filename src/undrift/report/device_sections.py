@@ -1,4 +1,4 @@
-"""The sections about devices as HTML: what the virtual clock says, and who took part."""
+"""The sections about simulated devices as HTML: virtual time, and participation of clients."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from undrift.report.html_parts import (
 from undrift.report.reading import Runs
 from undrift.report.reply_counts import ReplyCounts, count_replies
 from undrift.report.tables import OverSeeds, format_cost
-from undrift.report.timeline import MOST, timeline_figure
+from undrift.report.timeline import MAX_CLIENTS, timeline_figure
 from undrift.report.virtual_time import VirtualTime, percent, virtual_time_table
 from undrift.utils.plot_style import svg_bytes
 
 
 def time_section(runs: Runs, text: str) -> str:
-    """What the virtual clock says, where there is one."""
+    """Return tables and timelines of virtual time; empty without a virtual clock."""
     table = virtual_time_table(runs)
     if not table:
         return ""
@@ -35,7 +35,7 @@ def time_section(runs: Runs, text: str) -> str:
 
 
 def _spent(runs: Runs, table: Sequence[VirtualTime]) -> str:
-    """The time, and what it was spent on."""
+    """Return the table of virtual time, updates, replies and waiting."""
     stale = any(row.staleness for row in table)
     head = ["method", "virtual time", "updates", "skipped", "replies", "partial", "wasted", "idle"]
     head += ["staleness", "largest"] * stale + ["never replied"]
@@ -46,34 +46,34 @@ def _spent(runs: Runs, table: Sequence[VirtualTime]) -> str:
             format_cost(each) for each in (row.updates, row.skipped, row.replies, row.partial)
         ]
         cells += [percent(row.wasted), percent(row.idle)]
-        cells += [_old(row.stale), f"{max(row.staleness, default='–')}"] if stale else []
+        cells += [_mean_staleness(row.stale), f"{max(row.staleness, default='–')}"] if stale else []
         rows.append(
             [method_cell(runs, row.method), *map(escape, cells), escape(format_cost(row.never))]
         )
-    old = (
-        """ Staleness: how many updates the server made while a client worked, as the mean over
-replies and the largest of all seeds."""
+    staleness = (
+        """ Staleness: updates that the server made while a client worked, as the mean over
+replies, and the largest of all seeds."""
         if stale
         else ""
     )
     return f"""{html_table(head, rows, "Time")}
-<p class="note">Virtual time: the clock of the simulated devices after the last round. Updates: how
-often the server’s model changed. Skipped: rounds that changed nothing, as too few clients replied.
-Replies: those that were used. Partial: those of them with less work than was asked for. Wasted: the
-part of all gradient evaluations that came to nothing. Idle: how long clients that had replied
-waited for the others, as a part of waiting and working.{old} Never replied: clients of whom no
-reply was used. Over seeds: mean ± standard deviation (n − 1).</p>
+<p class="note">Virtual time: clock of the simulated devices after the last round. Updates: changes
+of the server’s model. Skipped: rounds without an update because too few clients replied. Replies:
+replies that were used. Partial: used replies with less work than was asked for. Wasted: share of
+gradient evaluations whose result was not used. Idle: share of their time that clients waited for
+others after they had replied.{staleness} Never replied: clients without a used reply. Over seeds:
+mean ± standard deviation (n − 1).</p>
 """
 
 
-def _old(stale: OverSeeds) -> str:
+def _mean_staleness(stale: OverSeeds) -> str:
     if not stale.values:
         return "–"
     return f"{stale.mean:.2f}" + (f" ± {stale.std:.2f}" if stale.std else "")
 
 
 def _lost(runs: Runs, table: Sequence[VirtualTime]) -> str:
-    """How often work came to nothing, for the reasons that occurred."""
+    """Return how often work was lost, by reason."""
     reasons = [why for why in LOST if any(sum(row.lost[why].values) for row in table)]
     if not reasons:
         return '<p class="note">No work was lost.</p>'
@@ -82,13 +82,13 @@ def _lost(runs: Runs, table: Sequence[VirtualTime]) -> str:
         for row in table
     ]
     meaning = "; ".join(f"{why}: the client {LOST[why]}" for why in reasons).capitalize()
-    return f"""<h3>Work that was lost</h3>
-{html_table(["method", *reasons], rows, "Work that was lost")}
-<p class="note">How often work that was begun came to nothing. {escape(meaning)}.</p>"""
+    return f"""<h3>Lost work</h3>
+{html_table(["method", *reasons], rows, "Lost work")}
+<p class="note">How often work was begun and not used. {escape(meaning)}.</p>"""
 
 
 def _staleness(table: Sequence[VirtualTime]) -> str:
-    """How old the replies of asynchronous methods were."""
+    """Return histograms of the staleness of replies in asynchronous training."""
     pictures = [
         histogram(
             f"{row.method}: staleness of replies",
@@ -104,10 +104,10 @@ def _staleness(table: Sequence[VirtualTime]) -> str:
 
 
 def _timelines(runs: Runs) -> str:
-    """Who worked when, of the first seed of every method."""
+    """Return the timeline of the first seed of every method."""
     figures, left_out = [], []
     left = MAX_PICTURE_BYTES
-    for labels, records in _alike(runs):
+    for labels, records in _distinct_timelines(runs):
         svg = svg_bytes(timeline_figure(records))
         if len(svg) > left:
             left_out += labels
@@ -122,19 +122,19 @@ def _timelines(runs: Runs) -> str:
     if not figures and not left_out:
         return ""
     more = (
-        f" There is no room for {escape(', '.join(left_out))}: undrift report --figures draws them."
+        f" No room for {escape(', '.join(left_out))}: undrift report --figures draws them."
         if left_out
         else ""
     )
     return f"""<h3>Who worked when</h3>
-<p class="note">The first rounds of each method’s first seed: a row per client, at most the busiest
-{MOST}; methods whose clients worked at the same times are together. Hatched: work that was not
-used. Thin lines: the ends of rounds.{more}</p>
+<p class="note">The first rounds of each method’s first seed, with a row for each of the busiest
+{MAX_CLIENTS} clients. Methods with the same timeline share one figure. Hatched: work that was not
+used. Thin lines: ends of rounds.{more}</p>
 <div class="timelines">{"".join(figures)}</div>"""
 
 
-def _alike(runs: Runs) -> Iterable[tuple[list[str], list[Record]]]:
-    """Timelines, each with the labels of the methods that had it."""
+def _distinct_timelines(runs: Runs) -> Iterable[tuple[list[str], list[Record]]]:
+    """Return every distinct timeline with the labels of the methods that have it."""
     found: dict[tuple[Any, ...], tuple[list[str], list[Record]]] = {}
     for group in runs.groups:
         records = group.timeline
@@ -145,7 +145,7 @@ def _alike(runs: Runs) -> Iterable[tuple[list[str], list[Record]]]:
 
 
 def participation_section(runs: Runs, text: str) -> str:
-    """How often clients replied, and who was left out."""
+    """Return how often clients replied, and which clients never did."""
     table = count_replies(runs)
     if not any(set(each.times) - {0} for each in table):
         return ""
@@ -170,51 +170,52 @@ def participation_section(runs: Runs, text: str) -> str:
         histogram(
             _title(each, len(table) == 1),
             each.times,
-            "replies that were used",
+            "used replies",
             "clients",
             lambda count, reach: f"{plural(count, 'client')} replied {reach} times",
         )
         for each in table[:6]
     )
-    return f"""{_left_out(table, "virtual_seconds" in runs.costs)}
+    return f"""{_never_replied(table, "virtual_seconds" in runs.costs)}
 <div class="charts small">{pictures}</div>
 {html_table(head, rows, "Participation", long=(8,))}
-<p class="note">How many replies of each client were used, every seed counted by itself. A rejected
-reply was not finite or of the wrong shape; an absent client managed no work; lost is work that was
-begun and came to nothing.</p>
+<p class="note">Used replies of each client, each seed counted separately. Rejected replies were not
+finite or had a wrong shape. Absent clients did no work in a round they were asked in. Lost work was
+begun and not used.</p>
 <p>{csv_link("participation", text)}</p>"""
 
 
-def _left_out(table: Sequence[ReplyCounts], clock: bool) -> str:
-    """Whether some clients had no part in the model, in a sentence per group of methods."""
+def _never_replied(table: Sequence[ReplyCounts], clock: bool) -> str:
+    """Return a sentence per group of methods about clients that never replied."""
     lines = []
     for each in table:
         if not any(each.never):
             continue
-        who = "" if len(table) == 1 else f"{_together(each.methods)}: "
+        who = "" if len(table) == 1 else f"{_method_names(each.methods)}: "
         never = f"{_span(each.never)} of {each.clients:,} clients never replied"
-        why = ", being in no cohort"
-        if each.in_vain:
-            client, times = each.in_vain
-            why = f"; client {client!r}, for example, was asked {plural(times, 'time')} in vain"
-        kind = "warning" if clock or each.in_vain else "note"
+        why = " because they were in no cohort"
+        if each.most_asked:
+            client, times = each.most_asked
+            asked = plural(times, "time")
+            why = f"; client {client!r}, for example, was asked {asked} without a used reply"
+        kind = "warning" if clock or each.most_asked else "note"
         lines.append(f'<p class="{kind}">{escape(f"{who}{never}{why}.")}</p>')
     return "\n".join(lines) or "<p>Every client replied at least once.</p>"
 
 
 def _span(numbers: Sequence[int]) -> str:
-    """A number of every seed: "3", or "2 to 4"."""
+    """Format the numbers of all seeds: "3", or "2 to 4"."""
     low, high = min(numbers), max(numbers)
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
-def _together(methods: Sequence[str]) -> str:
+def _method_names(methods: Sequence[str]) -> str:
     if len(methods) > 3:
         return f"{methods[0]} and {len(methods) - 1} others"
     return ", ".join(methods)
 
 
 def _title(each: ReplyCounts, alone: bool) -> str:
-    methods = "all methods" if alone and len(each.methods) > 1 else _together(each.methods)
+    methods = "all methods" if alone and len(each.methods) > 1 else _method_names(each.methods)
     seeds = len(each.never)
     return f"{methods}, {seeds} seeds together" if seeds > 1 else methods

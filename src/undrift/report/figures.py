@@ -1,4 +1,4 @@
-"""The report's charts as files for a paper."""
+"""Writes the charts of a report as figures for a paper."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def write_figures(
     metrics: Sequence[str] | None = None,
     kinds: Sequence[str] = ("svg", "png"),
 ) -> list[Path]:
-    """Write a figure per metric and axis, of the diagnostics, of participation and timelines.
+    """Write a figure per metric and axis, and those of diagnostics, participation and timelines.
 
     Parameters
     ----------
     metrics
-        by default an accuracy and a loss
+        which metrics to draw; by default an accuracy and a loss
     kinds
-        of "svg", "png" and "pdf"
+        file formats: "svg", "png", "pdf"
     """
     runs = folders if isinstance(folders, Runs) else read_runs(folders)
     for metric in metrics or ():
@@ -76,17 +76,17 @@ def write_figures(
     return paths
 
 
-def curves(
+def mean_and_range(
     group: MethodRuns, name: str, axis: str
 ) -> tuple[list[float], list[float], list[float], list[float]]:
-    """x, mean, minimum and maximum over seeds, where all of them were measured."""
+    """Return x, mean, minimum and maximum over seeds, in rounds that all seeds measured."""
     seeds = [(run.records, group.totals(run)[axis]) for run in group.runs if run.records]
     x, values = align_seeds(seeds, name)
     return x, [fmean(v) for v in values], [min(v) for v in values], [max(v) for v in values]
 
 
 def _panels(runs: Runs, names: Sequence[str], axis: str) -> Figure:
-    """One panel per name, with a common legend."""
+    """Draw one panel per metric or diagnostic, with a common legend."""
     from matplotlib.figure import Figure
 
     columns = min(3, len(names))
@@ -116,11 +116,11 @@ def _draw(panel: Axes, runs: Runs, name: str, axis: str) -> None:
     divisor, label = _unit(runs, axis)
     log = uses_log_scale(runs, name)
     for number, group in enumerate(runs.groups):
-        x, mean, low, high = curves(group, name, axis)
+        x, mean, low, high = mean_and_range(group, name, axis)
         if not x:
             continue
         x = [at / divisor for at in x]
-        if log:  # what is zero has no place on the scale
+        if log:  # a logarithmic scale cannot show zero
             mean, low, high = (
                 [value if value > LOG_ZERO else math.nan for value in values]
                 for values in (mean, low, high)
@@ -140,7 +140,7 @@ def _draw(panel: Axes, runs: Runs, name: str, axis: str) -> None:
 
 
 def _unit(runs: Runs, axis: str) -> tuple[float, str]:
-    """By what to divide a cost, and its name with the unit it then has."""
+    """Return the divisor of a cost and the label of its axis with the unit."""
     if axis == "bytes":
         return 1e6, "MB sent"
     if not axis.endswith("seconds"):
@@ -151,7 +151,7 @@ def _unit(runs: Runs, axis: str) -> tuple[float, str]:
 
 
 def _participation(runs: Runs) -> Figure:
-    """How many clients replied how often."""
+    """Draw how many clients replied how often."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -169,7 +169,7 @@ def _participation(runs: Runs) -> Figure:
                 color=COLOURS[number % len(COLOURS)],
                 label=literal(", ".join(each.methods)),
             )
-    axis.set_xlabel("replies that were used", fontsize=9)
+    axis.set_xlabel("used replies", fontsize=9)
     axis.set_ylabel("clients", fontsize=9)
     axis.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
     axis.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))

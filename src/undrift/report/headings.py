@@ -1,4 +1,4 @@
-"""The metrics of tables, with the headings of their columns."""
+"""The column headings of metrics, shared by all tables of results."""
 
 METRIC_HEADINGS = {
     "objective": "objective",
@@ -23,4 +23,4 @@ METRIC_HEADINGS = {
     "test_client_accuracy_std": "",
     "test_client_accuracy_worst_tenth": "worst test",
 }
-"""The metrics of the summary, with the heads of their columns; those without are left out."""
+"""Metrics in the order of a summary, with their column headings; those without are hidden."""

@@ -1,8 +1,8 @@
-"""The report as one HTML file that works offline.
+"""Writes the report as one HTML file that works offline.
 
-`page.js` draws the charts from the records, which are embedded as columns; the sections come with
-their tables and texts. The page's own policy forbids it to load anything or to run any script but
-the two it was made with.
+`page.js` draws the charts from the records, which are embedded as columns; sections come with their
+tables and texts. The page's Content-Security-Policy forbids it to load anything, or to run any
+script but its own two.
 """
 
 from __future__ import annotations
@@ -42,28 +42,28 @@ def write_report(
     targets: Targets | None = None,
     baseline: str | None = None,
 ) -> Path:
-    """Write the page of one or several run folders.
+    """Write the page of one or several run folders, and return its path.
 
     Parameters
     ----------
     targets
-        metrics and the values they should reach; by default the experiments' targets, or 90, 95
-        and 99 % of the best accuracy
+        metrics with the values they should reach; by default the targets of the experiment files,
+        or 90, 95 and 99 % of the best accuracy
     baseline
-        the label of the method that savings are measured against; by default FedAvg, or the first
+        label of the method that savings are relative to; by default FedAvg, or the first method
     """
     return write_page(read_runs(folders), out, targets, baseline)
 
 
 def require_page(path: Path) -> None:
-    """Refuse what a browser would not take for a page."""
+    """Reject a path that does not end in .html or .htm."""
     require(path.suffix in (".html", ".htm"), f"The page {path} must end in .html.")
 
 
 def write_page(
     runs: Runs, out: str | Path, targets: Targets | None = None, baseline: str | None = None
 ) -> Path:
-    """Write the page of runs that were read, or of `of_results`."""
+    """Write the page of runs, as `read_runs` or `of_results` return them."""
     out = Path(out)
     require_page(out)
     html = page(runs, targets, baseline)
@@ -73,7 +73,7 @@ def write_page(
 
 
 def page(runs: Runs, targets: Targets | None = None, baseline: str | None = None) -> str:
-    """The page as text."""
+    """Return the page as HTML."""
     from undrift import __version__
 
     resources = files("undrift.report")
@@ -104,26 +104,26 @@ def page(runs: Runs, targets: Targets | None = None, baseline: str | None = None
     sections = {name: body for name, body in sections.items() if body}
     values = {
         **{name: read[name] for name in ("css", "js", "uplot", "uplot_css")},
-        "hashes": " ".join(_hash(read[name]) for name in ("uplot", "js")),
+        "hashes": " ".join(_csp_hash(read[name]) for name in ("uplot", "js")),
         "title": escape(title(runs)),
         "summary": escape(summary(runs)),
         "warnings": warnings(runs),
-        "contents": " ".join(f'<a href="#{_id(name)}">{name}</a>' for name in sections),
+        "contents": " ".join(f'<a href="#{_anchor(name)}">{name}</a>' for name in sections),
         "sections": "\n".join(
-            f'<section id="{_id(name)}"><h2>{name}</h2>\n{body}\n</section>'
+            f'<section id="{_anchor(name)}"><h2>{name}</h2>\n{body}\n</section>'
             for name, body in sections.items()
         ),
         "version": escape(__version__),
         "records": as_script(columns),
     }
-    # All at once: what is put in may itself have braces.
+    # One pass over the template: inserted text may itself contain double braces.
     return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], read["html"])
 
 
-def _hash(script: str) -> str:
+def _csp_hash(script: str) -> str:
     digest = hashlib.sha256(script.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
-def _id(name: str) -> str:
+def _anchor(name: str) -> str:
     return name.lower().replace(" ", "-")

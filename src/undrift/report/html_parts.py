@@ -1,6 +1,6 @@
-"""What the sections of the page are made of: tables, links, switches, bars and pictures as HTML.
+"""The building blocks of sections as HTML: tables, links, switches, histograms and images.
 
-Everything that comes from a run is escaped, here or by those who call.
+Text that comes from a run is escaped here or by the caller.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from undrift.report.reading import Runs
 from undrift.utils.plot_style import COLOURS
 
 MAX_PICTURE_BYTES = 1_200_000
-"""Bytes of pictures in a section, at most."""
+"""The most bytes of images in one section."""
 
 
 def plural(number: int, noun: str) -> str:
-    """A number of things."""
+    """Return a count with its noun: "1 seed", "1,200 rounds"."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
@@ -31,7 +31,10 @@ def html_table(
     text: Sequence[int] = (),
     long: Sequence[int] = (),
 ) -> str:
-    """A table of cells that are HTML already; the first of each row is its head."""
+    """Return a table whose cells are HTML; the first cell of each row is its header.
+
+    `text` and `long` are the columns with text and with long text; the others hold numbers.
+    """
     kinds = dict.fromkeys(text, ' class="text"') | dict.fromkeys(long, ' class="text long"')
     top = "".join(f'<th scope="col"{kinds.get(at, "")}>{h}</th>' for at, h in enumerate(head))
     top = f"<thead><tr>{top}</tr></thead>" if any(head) else ""
@@ -48,7 +51,7 @@ def html_table(
 
 
 def csv_link(name: str, text: str) -> str:
-    """A table to take away."""
+    """Return a link that downloads a table as CSV."""
     return (
         f'<a class="button" download="{name}.csv" '
         f'href="data:text/csv;charset=utf-8,{quote(text)}">↓ {name}.csv</a>'
@@ -56,7 +59,7 @@ def csv_link(name: str, text: str) -> str:
 
 
 def method_cell(runs: Runs, method: str) -> str:
-    """A method's label, with its colour."""
+    """Return a method's label with a swatch of its colour."""
     number = next(at for at, group in enumerate(runs.groups) if group.label == method)
     dashed = " dashed" if number >= len(COLOURS) else ""
     swatch = f'<span class="swatch{dashed}" data-method="{number}"></span>'
@@ -64,7 +67,7 @@ def method_cell(runs: Runs, method: str) -> str:
 
 
 def radios(name: str, choices: Mapping[str, str], chosen: str) -> str:
-    """A switch of several positions."""
+    """Return a group of radio buttons, one per choice."""
     return '<span class="segments">{}</span>'.format(
         "".join(
             f'<label><input type="radio" name="{name}" value="{key}"'
@@ -75,7 +78,7 @@ def radios(name: str, choices: Mapping[str, str], chosen: str) -> str:
 
 
 def chart_figure(name: str, head: str, log: bool) -> str:
-    """The place of a chart of one metric or diagnostic."""
+    """Return the element in which `page.js` draws one metric or diagnostic."""
     return (
         f'<figure data-name="{escape(name)}" data-log="{str(log).lower()}"><div class="head">'
         f'{head}<label><input type="checkbox"> log scale</label></div>'
@@ -84,7 +87,7 @@ def chart_figure(name: str, head: str, log: bool) -> str:
 
 
 def svg_image(svg: bytes, alt: str) -> str:
-    """An SVG that can do nothing but be looked at."""
+    """Return an SVG as an image element, in which scripts of the SVG cannot run."""
     content = base64.b64encode(svg).decode()
     source = f"data:image/svg+xml;base64,{content}"
     return f'<img class="picture" alt="{escape(alt)}" src="{source}">'
@@ -93,13 +96,16 @@ def svg_image(svg: bytes, alt: str) -> str:
 def histogram(
     title: str, times: Counter[int], x: str, y: str, hint: Callable[[int, str], str]
 ) -> str:
-    """Bars as SVG: how often each whole number occurs; `hint` says it of one bar in words."""
+    """Return bars as SVG: how often each integer occurs.
+
+    `hint(count, range)` returns the tooltip of a bar.
+    """
     found = histogram_bars(times)
     if not found:
         return ""
     width, height, left, bottom = 480, 170, 46, 34
     most = max(count for _, _, count in found)
-    step = min((width - left) / len(found), 60)  # a few bars are no walls
+    step = min((width - left) / len(found), 60)  # few bars stay narrow
     shapes = []
     for at, (first, last, count) in enumerate(found):
         size = (height - bottom - 12) * count / most
@@ -129,7 +135,7 @@ transform="rotate(-90 12 {(height - bottom) / 2})">{escape(y)}</text>
 
 
 def histogram_bars(times: Counter[int], most: int = 40) -> list[tuple[int, int, int]]:
-    """A histogram of whole numbers: (first, last, how many), in bars of equal width."""
+    """Return (first, last, count) of at most `most` bars of equal width."""
     if not times:
         return []
     low, high = min(times), max(times)

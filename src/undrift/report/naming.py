@@ -1,4 +1,4 @@
-"""What metrics, diagnostics and states are called, and on which scale they are drawn."""
+"""Labels of metrics, diagnostics and run states, and whether a metric is drawn on a log scale."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import math
 
 from undrift.report.plots import lower_is_better
 from undrift.report.reading import Runs
-from undrift.report.tables import RISING, sort_metrics
+from undrift.report.tables import ACCURACIES, sort_metrics
 
-ERRORS = ("test_absolute_error", "validation_absolute_error", "train_absolute_error")
-"""What values are judged by, as classes are by their accuracy."""
+ERROR_METRICS = ("test_absolute_error", "validation_absolute_error", "train_absolute_error")
+"""The main metrics of regression, as accuracies are of classification."""
 LOG_ZERO = 1e-30
-"""What is smaller is zero on a logarithmic scale, here and in `page.js`."""
+"""Smaller values count as zero on a logarithmic scale, here and in `page.js`."""
 DIAGNOSTICS = {
     "drift": "drift |x_k − x̄|",
     "moved": "moved |x_k − x|",
@@ -22,20 +22,20 @@ DIAGNOSTICS = {
 }
 STATUS_NOTES = {
     "diverged": "diverged",
-    "interrupted": "interrupted; undrift resume goes on",
-    "running": "still running, or its process was killed",
+    "interrupted": "interrupted; continue with undrift resume",
+    "running": "still running, or the process was killed",
 }
-"""What a reader must know of a run that did not end as it should."""
+"""What the page says about runs in these states."""
 
 
 def metric_label(metric: str) -> str:
-    """A metric's name as people write it; that of another model with the model's name."""
+    """Return a metric's label: "test accuracy", or "all: test loss" for another model."""
     model, _, name = metric.rpartition("/")
     return f"{model + ': ' if model else ''}{name.replace('_', ' ')}"
 
 
 def uses_log_scale(runs: Runs, name: str) -> bool:
-    """Whether a metric or diagnostic is best seen on a logarithmic scale."""
+    """Whether a metric or diagnostic is drawn on a logarithmic scale."""
     if not lower_is_better(name) or name == "tau_eff":
         return False
     found = [(r.metrics | r.diagnostics).get(name) for run in runs for r in run.records]
@@ -44,9 +44,9 @@ def uses_log_scale(runs: Runs, name: str) -> bool:
 
 
 def main_metrics(runs: Runs) -> list[str]:
-    """The two metrics to begin with: an accuracy, or an error of values, and a loss."""
+    """Return the two metrics that charts show first: an accuracy or an error, and a loss."""
     metrics = sort_metrics(runs.metrics)
-    judged = [name for name in (*RISING, *ERRORS) if name in metrics]
+    judged = [name for name in (*ACCURACIES, *ERROR_METRICS) if name in metrics]
     loss = [name for name in ("objective", "train_loss", "test_loss") if name in metrics]
     tested = [name for name in metrics if name == "test_loss"]
     return list(dict.fromkeys([*judged[:1], *loss[:1], *tested, *metrics]))[:2]

@@ -1,12 +1,12 @@
 "use strict";
-// The charts of the report. The tables stand in the page without this script.
+// Draws the charts of the report. Tables and texts of the page work without this script.
 (() => {
   const page = JSON.parse(document.getElementById("records").textContent);
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const state = { axis: "rounds", spread: "range", logX: false, hidden: new Set() };
   const charts = [];
 
-  // Columns come as lists, or as runs of equal values: {n: [1, 999], v: [0, 42]}.
+  // Columns are arrays, or run-length encoded: {n: [1, 999], v: [0, 42]}.
   const unpacked = (column) =>
     Array.isArray(column) ? column : column.v.flatMap((v, i) => Array(column.n[i]).fill(v));
   for (const run of page.runs) {
@@ -29,9 +29,9 @@
     };
   }
 
-  // Numbers in words
+  // Formatting numbers
 
-  // [from where on, unit, by what to divide]
+  // [least value, unit, divisor]
   const BYTES = [[1e12, "TB", 1e12], [1e9, "GB", 1e9], [1e6, "MB", 1e6], [1e3, "kB", 1e3],
     [0, "B", 1]];
   const COUNTS = [[1e12, "T", 1e12], [1e9, "G", 1e9], [1e6, "M", 1e6], [1e4, "k", 1e3],
@@ -52,11 +52,11 @@
     return axis === "gradients" ? withUnit(value, COUNTS) : short(value);
   }
 
-  // Curves: the mean over seeds as long as all of them were measured, and their spread
+  // Curves: the mean over seeds in the rounds that all seeds measured, and its spread
 
   const finite = (v) => typeof v === "number";
-  const TINY = 1e-30; // what is smaller is zero on a logarithmic scale
-  const DECADES = 1e-20; // and this part of the largest value is the smallest that is shown
+  const TINY = 1e-30; // smaller values count as zero on a log scale
+  const DECADES = 1e-20; // smallest value shown on a log scale, as a share of the largest
   function curvesOf(method, name, logY) {
     const runs = page.runs.filter((run) => run.method === method && run.columns[name]);
     const fits = (x, y) => finite(y) && !(logY && y < TINY) && !(state.logX && x < TINY);
@@ -83,7 +83,7 @@
       const std = Math.sqrt(values.reduce((s, v) => s + (v - mean) ** 2, 0) / (values.length - 1));
       let [low, high] = state.spread === "std"
         ? [mean - std, mean + std] : [Math.min(...values), Math.max(...values)];
-      if (logY && low < TINY) low = mean; // a band below zero has no place on this scale
+      if (logY && low < TINY) low = mean; // a log scale cannot show a band below zero
       curve.x.push(x); curve.y.push(mean); curve.low.push(low); curve.high.push(high);
     }
     if (state.spread === "none") delete curve.low;
@@ -161,8 +161,8 @@
       if (!tables.length) {
         const note = document.createElement("p");
         note.className = "empty";
-        note.textContent = state.hidden.size ? "Nothing to show: all of it is hidden."
-          : "Nothing to show on this scale.";
+        note.textContent = state.hidden.size ? "Nothing to show: all methods are hidden."
+          : "No values to show on this scale.";
         this.place.append(note);
         return;
       }
@@ -232,11 +232,11 @@
     }
   }
 
-  // Logarithmic scales, with marks of our own: uPlot's never end for some powers of ten.
+  // Logarithmic scales with their own marks: uPlot's loop over marks never ends for some ranges.
   function logRange(u, min, max) {
     if (!(min > 0)) return [1, 10];
     const low = Math.max(min, max * DECADES);
-    const room = Math.max(1.1, Math.sqrt((3 * low) / max)); // a mark of 1, 2 or 5 is always in it
+    const room = Math.max(1.1, Math.sqrt((3 * low) / max)); // wide enough to contain a mark of 1, 2 or 5
     return [low / room, max * room];
   }
   function logMarks(u, axis, min, max) {
@@ -247,7 +247,7 @@
       for (const factor of factors) found.push(Number(`${factor}e${power}`));
     return found.filter((value) => value >= min && value <= max);
   }
-  function logLabels(u, marks) { // 1, 2 and 5 of a few powers of ten, or only some of the powers
+  function logLabels(u, marks) { // label 1, 2 and 5 of few decades, or every n-th power of ten
     const decades = Math.log10(marks.at(-1) / marks[0]);
     const every = Math.ceil(decades / 7);
     return marks.map((value) => {
@@ -258,7 +258,7 @@
   }
   const LOG = { splits: logMarks, filter: logLabels };
 
-  // Curves have their own x, so the nearest place of the common x may be empty for a curve.
+  // Every curve has its own x: the nearest point of the common x may be missing in a curve.
   function nearest(u, i, at) {
     const values = u.data[i], x = u.data[0];
     if (finite(values[at])) return at;
@@ -269,7 +269,7 @@
     if (!there.length) return null;
     const away = (k) => Math.abs(u.valToPos(x[k], "x") - u.valToPos(x[at], "x"));
     const found = there.reduce((a, b) => (away(b) < away(a) ? b : a));
-    return away(found) > 25 ? null : found; // it ended long before, or was not measured here
+    return away(found) > 25 ? null : found; // more than 25 pixels away: the curve has no value here
   }
 
   function text(words) {
@@ -284,7 +284,7 @@
     return span;
   }
 
-  // Switches
+  // Controls
 
   const redraw = () => charts.forEach((chart) => chart.update());
   function legends() {
@@ -295,7 +295,7 @@
         button.type = "button";
         button.dataset.method = m;
         button.setAttribute("aria-pressed", String(!state.hidden.has(m)));
-        button.title = "Click: show or hide. Shift and click: this one alone, or all.";
+        button.title = "Click: show or hide. Shift-click: show only this method, or all.";
         button.append(line(m), text(method.label));
         if (method.state) {
           const state = text(method.state);
@@ -359,5 +359,5 @@
     charts.push(new Chart(figure));
   dark.addEventListener("change", () => { legends(); redraw(); });
   addEventListener("beforeprint", () => charts.forEach((chart) => chart.stale && chart.draw()));
-  window.report = { charts, state, csv }; // for those who look into the page with a console
+  window.report = { charts, state, csv }; // for the browser console and tests
 })();

@@ -1,4 +1,4 @@
-"""Pictures of runs: metrics against rounds or what they cost, with the spread over seeds."""
+"""Plots of metrics against rounds or costs, with the spread over seeds, for `Result.plot`."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from undrift.report.result import Result
     from undrift.utils.pictures import Picture
 
-FIRST = ("objective", "test_loss", "validation_loss")
-"""What is drawn first, as far as it was measured."""
+LOSSES = ("objective", "test_loss", "validation_loss")
+"""The first of these that was measured is drawn by default."""
 AGAINST = {
     "rounds": "rounds",
     "bytes": "MB sent",
     "gradients": "gradient evaluations",
     "virtual_seconds": "virtual time",
 }
-"""What metrics are drawn against, with the name of the axis."""
-WIDTHS = {"column": 3.25, "page": 6.75}
-"""The widths of pictures in a paper, in inches."""
+"""What metrics can be drawn against, with the label of the axis."""
+WIDTHS_INCHES = {"column": 3.25, "page": 6.75}
+"""Widths of figures in a paper, in inches."""
 
 
 def plot_histories(
@@ -39,21 +39,21 @@ def plot_histories(
     against: str = "rounds",
     width: str | float | None = None,
 ) -> Path | Picture:
-    """Metrics, one line per method; losses on a logarithmic scale.
+    """Draw metrics, one line per method; losses on a logarithmic scale.
 
-    Runs of the same label are seeds: their mean is drawn, with the standard deviation around it.
+    Runs with the same label are seeds: the line is their mean, the band their standard deviation.
 
     Parameters
     ----------
     path
-        .png, .svg or .pdf; without one the picture is given back
+        a .png, .svg or .pdf file to write; without a path the figure is returned
     metrics
-        by default a loss, and an accuracy or an error
+        which metrics to draw; by default a loss, and an accuracy or an error
     against
         "rounds", "bytes", "gradients" or "virtual_seconds"
     width
-        for a paper: "column" (3.25 inches), "page" (6.75) or inches, with small letters and the
-        legend below
+        size for a paper: "column" (3.25 inches), "page" (6.75 inches) or a number of inches; the
+        text is then small and the legend below the panels
     """
     from undrift.utils.pictures import require_suffix, write
 
@@ -62,19 +62,19 @@ def plot_histories(
     require_choice("What to plot against", against, AGAINST)
     found = [name for result in results for r in result.records for name in r.metrics]
     metrics = [metrics] if isinstance(metrics, str) else metrics
-    metrics = _chosen(found) if metrics is None else metrics
-    require(len(metrics) > 0, "There is no metric to plot.")
+    metrics = _default_metrics(found) if metrics is None else metrics
+    require(len(metrics) > 0, "The runs have no metric to plot: no round was evaluated.")
     for metric in metrics:
         require_choice("A metric to plot", metric, dict.fromkeys(found))
     figure = _figure(results, metrics, against, width)
     return figure if path is None else write(figure, path, dpi=144 if width is None else 300)
 
 
-def _chosen(found: Sequence[str]) -> list[str]:
-    """A loss, and an accuracy or an error of the test part, as far as they were measured."""
+def _default_metrics(found: Sequence[str]) -> list[str]:
+    """Return the default metrics: a loss, and an accuracy or an error of the test part."""
     others = [m for m in found if m.startswith("test_") and m != "test_loss"]
     second = [*others, *(m for m in found if m == "gradient_norm")]
-    first = [m for m in FIRST if m in found]
+    first = [m for m in LOSSES if m in found]
     return list(dict.fromkeys([*first[:1], *second[:1]])) or list(found[:1])
 
 
@@ -105,10 +105,10 @@ def _figure(
             x, mean, low, high = over_seeds(own, metric, against)
             values += mean
             x = [at / divisor for at in x]
-            if lower_is_better(metric):  # a band below zero has no place on a logarithmic scale
+            if lower_is_better(metric):  # a log axis cannot show a band below zero
                 low = [at if at > 0 else m for at, m in zip(low, mean, strict=True)]
             colour, style = line_style(number)
-            thick = 3.0 - 1.8 * number / max(1, len(several) - 1)  # equal lines both show
+            thick = 3.0 - 1.8 * number / max(1, len(several) - 1)  # lines below stay visible
             panel.plot(
                 *(x, mean, style),
                 label=literal(label),
@@ -117,7 +117,7 @@ def _figure(
             )
             if len(own) > 1:
                 panel.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
-        _dress(panel, metric, values, letters)
+        _format_panel(panel, metric, values, letters)
         panel.set_xlabel(axis, fontsize=letters)
         panel.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=against == "rounds"))
     handles, labels = panels[0].get_legend_handles_labels()
@@ -137,7 +137,7 @@ def _figure(
 def over_seeds(
     results: Sequence[Result], metric: str, against: str = "rounds"
 ) -> tuple[list[float], list[float], list[float], list[float]]:
-    """Where a metric was measured for all seeds: x, mean, and mean ∓ standard deviation."""
+    """Return x, mean, mean − std and mean + std of a metric, where all seeds measured it."""
     seeds = [(r.records, cumulative_costs(r.records)[against]) for r in results]
     x, values = align_seeds(seeds, metric)
     mean = [fmean(v) for v in values]
@@ -147,8 +147,8 @@ def over_seeds(
     return x, mean, low, high
 
 
-def _dress(panel: Axes, metric: str, values: Sequence[float], letters: float) -> None:
-    """A scale that suits the metric, its name, and no more ink than that needs."""
+def _format_panel(panel: Axes, metric: str, values: Sequence[float], letters: float) -> None:
+    """Set the scale of a panel, its title, and a light grid."""
     finite = [value for value in values if math.isfinite(value)]
     if lower_is_better(metric) and finite and min(finite) > 0:
         use_log_axis(panel)
@@ -159,21 +159,21 @@ def _dress(panel: Axes, metric: str, values: Sequence[float], letters: float) ->
 
 
 def _axis(results: Sequence[Result], against: str) -> tuple[float, str]:
-    """By what to divide what metrics are drawn against, and the name it then has."""
+    """Return the divisor of the x axis and its label with the unit."""
     if against == "bytes":
         return 1e6, AGAINST[against]
     if against != "virtual_seconds":
         return 1.0, AGAINST[against]
     ends = [result.records[-1].virtual_seconds for result in results if result.records]
-    require(any(ends), "There is no virtual time to plot against: give devices.")
+    require(any(ends), "There is no virtual time to plot against: the runs had no devices.")
     divisor, unit = time_unit(max(ends))
     return divisor, f"{AGAINST[against]}, {unit}"
 
 
 def lower_is_better(metric: str) -> bool:
-    """Whether a metric is a loss or an error, that is best seen on a logarithmic scale.
+    """Whether a metric is a loss or an error, which falls and suits a logarithmic scale.
 
-    An accuracy is not, and neither is r², which may be negative and ends at one.
+    Accuracies rise, and so does r², which may be negative and ends at one.
     """
     name = metric.rpartition("/")[2]
     return "accuracy" not in name and not name.endswith(("_r2", "r²"))
@@ -181,8 +181,8 @@ def lower_is_better(metric: str) -> bool:
 
 def _inches(width: str | float | None) -> float | None:
     if isinstance(width, str):
-        require_choice("The width of a picture", width, WIDTHS)
-        return WIDTHS[width]
+        require_choice("The width of a picture", width, WIDTHS_INCHES)
+        return WIDTHS_INCHES[width]
     if width is not None:
         require_range("The width of a picture", width, at_least=1, at_most=40)
     return width

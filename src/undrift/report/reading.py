@@ -1,4 +1,4 @@
-"""Run folders as the report reads them: what was run, how it ended, and every round."""
+"""Reads run folders for reports: what was run, how it ended, and the record of every round."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ COSTS = {
     "virtual_seconds": "virtual time",
     "seconds": "wall time",
 }
-"""What progress is measured against; "models" are rounds of FedAvg that send as many bytes."""
-WAITING = ("running", "interrupted")
-"""The states of a run that is not over."""
+"""Costs that progress is measured against; "models" are rounds of FedAvg with as many bytes."""
+UNFINISHED = ("running", "interrupted")
+"""States of a run that can still continue."""
 
 
 @dataclass
 class RunFiles:
-    """One method with one seed: the files of its folder."""
+    """One run, one method with one seed, as its folder describes it."""
 
     label: str
     seed: int
@@ -44,87 +44,87 @@ class RunFiles:
     status: str = "finished"
     """"running", "finished", "stopped", "diverged" or "interrupted\""""
     reason: str | None = None
-    """why it ended before its last round"""
+    """why it ended before its last round; None if it did not"""
     folder: Path | None = None
     method: str = ""
-    """as it was made: "FedDyn(alpha=0.01)\""""
+    """with its parameters, as in FedDyn(alpha=0.01)"""
     name: str = ""
     paper: str = ""
     rounds: int = 0
-    """how many rounds were asked for"""
+    """number of rounds that the experiment asks for"""
     parameters: int = 0
-    """P, the length of the model"""
+    """P, the number of parameters of the model"""
 
     @property
     def done(self) -> int:
-        """How many rounds were done."""
+        """The number of rounds that were done."""
         return self.records[-1].round if self.records else 0
 
     @property
     def asynchronous(self) -> bool:
-        """Whether replies came at any time, and not in rounds."""
+        """Whether the run was asynchronous: replies have a staleness."""
         return any(record.staleness for record in self.records)
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The last metrics that were measured; none of a run that diverged."""
+        """The last metrics that were measured; empty if the run diverged."""
         if self.status == "diverged":
             return {}
         return next((r.metrics for r in reversed(self.records) if r.metrics), {})
 
     def totals(self) -> dict[str, list[float]]:
-        """What had been spent after each record, under the names of `COSTS` but "models"."""
+        """Return what had been spent after each record, for all of `COSTS` but "models"."""
         return cumulative_costs(self.records)
 
 
 @dataclass
 class Folder:
-    """What a run folder says about all of its runs."""
+    """What a run folder says about its experiment and data."""
 
     path: Path | None = None
     experiment: str = ""
-    """experiment.toml, as it is"""
+    """the text of experiment.toml"""
     about: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
-    """the numbers of `undrift.data.Description`"""
+    """the numbers of an `undrift.data.Description`"""
     clients: int = 0
-    """how many there are, if that is known"""
+    """number of clients; 0 if unknown"""
     picture: bytes = b""
-    """the partition as SVG"""
+    """the picture of the partition as SVG"""
     name: str = ""
 
 
 @dataclass
 class MethodRuns:
-    """One method of one folder, with all of its seeds."""
+    """One method of one run folder, with all of its seeds."""
 
     label: str
-    """unlike that of any other group"""
+    """label, different from that of every other group"""
     runs: list[RunFiles]
     folder: Folder
-    unit: float
-    """bytes of one round of FedAvg with the same clients: "models sent" are counted in these"""
+    fedavg_round_bytes: float
+    """bytes of one round of FedAvg with the same clients: the unit of the cost `models`"""
 
     @property
     def name(self) -> str:
-        """The method's, as "FedDyn"."""
+        """The name of the method's class, as in "FedDyn"."""
         return self.runs[0].name
 
     @property
     def timeline(self) -> list[Record]:
-        """The records of the first seed that say who worked when, or none."""
+        """The records of the first seed with spans of work; empty without a virtual clock."""
         found = (run.records for run in self.runs if any(r.spans for r in run.records))
         return next(found, [])
 
     def totals(self, run: RunFiles) -> dict[str, list[float]]:
-        """What a run had spent after each record, under all names of `COSTS`."""
+        """Return what a run had spent after each record, for all of `COSTS`."""
         found = run.totals()
-        unit = self.unit or float("nan")
+        unit = self.fedavg_round_bytes or float("nan")
         return {"models": [sent / unit for sent in found["bytes"]], **found}
 
 
 class Runs(Sequence[RunFiles]):
-    """The runs of one or several folders."""
+    """The runs of one or several run folders."""
 
     def __init__(self, parts: Iterable[tuple[Folder, Sequence[RunFiles]]]):
         self.folders: list[Folder] = []
@@ -133,21 +133,21 @@ class Runs(Sequence[RunFiles]):
         for folder, runs in parts:
             self.folders.append(folder)
             self.runs += runs
-            unit = _one_round(runs)
+            unit = _fedavg_round_bytes(runs)
             for label in dict.fromkeys(run.label for run in runs):
                 own = sorted((r for r in runs if r.label == label), key=lambda r: r.seed)
                 self.groups.append(MethodRuns(label, own, folder, unit))
         require(bool(self.runs), "There is no run to report.")
-        _tell_apart(self.groups)
+        _make_labels_unique(self.groups)
         self.metrics = _names(r.metrics for run in self.runs for r in run.records)
-        """the metrics that were measured, in the order of their first occurrence"""
+        """metrics that were measured, in the order of their first occurrence"""
         self.diagnostics = _names(r.diagnostics for run in self.runs for r in run.records)
-        """the diagnostics that were defined"""
+        """diagnostics that were measured"""
         clock = any(r.virtual_seconds for run in self.runs for r in run.records)
-        counted = any(group.unit for group in self.groups)
+        counted = any(group.fedavg_round_bytes for group in self.groups)
         there = {"models": counted, "bytes": counted, "virtual_seconds": clock}
         self.costs = {name: label for name, label in COSTS.items() if there.get(name, True)}
-        """those of `COSTS` that were counted: virtual time only where there is a clock"""
+        """the entries of `COSTS` that were counted: virtual time only with a virtual clock"""
 
     def __getitem__(self, which):  # type: ignore[no-untyped-def]
         return self.runs[which]
@@ -156,7 +156,7 @@ class Runs(Sequence[RunFiles]):
         return len(self.runs)
 
     def targets(self) -> list[tuple[str, Target]]:
-        """The targets of the experiments."""
+        """Return the targets of the experiment files."""
         found: dict[tuple[str, Target], None] = {}
         for folder in self.folders:
             for metric, target in _table(folder, "target").items():
@@ -173,7 +173,7 @@ def read_runs(folders: Sequence[str | Path] | str | Path) -> Runs:
 
 
 def of_results(results: Sequence[Result]) -> Runs:
-    """Runs of `undrift.train` and `undrift.compare`, which have no folder."""
+    """Return the results of `undrift.train` or `undrift.compare` as runs without a folder."""
     runs = [
         RunFiles(
             label=result.label,
@@ -200,18 +200,18 @@ def of_results(results: Sequence[Result]) -> Runs:
 
 
 def frame(folders: Sequence[str | Path] | str | Path) -> Any:
-    """A pandas data frame with a row per method, seed and round."""
+    """Return a pandas data frame with a row per method, seed and round."""
     try:
         import pandas  # type: ignore[import-untyped, unused-ignore]
     except ImportError:
         raise UndriftError(
             "A data frame needs pandas, which is not installed: pip install pandas."
         ) from None
-    return pandas.DataFrame(list(rows(read_runs(folders))))
+    return pandas.DataFrame(list(record_rows(read_runs(folders))))
 
 
-def rows(runs: Runs) -> Iterable[dict[str, Any]]:
-    """Every record with the method and seed it belongs to."""
+def record_rows(runs: Runs) -> Iterable[dict[str, Any]]:
+    """Yield every record as a row with its method and seed."""
     for group in runs.groups:
         for run in group.runs:
             for record in run.records:
@@ -219,12 +219,12 @@ def rows(runs: Runs) -> Iterable[dict[str, Any]]:
 
 
 def read_records(path: Path) -> list[Record]:
-    """The records of a file; a last line that was cut off is left out."""
+    """Read a file of records; a last line that was cut off is left out."""
     lines = _text(path).split("\n")
     whole, rest = lines[:-1], lines[-1]
     found = [_record(line, path, number + 1) for number, line in enumerate(whole)]
     if rest.strip():
-        with suppress(UndriftError):  # or only the end of the line is missing
+        with suppress(UndriftError):  # the last line is complete except for its newline
             found.append(_record(rest, path, len(lines)))
     return found
 
@@ -240,7 +240,7 @@ def _record(line: str, path: Path, number: int) -> Record:
 
 def _read_folder(path: Path) -> tuple[Folder, list[RunFiles]]:
     require(path.is_dir(), f"There is no run folder {path}.")
-    # A process that was killed early may have left a folder in which nothing has begun.
+    # A process that was killed early may leave a folder without any run.
     places = sorted(run.parent for run in path.glob("*/seed-*/run.json"))
     experiment = next(
         (path / name for name in (EXPERIMENT, ARGUMENTS) if (path / name).is_file()),
@@ -248,7 +248,7 @@ def _read_folder(path: Path) -> tuple[Folder, list[RunFiles]]:
     )
     if not places or not experiment.is_file():
         missing = "experiment.toml" if not experiment.is_file() else "<method>/seed-<number>/"
-        raise UndriftError(f"{path} is not the folder of a run: it has no {missing}{_hint(path)}")
+        raise UndriftError(f"{path} is not a run folder: it has no {missing}{_hint(path)}")
     picture = path / "data.svg"
     folder = Folder(
         path=path,
@@ -266,7 +266,7 @@ def _read_folder(path: Path) -> tuple[Folder, list[RunFiles]]:
 
 
 def _hint(path: Path) -> str:
-    """Where the run folder may be, if the path is its parent or one of its parts."""
+    """Suggest the run folder if the path is its parent or one of its subfolders."""
     places = [*path.glob("*/"), *path.parents[:2]]
     near = [place / name for place in places for name in (EXPERIMENT, ARGUMENTS)]
     found = next((p.parent for p in near if p.is_file()), None)
@@ -274,34 +274,34 @@ def _hint(path: Path) -> str:
 
 
 def _read_run(place: Path) -> RunFiles:
-    said = _json(place / "run.json")
+    state = _json(place / "run.json")
     try:
         run = RunFiles(
-            label=str(said["label"]),
-            seed=int(said["seed"]),
+            label=str(state["label"]),
+            seed=int(state["seed"]),
             records=[],
-            status=str(said["status"]),
-            reason=None if said.get("reason") is None else str(said["reason"]),
+            status=str(state["status"]),
+            reason=None if state.get("reason") is None else str(state["reason"]),
             folder=place,
-            method=str(said.get("method") or ""),
-            name=str(said.get("name") or said["label"]),
-            paper=str(said.get("paper") or ""),
-            rounds=int(said.get("rounds") or 0),
-            parameters=int(said.get("parameters") or 0),
+            method=str(state.get("method") or ""),
+            name=str(state.get("name") or state["label"]),
+            paper=str(state.get("paper") or ""),
+            rounds=int(state.get("rounds") or 0),
+            parameters=int(state.get("parameters") or 0),
         )
     except KeyError as error:
         raise UndriftError(f"{place / 'run.json'} has no {error.args[0]!r}.") from error
     except (TypeError, ValueError) as error:
         raise UndriftError(f"{place / 'run.json'} is damaged: {first_line(error)}.") from error
     records = place / "records.jsonl"
-    if records.is_file() or run.status not in WAITING:  # a run that has not begun has none
+    if records.is_file() or run.status not in UNFINISHED:  # a run that has not begun has no records
         run.records = read_records(records)
     return run
 
 
 def _text(path: Path) -> str:
     try:
-        # A line that was cut off may end within a letter.
+        # A line that was cut off may end inside a multi-byte character.
         return path.read_bytes().decode(errors="replace")
     except OSError as error:
         raise UndriftError(f"{path} cannot be read: {first_line(error)}.") from error
@@ -314,7 +314,7 @@ def _json(path: Path, optional: bool = False) -> dict[str, Any]:
         found = json.loads(_text(path))
     except ValueError as error:
         raise UndriftError(f"{path} is damaged: {first_line(error)}.") from error
-    require(isinstance(found, dict), f"{path} must hold an object.")
+    require(isinstance(found, dict), f"{path} must hold a JSON object.")
     return found
 
 
@@ -346,12 +346,12 @@ def _names(found: Iterable[Mapping[str, float]]) -> list[str]:
     return list(names)
 
 
-def _one_round(runs: Sequence[RunFiles]) -> float:
-    """The bytes of one round of FedAvg: the model to the usual number of clients, and back.
+def _fedavg_round_bytes(runs: Sequence[RunFiles]) -> float:
+    """Return the bytes of one round of FedAvg: the model to a typical cohort, and back.
 
-    All runs of a folder have the same model and the same cohorts; a method's first round with
-    every client, or a round without replies, is not usual. Rounds of asynchronous training have a
-    length of their own: they count only where there are no others.
+    All runs of a folder share the model and the cohort size, so the median number of replies is
+    typical; a first round with every client, or a round without replies, is not. A round of
+    asynchronous training has any length: those count only if there are no others.
     """
     rounds = [run for run in runs if not run.asynchronous] or runs
     records = [record for run in rounds for record in run.records]
@@ -359,11 +359,11 @@ def _one_round(runs: Sequence[RunFiles]) -> float:
     clients = [count for count in arrived if count > 0]
     if not clients:
         return 0.0
-    return 2 * _model_size(runs) * median(clients)
+    return 2 * _model_bytes(runs) * median(clients)
 
 
-def _model_size(runs: Sequence[RunFiles]) -> float:
-    """The bytes of a model with its buffers, from what a client was sent."""
+def _model_bytes(runs: Sequence[RunFiles]) -> float:
+    """Return the bytes of a model with its buffers, from what clients were sent."""
     in_rounds: list[float] = []
     at_any_time: list[float] = []
     for run in runs:
@@ -373,15 +373,15 @@ def _model_size(runs: Sequence[RunFiles]) -> float:
             if asked > 0 and "x" in record.bytes_down:
                 found.append((record.bytes_down["x"] + record.bytes_down.get("buffers", 0)) / asked)
     if in_rounds:
-        return max(in_rounds)  # a client that was lost may not have been sent anything
-    # Who is sent a model in asynchronous training may still be at work when the round is over.
+        return max(in_rounds)  # a lost client may not have received the model
+    # A client that was sent a model in asynchronous training may reply in a later round.
     return median(at_any_time or [4.0 * run.parameters for run in runs])  # single precision
 
 
-def _tell_apart(groups: Sequence[MethodRuns]) -> None:
-    """Methods of the same label in several folders get the folder's name, or its path."""
-    for ways in (lambda g: g.folder.name, lambda g: str(g.folder.path)):
+def _make_labels_unique(groups: Sequence[MethodRuns]) -> None:
+    """Add the folder's name, or else its path, to labels that occur in several folders."""
+    for suffix in (lambda g: g.folder.name, lambda g: str(g.folder.path)):
         labels = [group.label for group in groups]
         for group in groups:
             if labels.count(group.label) > 1:
-                group.label = f"{group.runs[0].label} ({ways(group)})"
+                group.label = f"{group.runs[0].label} ({suffix(group)})"

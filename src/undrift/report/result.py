@@ -1,4 +1,4 @@
-"""What a run gives back: the model, the records, a summary and a picture."""
+"""What `train` and `compare` return: the model, the records, a summary and plots."""
 
 from __future__ import annotations
 
@@ -26,14 +26,13 @@ from undrift.utils.display import as_html
 from undrift.utils.errors import UndriftError, require
 from undrift.utils.formatting import duration
 
-LITTLE = 0.01
-"""Less wasted work is not worth a remark."""
-MANY = 5
-"""Metrics in a result's repr, at most."""
+WASTE_WORTH_A_REMARK = 0.01
+"""The share of wasted work from which on a summary mentions it."""
+MAX_REPR_METRICS = 5
 
 
 class Result:
-    """A finished run of one method."""
+    """The outcome of one run: one method with one seed."""
 
     def __init__(self, label: str, run: Loop, folder: Path | None = None):
         self.label = label
@@ -43,57 +42,58 @@ class Result:
         self.method: Method = run.method
         self.records: list[Record] = run.records
         self.x: Tensor = run.server.x
-        """the server's final model, flat"""
+        """the server's final model as a flat vector, `[P]`"""
         self.stopped: str | None = run.stopped
-        """why the run ended before its last round, or None"""
+        """why the run ended before its last round; None if it did not"""
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The last metrics that were measured; none of a run that diverged."""
+        """The last metrics that were measured; empty if the run diverged."""
         if self.run.diverged:
             return {}
         return next((r.metrics for r in reversed(self.records) if r.metrics), {})
 
     def history(self, metric: str) -> tuple[list[int], list[float]]:
-        """The rounds in which a metric was measured, and its values."""
+        """Return the rounds in which a metric was measured, and its values."""
         pairs = [(r.round, r.metrics[metric]) for r in self.records if metric in r.metrics]
         if not pairs:
             known = ", ".join(sorted(self.records[0].metrics)) or "none"
-            raise UndriftError(f"{self.label} has no metric {metric!r}; there are: {known}.")
+            raise UndriftError(f"{self.label} has no metric {metric!r}; it has: {known}.")
         rounds, values = zip(*pairs, strict=True)
         return list(rounds), list(values)
 
     @property
     def bytes_down(self) -> int:
-        """What travelled from the server to clients, over all rounds."""
+        """Bytes sent from the server to clients, over all rounds."""
         return sum(sum(r.bytes_down.values()) for r in self.records)
 
     @property
     def bytes_up(self) -> int:
-        """What travelled from clients to the server, over all rounds."""
+        """Bytes sent from clients to the server, over all rounds."""
         return sum(sum(r.bytes_up.values()) for r in self.records)
 
     @property
     def gradients(self) -> int:
-        """Gradients of single samples that were computed."""
+        """Gradients of single samples computed for replies that were used."""
         return sum(r.gradients for r in self.records)
 
     @property
     def rejected(self) -> int:
-        """Replies that were left out because they were unusable."""
+        """The number of replies that were rejected as unusable."""
         return sum(len(r.rejected) for r in self.records)
 
     def remarks(self) -> list[str]:
-        """What a reader of the numbers must know: an early end, replies that were left out."""
+        """Return sentences about an early end, rejected replies, and clients that never replied."""
         found = [self.stopped] if self.stopped else []
         if not self.stopped and self.run.target:
             found.append(f"the target {self.run.target} was not reached")
-        found += self._remarks_on_devices() if _clock(self) else self._remarks_on_absence()
+        on_clock = bool(_virtual_seconds(self))
+        found += self._remarks_on_devices() if on_clock else self._remarks_on_absence()
         if self.rejected:
             first = next(r for r in self.records if r.rejected)
             client, reason = first.rejected[0]
             found.append(
-                f"{self.rejected} replies were left out, the first in round {first.round} from "
+                f"{self.rejected} replies were rejected, the first in round {first.round} from "
                 f"client {client!r}: {reason}"
             )
         return found
@@ -104,12 +104,12 @@ class Result:
         if not never:
             return []
         return [
-            f"{len(never)} of {len(self.run.roster)} clients never managed any work, for "
+            f"{len(never)} of {len(self.run.roster)} clients never completed any work, for "
             f"example client {sorted(never, key=str)[0]!r}"
         ]
 
     def _remarks_on_devices(self) -> list[str]:
-        """Who was left out, and what was done in vain."""
+        """Return sentences about clients that never replied, skipped rounds and wasted work."""
         found = []
         replied = {client for r in self.records for client in r.replied}
         never = [client for client in self.run.roster.ids if client not in replied]
@@ -120,28 +120,29 @@ class Result:
                 f"client {never[0]!r}"
             )
         skipped = sum(r.round > 0 and not r.updates for r in self.records)
-        if skipped and not any(r.staleness for r in self.records):  # those have no such rounds
+        # Rounds of asynchronous training without an update are not skipped ones.
+        if skipped and not any(r.staleness for r in self.records):
             rounds = "round was" if skipped == 1 else "rounds were"
             found.append(f"{skipped} {rounds} skipped because too few clients replied")
         wasted = sum(r.wasted_gradients for r in self.records)
         share = wasted / (wasted + self.gradients) if wasted else 0.0
-        if share >= LITTLE:
+        if share >= WASTE_WORTH_A_REMARK:
             found.append(f"{100 * share:.0f} % of the work was wasted")
         return found
 
     def model(self) -> nn.Module:
-        """A module with the final parameters."""
+        """Return a module with the final parameters and buffers."""
         losses = self.run.losses
         if not isinstance(losses, ModuleLosses):
-            raise UndriftError("An analytic problem has no module; its solution is `result.x`.")
+            raise UndriftError("An analytic problem has no module: its solution is `result.x`.")
         return forget_resting(losses.flat.filled(self.x, self.run.buffers))
 
     def save(self, path: str | Path) -> None:
-        """Write the final model as a safetensors file."""
+        """Write the final model to a safetensors file."""
         save_weights(self.model(), Path(path))
 
     def summary(self) -> str:
-        """What came of the run, as a small table."""
+        """Return the final metrics and costs as a small text table."""
         return Comparison([self]).summary()
 
     def plot(
@@ -151,13 +152,13 @@ class Result:
         against: str = "rounds",
         width: str | float | None = None,
     ) -> Any:
-        """Draw metrics into a file, or as a picture for a notebook; see `Comparison.plot`."""
+        """Draw metrics to a file, or return a figure for a notebook; see `Comparison.plot`."""
         return Comparison([self]).plot(path, metrics, against, width)
 
     def timeline(self, path: str | Path | None = None) -> Any:
-        """Draw which client worked when in the first rounds, where there is a virtual clock.
+        """Draw which client worked when in the first rounds of a run with a virtual clock.
 
-        Gives the path, or without one a picture that a notebook shows.
+        Returns the path, or without one a figure that a notebook shows.
         """
         return plot_timeline(self.records, path, self.label)
 
@@ -167,7 +168,7 @@ class Result:
 
     def __repr__(self) -> str:
         metrics = {METRIC_HEADINGS.get(name, name): value for name, value in self.metrics.items()}
-        told = [f"{name} {value:.4g}" for name, value in metrics.items() if name][:MANY]
+        told = [f"{name} {value:.4g}" for name, value in metrics.items() if name][:MAX_REPR_METRICS]
         rounds = self.records[-1].round if self.records else 0
         state = "diverged" if self.run.diverged else ", ".join(told)
         return f"Result({self.label}, seed {self.run.seed}: {rounds} rounds; {state})"
@@ -177,21 +178,21 @@ class Result:
 
 
 class Comparison(Sequence[Result]):
-    """Several methods on the same cohorts and batches, with one seed or several.
+    """Several methods on the same cohorts and batches, with one or several seeds.
 
-    By a label it gives the result of that method, or, with several seeds, the comparison of its
-    seeds.
+    Indexed by a label it returns the result of that method or, with several seeds, the comparison
+    of its seeds.
     """
 
     def __init__(self, results: Sequence[Result]):
-        require(len(results) > 0, "There is nothing to compare.")
+        require(len(results) > 0, "A comparison needs at least one result.")
         self.results = list(results)
 
     def __getitem__(self, which):  # type: ignore[no-untyped-def]
         if isinstance(which, str):
             found = [result for result in self.results if result.label == which]
             known = ", ".join(self.labels)
-            require(bool(found), f"There is no method {which!r}; there are: {known}.")
+            require(bool(found), f"The comparison has no method {which!r}; it has: {known}.")
             return found[0] if len(found) == 1 else Comparison(found)
         if isinstance(which, slice):
             return Comparison(self.results[which])
@@ -202,20 +203,20 @@ class Comparison(Sequence[Result]):
 
     @property
     def labels(self) -> list[str]:
-        """The methods, by their labels."""
+        """The labels of the methods."""
         return list(dict.fromkeys(result.label for result in self.results))
 
     @property
     def seeds(self) -> list[int]:
-        """The seeds that were run."""
+        """The seeds of the runs."""
         return list(dict.fromkeys(result.run.seed for result in self.results))
 
     def table(self) -> Table:
-        """The final metrics and the cost of every method."""
+        """Return the final metrics and the cost of every method."""
         return results_table(self.results)
 
     def summary(self) -> str:
-        """The table as text."""
+        """Return the table as text, with remarks below it."""
         text = io.StringIO()
         console = Console(file=text, width=160, color_system=None, force_jupyter=False)
         console.print(self.table())
@@ -240,19 +241,19 @@ class Comparison(Sequence[Result]):
     ) -> Any:
         """Draw metrics, one line per method: the mean over seeds, with the standard deviation.
 
-        Gives the path, or without one a picture that a notebook shows.
+        Returns the path, or without one a figure that a notebook shows.
 
         Parameters
         ----------
         path
-            .png, .svg or .pdf
+            a .png, .svg or .pdf file to write; without a path the figure is returned
         metrics
-            by default a loss, and an accuracy or an error
+            which metrics to draw; by default a loss, and an accuracy or an error
         against
             "rounds", "bytes", "gradients" or "virtual_seconds"
         width
-            for a paper: "column" (3.25 inches), "page" (6.75) or inches, with small letters and
-            the legend below
+            size for a paper: "column" (3.25 inches), "page" (6.75 inches) or a number of inches;
+            the text is then small and the legend below the panels
         """
         from undrift.report.plots import plot_histories
 
@@ -273,9 +274,9 @@ class Comparison(Sequence[Result]):
 
 
 def results_table(results: Sequence[Result]) -> Table:
-    """A row per method and reported model: rounds, metrics and traffic, in both directions.
+    """Return a row per method and reported model: rounds, metrics, and traffic in both directions.
 
-    Where a method was run with several seeds, means with standard deviations.
+    Several seeds of a method are shown as mean ± standard deviation.
     """
     rows: dict[tuple[str, str], list[tuple[Result, dict[str, float]]]] = {}
     for r in results:
@@ -283,7 +284,7 @@ def results_table(results: Sequence[Result]) -> Table:
             rows.setdefault((r.label, model), []).append((r, _of_model(r.metrics, model)))
     found = {name for several in rows.values() for _, own in several for name in own}
     metrics = [name for name in METRIC_HEADINGS if name in found and METRIC_HEADINGS[name]]
-    metrics += sorted(found - set(METRIC_HEADINGS))  # the user's own
+    metrics += sorted(found - set(METRIC_HEADINGS))  # user-defined metrics
     if any(name.startswith("test_") for name in metrics):
         kept = "train_client_accuracy_worst_tenth"
         metrics = [name for name in metrics if not name.startswith("train_") or name == kept]
@@ -292,7 +293,7 @@ def results_table(results: Sequence[Result]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("method", no_wrap=True)
     heads = [METRIC_HEADINGS.get(name) or name.replace("_", " ") for name in metrics]
-    clock = any(map(_clock, results))
+    clock = any(map(_virtual_seconds, results))
     many = any(len(several) > 1 for several in rows.values())
     for name in [*["seeds"] * many, "rounds", *heads, "MB sent", *["virtual time"] * clock]:
         table.add_column(name, justify="right", no_wrap=True)
@@ -306,13 +307,13 @@ def results_table(results: Sequence[Result]) -> Table:
             str(min(done)) if min(done) == max(done) else f"{min(done)}–{max(done)}",
             *cells,
             f"{sent:.2f}",
-            *[duration(fmean(_clock(r) for r, _ in several))] * clock,
+            *[duration(fmean(_virtual_seconds(r) for r, _ in several))] * clock,
         )
     return table
 
 
 def _over(values: Sequence[float], seeds: int) -> str:
-    """A metric: "0.9731", or over seeds "0.9731 ± 0.0012"; those that diverged do not count."""
+    """Format a metric: "0.9731", or over seeds "0.9731 ± 0.0012", without seeds that diverged."""
     if not values:
         return "–"
     text = f"{fmean(values):.4g}"
@@ -321,8 +322,8 @@ def _over(values: Sequence[float], seeds: int) -> str:
     return text if len(values) == seeds else f"{text} ({len(values)} seeds)"
 
 
-def _clock(result: Result) -> float:
-    """The time of the virtual clock in the end, in seconds; 0 where there is none."""
+def _virtual_seconds(result: Result) -> float:
+    """Return the final time of the virtual clock in seconds; 0 without a clock."""
     return result.records[-1].virtual_seconds if result.records else 0.0
 
 
@@ -331,7 +332,7 @@ def _models(result: Result) -> tuple[str, ...]:
 
 
 def _of_model(metrics: Mapping[str, float], model: str) -> dict[str, float]:
-    """The metrics of one reported model, without its prefix."""
+    """Return the metrics of one reported model, without its prefix."""
     if model == "server":
         return {name: value for name, value in metrics.items() if "/" not in name}
     prefix = f"{model}/"

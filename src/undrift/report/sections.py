@@ -1,6 +1,6 @@
-"""The sections of the page as HTML: tables and texts, and the places of the charts.
+"""The sections of the page as HTML: tables, texts, and the elements that charts are drawn in.
 
-Everything that comes from a run is escaped.
+Text that comes from a run is escaped.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from undrift.report.naming import (
 from undrift.report.reading import Folder, RunFiles, Runs
 from undrift.report.tables import (
     TargetCost,
+    describe_target,
     final_table,
     find_baseline,
     format_cost,
     format_metric,
-    goal,
     sort_metrics,
 )
 
 
 def title(runs: Runs) -> str:
-    """The title of the page."""
+    """Return the title of the page: the names of the experiments."""
     names = [folder.name for folder in runs.folders if folder.name]
     return ", ".join(dict.fromkeys(names)) or "Report"
 
 
 def summary(runs: Runs) -> str:
-    """What the page is about, in a sentence."""
+    """Return the numbers of methods, seeds, rounds, clients and parameters in a sentence."""
     seeds = {run.seed for run in runs}
     parts = [
         plural(len(runs.groups), "method"),
@@ -64,25 +64,25 @@ def summary(runs: Runs) -> str:
 
 
 def warnings(runs: Runs) -> str:
-    """The runs that a reader of the numbers must know of."""
+    """Return warnings about runs that diverged, were interrupted or still run."""
     lines = []
     for state, meaning in STATUS_NOTES.items():
         those = [run for run in runs if run.status == state]
         if those:
-            named = ", ".join(f"{run.label} (seed {run.seed})" for run in those[:6])
+            labels = ", ".join(f"{run.label} (seed {run.seed})" for run in those[:6])
             more = f" and {len(those) - 6} more" if len(those) > 6 else ""
-            lines.append(f'<p class="warning {state}">{escape(named + more)}: {meaning}.</p>')
+            lines.append(f'<p class="warning {state}">{escape(labels + more)}: {meaning}.</p>')
     return "\n".join(lines)
 
 
 def progress_section(runs: Runs, thinned: int) -> str:
-    """Metrics against what they cost."""
+    """Return the charts of metrics against rounds and costs."""
     metrics = sort_metrics(runs.metrics)
     if not metrics:
         return "<p>No metric has been measured yet.</p>"
     axes = {
         name: label for name, label in runs.costs.items() if name != "models"
-    }  # bytes in other units
+    }  # "models" are bytes in another unit
     several = any(len([r for r in group.runs if r.records]) > 1 for group in runs.groups)
     spread = (
         '<label>Seeds: <select id="spread"><option value="range">mean, min to max</option>'
@@ -104,7 +104,7 @@ def progress_section(runs: Runs, thinned: int) -> str:
         for number, metric in enumerate(main_metrics(runs))
     )
     note = (
-        f" One of {thinned} evaluated rounds is shown; undrift report --csv writes all of them."
+        f" Charts show one of {thinned} evaluated rounds; undrift report --csv writes all of them."
         if thinned > 1 or any(len(shown_rows(run.records)) < len(run.records) for run in runs)
         else ""
     )
@@ -114,15 +114,15 @@ def progress_section(runs: Runs, thinned: int) -> str:
 {spread}</div>
 <div class="legend" role="group" aria-label="Methods: show or hide"></div>
 <div class="charts">{charts}</div>
-<p class="note">Drag across a chart to look closer, double-click to go back. A curve over several
-seeds goes on as long as all of them were measured.{note}</p>
+<p class="note">Drag across a chart to zoom in, double-click to zoom out. A curve over several seeds
+ends where the first of them ends.{note}</p>
 <p><button type="button" id="all-records" class="button">↓ records.csv</button></p>"""
 
 
 def targets_section(
     runs: Runs, table: Sequence[TargetCost], baseline: str | None, text: str
 ) -> str:
-    """What each method needed to reach each target."""
+    """Return what each method spent to reach each target."""
     if not table:
         return ""
     goals = list(dict.fromkeys((row.metric, row.target) for row in table))
@@ -141,24 +141,24 @@ def targets_section(
                 if cost in own[g].costs
             ]
             rows.append([method_cell(runs, group.label), *cells])
-        head = ["method", *(escape(goal(*g)) for g in goals)]
+        head = ["method", *(escape(describe_target(*g)) for g in goals)]
         hidden = "" if cost == first else " hidden"
         tables.append(
             f'<div data-cost="{cost}"{hidden}>{html_table(head, rows, f"{label} to reach targets")}'
             "</div>"
         )
     unit = (
-        " One model sent is what one round of FedAvg sends, both ways, to as many clients as "
-        "usually reply in a round."
+        " One model sent is the traffic of one round of FedAvg, down and up, with the median "
+        "number of replies of a round."
         if "models" in costs
         else ""
     )
     return f"""<div class="controls">
 <fieldset><legend>Measured in</legend>{radios("cost", costs, first)}</fieldset></div>
 {"".join(tables)}
-<p class="note">What a method had spent when an evaluation first reached the target; in brackets,
-how many times less than {escape(against)}.{unit} Over seeds: mean ± standard deviation (n − 1);
-&gt; where the target was not reached (by all seeds), with what was spent on the way.</p>
+<p class="note">Cost until an evaluation first reached the target; in brackets, how many times less
+than {escape(against)}.{unit} Over seeds: mean ± standard deviation (n − 1). &gt; marks targets that
+not all seeds reached: the cost is then a lower bound.</p>
 <p>{csv_link("targets", text)}</p>"""
 
 
@@ -174,10 +174,10 @@ def _cell(row: TargetCost, cost: str, best: bool) -> str:
 
 
 def final_section(runs: Runs, text: str) -> str:
-    """How every method ended."""
+    """Return the last metrics and the total cost of every method."""
     table = final_table(runs)
     metrics = [m for m in sort_metrics(runs.metrics) if METRIC_HEADINGS.get(m, m)]
-    if any(m.startswith("test_") for m in metrics):  # the others are in the CSV
+    if any(m.startswith("test_") for m in metrics):  # the CSV has the training metrics
         metrics = [m for m in metrics if not m.startswith("train_")]
     costs = {name: label for name, label in runs.costs.items() if name != "models"}
     heads = [METRIC_HEADINGS.get(m, metric_label(m)) for m in metrics]
@@ -192,13 +192,13 @@ def final_section(runs: Runs, text: str) -> str:
         rows.append([method_cell(runs, row.method), str(row.seeds), *cells])
     head = ["method", "seeds", *map(escape, heads), *(costs | {"gradients": "gradients"}).values()]
     return f"""{html_table(head, rows, "Final metrics")}
-<p class="note">The last evaluation of each seed, and everything spent until then: mean ± standard
-deviation over seeds (n − 1). Seeds that diverged are left out of the metrics.</p>
+<p class="note">The last evaluation of each seed, and the total cost until then: mean ± standard
+deviation over seeds (n − 1). The metrics leave out seeds that diverged.</p>
 <p>{csv_link("final", text)}</p>"""
 
 
 def data_section(folders: Sequence[Folder]) -> str:
-    """Who holds what."""
+    """Return the partition of the data and its numbers."""
     blocks: dict[str, None] = {}
     left = MAX_PICTURE_BYTES
     for folder in folders:
@@ -220,22 +220,22 @@ def data_section(folders: Sequence[Folder]) -> str:
 
 
 def _description(data: Mapping[str, Any]) -> str:
-    """The numbers of a `Description`, as far as they are there."""
+    """Return the numbers of a `Description` as a table, as far as they are present."""
     rows = [
         ("data", data.get("name")),
         ("clients", data.get("clients")),
         *((f"{part} samples", n) for part, n in _part(data, "samples").items() if n),
-        ("samples of a client", _spread(_part(data, "sizes"))),
+        ("samples per client", _spread(_part(data, "sizes"))),
         ("classes", _part(data, "labels").get("classes")),
-        ("classes of a client", _spread(_part(data, "labels", "per_client"))),
+        ("classes per client", _spread(_part(data, "labels", "per_client"))),
         *(
-            (f"classes for {percent} % of its data", _spread(_part(needed, "spread")))
+            (f"classes that hold {percent} % of a client's data", _spread(_part(needed, "spread")))
             for percent, needed in _part(data, "labels", "needed").items()
         ),
         ("label distance ½ Σ |p_k − p|", _spread(_part(data, "labels", "distance"))),
         ("… weighted by samples", _part(data, "labels").get("distance_weighted")),
-        ("gradients' B²", _part(data, "gradients").get("ratio")),
-        ("gradients' variance σ_g²", _part(data, "gradients").get("variance")),
+        ("gradient dissimilarity B²", _part(data, "gradients").get("ratio")),
+        ("gradient variance σ_g²", _part(data, "gradients").get("variance")),
         ("Γ", _part(data, "gamma").get("value")),
     ]
     description = [
@@ -270,7 +270,7 @@ def _spread(spread: Mapping[str, Any]) -> str:
 
 
 def diagnostics_section(runs: Runs) -> str:
-    """Drift, consistency and residuals."""
+    """Return the charts of drift, consistency and residuals."""
     names = [name for name in DIAGNOSTICS if name in runs.diagnostics]
     names += [name for name in runs.diagnostics if name not in DIAGNOSTICS]
     if not names:
@@ -285,19 +285,19 @@ def diagnostics_section(runs: Runs) -> str:
     )
     return f"""<div class="legend" role="group" aria-label="Methods: show or hide"></div>
 <div class="charts small">{charts}</div>
-<p class="note">Drift: how far the cohort's models x_k ended from their mean x̄; moved: from the
-server's model x. τ_eff: how many local steps a round is worth. χ²: how much the weights that the
-method gives to clients differ from the wanted ones. Dual residual: the norm of the server's
-estimate of the mean gradient, where the method has one.</p>"""
+<p class="note">Drift: root mean square distance of the cohort's models x_k from their mean x̄.
+Moved: the same from the server's model x. τ_eff: effective number of local steps of a round. χ²:
+how much the weights that the method gives to clients differ from those of the objective. Dual
+residual: norm of the server's estimate of the mean gradient, if the method keeps one.</p>"""
 
 
 def runs_section(runs: Runs, text: str) -> str:
-    """Every run, and how it ended."""
+    """Return a row per run: its state, rounds, wall time and parameters."""
     rows = []
     for group in runs.groups:
         for run in group.runs:
             rows.append([method_cell(runs, group.label), str(run.seed), *_state(run)])
-    head = ["method", "seed", "status", "rounds", "wall time", "made as", "reason"]
+    head = ["method", "seed", "status", "rounds", "wall time", "parameters", "reason"]
     if not any(row[-1] for row in rows):
         head, rows = head[:-1], [row[:-1] for row in rows]
     found = html_table(head, rows, "Runs", text=(2, 5), long=(6,))
@@ -319,7 +319,7 @@ def _state(run: RunFiles) -> list[str]:
 
 
 def configuration_section(folders: Sequence[Folder]) -> str:
-    """The experiment files and what they ran with."""
+    """Return the experiment files and the versions they ran with."""
     blocks = []
     for folder in folders:
         if not folder.experiment and not folder.about:

@@ -1,4 +1,4 @@
-"""A picture of who worked when, on the virtual clock."""
+"""Draws which client worked when, on the virtual clock."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
     from undrift.utils.pictures import Picture
 
-MOST = 40
-"""Clients in a picture, at most."""
-LABELS = 14
-"""Rounds with a number above the picture, at most."""
-LINES = 150
-"""Rounds with a line, at most."""
+MAX_CLIENTS = 40
+"""Clients in one figure."""
+MAX_NUMBERED_ROUNDS = 14
+"""Rounds with a number above the figure."""
+MAX_LINES = 150
+"""Rounds with a line at their end."""
 PHASES = {"reading the model": "#9ecae1", "computing": "#4292c6", "sending": "#084594"}
 UNUSED = "not used"
 PALE, RED = "#fde0d2", "#c0271d"
@@ -31,25 +31,25 @@ GREY = "#555555"
 
 
 def plot_timeline(records: Sequence[Record], path: str | Path | None, label: str) -> Path | Picture:
-    """Draw who worked when as .png, .svg or .pdf; without a path the picture is given back."""
+    """Draw a timeline to a .png, .svg or .pdf file; without a path return the figure."""
     from undrift.utils.pictures import require_suffix, write
 
     if path is not None:
         require_suffix(path)
     require(
         any(record.virtual_seconds for record in records),
-        f"{label} has no timeline, because it ran without a virtual clock.",
+        f"{label} has no timeline because it ran without a virtual clock: give it devices.",
     )
     require(
         any(record.spans for record in records),
-        f"{label} has no timeline, because no client worked in its first rounds.",
+        f"{label} has no timeline because no client worked in its first rounds.",
     )
     figure = timeline_figure(records, label)
     return figure if path is None else write(figure, path)
 
 
 def timeline_figure(records: Sequence[Record], title: str = "") -> Picture:
-    """The figure, for those who want to change it."""
+    """Return the timeline as a figure."""
     from undrift.utils.pictures import Picture
 
     rows = len(shown_clients(records)[0])
@@ -58,20 +58,22 @@ def timeline_figure(records: Sequence[Record], title: str = "") -> Picture:
     return figure
 
 
-def shown_clients(records: Sequence[Record], most: int = MOST) -> tuple[list[Hashable], int]:
-    """The clients of a picture, in the order of their ids, and how many worked at all."""
+def shown_clients(records: Sequence[Record], most: int = MAX_CLIENTS) -> tuple[list[Hashable], int]:
+    """Return the busiest clients in the order of their ids, and how many clients worked."""
     busy: dict[Hashable, float] = defaultdict(float)
     for span in _spans(records):
         busy[span.client] += span.end - span.start
-    ordered = sorted(busy, key=_order)
+    ordered = sorted(busy, key=_roster_order)
     kept = sorted(ordered, key=lambda client: -busy[client])[:most]
-    return sorted(kept, key=_order), len(busy)
+    return sorted(kept, key=_roster_order), len(busy)
 
 
-def draw_timeline(axes: Axes, records: Sequence[Record], title: str = "", most: int = MOST) -> None:
+def draw_timeline(
+    axes: Axes, records: Sequence[Record], title: str = "", most: int = MAX_CLIENTS
+) -> None:
     """Draw a row per client: its reading, computing and sending, and work that was not used.
 
-    Thin lines are the ends of rounds. Of more than `most` clients the busiest are drawn.
+    Thin lines mark the ends of rounds. Of more than `most` clients the busiest are drawn.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -88,7 +90,7 @@ def draw_timeline(axes: Axes, records: Sequence[Record], title: str = "", most: 
     style = {"facecolor": PALE, "edgecolor": RED, "hatch": "//////", "linewidth": 0.5}
     _draw_bars(axes, lost, divisor, UNUSED, **style)
     axes.set_xlim(0, end / divisor or 1)
-    axes.set_ylim(len(clients) - 0.35, -0.65)  # the first client on top
+    axes.set_ylim(len(clients) - 0.35, -0.65)  # the first client is on top
     axes.set_yticks(range(len(clients)), [_name(client) for client in clients], fontsize=7)
     axes.tick_params(axis="y", length=0)
     axes.tick_params(axis="x", labelsize=8)
@@ -97,19 +99,19 @@ def draw_timeline(axes: Axes, records: Sequence[Record], title: str = "", most: 
     few = f"the busiest {len(clients)} of {at_work:,} clients" if at_work > len(clients) else ""
     axes.set_ylabel(few or "client", fontsize=9)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    for row in range(0, len(clients), 2):  # stripes lead the eye to a client's name
+    for row in range(0, len(clients), 2):  # stripes guide the eye to the client's name
         axes.axhspan(row - 0.5, row + 0.5, color="#f3f4f6", linewidth=0, zorder=0)
     _mark_rounds(axes, [r for r in records if r.round and r.virtual_seconds <= end], divisor)
-    _explain(axes, title, lost=bool(lost))
+    _add_legend(axes, title, lost=bool(lost))
 
 
-def _explain(axes: Axes, title: str, lost: bool) -> None:
-    """What the colours mean, below the time; the title stands above the rounds."""
+def _add_legend(axes: Axes, title: str, lost: bool) -> None:
+    """Put the legend below the time axis, and the title above the rounds."""
     from matplotlib.patches import Patch
 
     handles = [Patch(facecolor=colour, label=phase) for phase, colour in PHASES.items()]
     if lost:
-        # A sparser hatch: the legend's boxes are small.
+        # The boxes of the legend are small: a sparser hatch.
         style = {"facecolor": PALE, "edgecolor": RED, "hatch": "/////", "linewidth": 0.5}
         handles.append(Patch(label=UNUSED, **style))  # type: ignore[arg-type]
     figure = axes.get_figure(root=True)
@@ -128,15 +130,15 @@ def _explain(axes: Axes, title: str, lost: bool) -> None:
 
 
 def _mark_rounds(axes: Axes, records: Sequence[Record], divisor: float) -> None:
-    """Thin lines where rounds ended, some of them with their number."""
-    step = -(-len(records) // LINES) or 1
+    """Draw thin lines at the ends of rounds, some of them with the number of the round."""
+    step = -(-len(records) // MAX_LINES) or 1
     lined = [record.virtual_seconds / divisor for record in records[step - 1 :: step]]
     axes.vlines(
         lined, 0, 1, color=GREY, linewidth=0.6, transform=axes.get_xaxis_transform(), zorder=3
     )
-    step = -(-len(records) // LABELS) or 1
+    step = -(-len(records) // MAX_NUMBERED_ROUNDS) or 1
     numbered = records[step - 1 :: step]
-    # Rounds that ended at nearly the same time share a place: the last number stands there.
+    # Labels of rounds that ended at nearly the same time would overlap: only the last is drawn.
     width = axes.get_xlim()[1] / 22
     kept: list[Record] = []
     for record in numbered:
@@ -157,7 +159,7 @@ def _draw_bars(
     label: str,
     **style: object,
 ) -> None:
-    """Bars of (row, from, to) as one collection."""
+    """Draw bars of (row, from, to) as one collection, which is faster than single patches."""
     from matplotlib.collections import PolyCollection
 
     half = 0.36
@@ -172,7 +174,7 @@ def _draw_bars(
 
 
 def _phases(span: Span) -> list[tuple[float, float]]:
-    """From when to when a client read, computed and sent; no phase goes on after its end."""
+    """Return start and end of reading, computing and sending, cut off at the end of the span."""
     edges = [min(at, span.end) for at in (span.start, span.computing, span.sending, span.end)]
     return list(pairwise(edges))
 
@@ -181,8 +183,8 @@ def _spans(records: Sequence[Record]) -> list[Span]:
     return [span for record in records for span in record.spans]
 
 
-def _order(client: Hashable) -> tuple[str, Hashable]:
-    """The order of a roster: numbers by their size, words by their letters."""
+def _roster_order(client: Hashable) -> tuple[str, Hashable]:
+    """Sort as a roster does: numbers by size, text alphabetically."""
     return type(client).__name__, client
 
 

@@ -1,4 +1,4 @@
-"""What the virtual clock says of methods: time, work that was lost, waiting and staleness."""
+"""Collects, per method, virtual time, lost work, waiting and staleness."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ from dataclasses import dataclass
 
 from undrift.core.records import LOST, Record
 from undrift.report.reading import MethodRuns, RunFiles, Runs
-from undrift.report.reply_counts import clients_of, replied
+from undrift.report.reply_counts import clients_of, used_replies
 from undrift.report.tables import OverSeeds
 
 
 @dataclass(frozen=True)
 class VirtualTime:
-    """One method on the virtual clock, over its seeds."""
+    """The virtual time of one method, over its seeds."""
 
     method: str
     clock: OverSeeds
-    """virtual seconds in all"""
+    """virtual seconds at the end"""
     updates: OverSeeds
-    """of the server's model"""
+    """updates of the server's model"""
     skipped: OverSeeds
-    """rounds without an update; asynchronous training has none that could be skipped"""
+    """rounds without an update; empty for asynchronous training, which skips none"""
     replies: OverSeeds
-    """those that were used"""
+    """replies that were used"""
     partial: OverSeeds
-    """with less work than was asked for"""
+    """used replies with less work than was asked for"""
     lost: dict[str, OverSeeds]
-    """under every reason of `LOST`"""
+    """how often work was lost, by the reasons of `LOST`"""
     wasted: OverSeeds
-    """the part of all gradient evaluations that came to nothing"""
+    """share of gradient evaluations that were not used"""
     idle: OverSeeds
-    """waiting as a part of waiting and working"""
+    """waiting time as a share of waiting and working time"""
     stale: OverSeeds
-    """how many updates old a reply was, on average, in asynchronous training"""
+    """mean staleness of replies, in updates; empty except for asynchronous training"""
     staleness: Counter[int]
-    """how many replies were so many updates old, with all seeds together"""
+    """number of replies by staleness, pooled over seeds"""
     never: OverSeeds
-    """clients that never replied"""
+    """number of clients that never replied"""
 
 
 def virtual_time_table(runs: Runs) -> list[VirtualTime]:
-    """Every method that ran on a virtual clock."""
+    """Return a row for every method that ran on a virtual clock."""
     table = []
     for group in runs.groups:
         begun = [run for run in group.runs if run.records]
@@ -54,7 +54,7 @@ def virtual_time_table(runs: Runs) -> list[VirtualTime]:
 
 def _timing(group: MethodRuns, begun: list[RunFiles]) -> VirtualTime:
     def over(of: Callable[[list[Record]], float]) -> OverSeeds:
-        """A number of every seed for which it is defined; the initial model is no round."""
+        """Return a number of each seed for which it is defined, without record 0."""
         values = (of([r for r in run.records if r.round]) for run in begun)
         return OverSeeds(tuple(value for value in values if not math.isnan(value)))
 
@@ -80,9 +80,9 @@ def _timing(group: MethodRuns, begun: list[RunFiles]) -> VirtualTime:
                 sum(r.idle_seconds for r in rounds), sum(r.busy_seconds for r in rounds)
             )
         ),
-        stale=over(lambda rounds: _mean(_staleness(rounds))),
+        stale=over(lambda rounds: _mean_of(_staleness(rounds))),
         staleness=_staleness([record for run in begun for record in run.records]),
-        never=OverSeeds(tuple(clients - len(replied(run)) for run in begun)),
+        never=OverSeeds(tuple(clients - len(used_replies(run)) for run in begun)),
     )
 
 
@@ -99,7 +99,7 @@ def _staleness(records: list[Record]) -> Counter[int]:
     return found
 
 
-def _mean(times: Counter[int]) -> float:
+def _mean_of(times: Counter[int]) -> float:
     count = times.total()
     return sum(old * n for old, n in times.items()) / count if count else math.nan
 
@@ -109,7 +109,7 @@ def _share(part: float, rest: float) -> float:
 
 
 def percent(share: OverSeeds) -> str:
-    """A share over seeds: "21.4 ± 0.3 %"."""
+    """Format a share over seeds: "21.4 ± 0.3 %"."""
     if not share.values:
         return "–"
     spread = f" ± {100 * share.std:.1f}" if share.std else ""

@@ -1,12 +1,13 @@
-"""The papers' figures and tables, each as a command: `undrift reproduce NAME`.
+"""The figures and tables of papers, each as a command: `undrift reproduce NAME`.
 
-A folder per paper; in it, a script and an experiment file per figure or table. What they share:
+There is a folder per paper, with a script and an experiment file per figure or table. They share:
 
-- `reproduction`: what a reproduction is, in its own words
-- `lab`: where it does its runs, kept and resumable
+- `reproduction`: the description of a reproduction
+- `registry`: all reproductions by name
+- `lab`: executes its runs, stores them and resumes them
 - `curves`: numbers and lines from runs
-- `findings`: published next to measured, claims, and the panels of the figure
-- `reproducing`: doing one and writing what it found
+- `findings`: published next to measured numbers, claims, and the panels of the figure
+- `reproducing`: runs a reproduction and writes its findings, figure and page
 """
 
 from undrift.reproduce.registry import NAMES, find

@@ -1,4 +1,4 @@
-"""Numbers and lines from the runs of an experiment."""
+"""Computes numbers and lines of a reproduction from its runs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from undrift.reproduce.figure import Line
 
 
 def method_runs(runs: Runs, label: str) -> MethodRuns:
-    """The runs of a method, with all of its seeds."""
+    """Return the runs of a method, one per seed."""
     return next(each for each in runs.groups if each.runs[0].label == label)
 
 
 def labels(runs: Runs) -> list[str]:
-    """The methods' labels, in the order of the experiment file."""
+    """Return the labels of the methods, in the order of the experiment file."""
     return [each.runs[0].label for each in runs.groups]
 
 
 def final(runs: Runs, label: str, metric: str, last: int = 1) -> OverSeeds:
-    """The last value of a metric, or the mean of the last few; infinite for a run that diverged."""
+    """Return the mean of the last values of a metric; infinity for a run that diverged."""
     values = []
     for run in method_runs(runs, label).runs:
         history = [r.metrics[metric] for r in run.records if metric in r.metrics]
@@ -33,7 +33,7 @@ def final(runs: Runs, label: str, metric: str, last: int = 1) -> OverSeeds:
 
 
 def best(runs: Runs, label: str, metric: str, falls: bool = False) -> OverSeeds:
-    """The best value of a metric that each seed had."""
+    """Return the best value of a metric of each seed; the lowest if `falls`."""
     choose = min if falls else max
     values = []
     for run in method_runs(runs, label).runs:
@@ -45,14 +45,14 @@ def best(runs: Runs, label: str, metric: str, falls: bool = False) -> OverSeeds:
 def cost(
     runs: Runs, label: str, metric: str, target: Target, unit: str = "rounds", smooth: int = 1
 ) -> OverSeeds:
-    """What a method spent until it first reached a target.
+    """Return what a method spent until it first reached a target.
 
     Parameters
     ----------
     unit
-        one of `undrift.report.reading.COSTS`: "rounds", "models", "bytes", "virtual_seconds", …
+        the cost, one of `undrift.report.reading.COSTS`
     smooth
-        over how many evaluations the metric is averaged
+        number of evaluations over which the metric is averaged
     """
     if smooth == 1:
         own = method_runs(runs, label).label
@@ -72,7 +72,7 @@ def cost(
 
 
 def smoothed(values: Sequence[float], window: int) -> list[float]:
-    """The mean of each value and those before it, as many as the window has."""
+    """Return the mean of each value and the `window` − 1 values before it."""
     return [fmean(values[max(0, at + 1 - window) : at + 1]) for at in range(len(values))]
 
 
@@ -86,9 +86,9 @@ def line(
     minus: float = 0.0,
     smooth: int = 1,
 ) -> Line:
-    """A metric against rounds or another cost: the mean over seeds, with their range.
+    """Return the line of a metric against a cost: the mean over seeds, with their range.
 
-    A diverged run is drawn as far as it got; `minus` is taken off, as the optimum of a loss.
+    The line ends where the first seed ends. `minus` is subtracted, for example the optimal loss.
     """
     own = method_runs(runs, label)
     curves = [_curve(own, run, metric, against, smooth) for run in own.runs]

@@ -1,4 +1,4 @@
-"""The figure of a reproduction: panels of lines, drawn like the paper's."""
+"""Draws the figure of a reproduction: panels of lines, laid out like the paper's."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from pathlib import Path
 from undrift.utils.files import written_whole
 from undrift.utils.plot_style import COLOURS
 
-WIDTH, HEIGHT, MOST = 4.6, 3.5, 3
-"""The size of a panel in inches, and how many stand side by side."""
+WIDTH_INCHES, HEIGHT_INCHES = 4.6, 3.5
+"""The size of a panel."""
+MAX_COLUMNS = 3
+"""Panels side by side."""
 
 
 @dataclass(frozen=True)
@@ -25,12 +27,12 @@ class Line:
     low: Sequence[float] = ()
     high: Sequence[float] = ()
     style: str = "-"
-    """as matplotlib has it; "o" for points"""
+    """format string of matplotlib; "o" for points"""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel: lines of one colour per label, the same in every panel."""
+    """One panel; a label has the same colour in every panel."""
 
     title: str
     x: str
@@ -39,17 +41,18 @@ class Panel:
     log_x: bool = False
     log_y: bool = False
     marks: Sequence[tuple[str, float]] = ()
-    """horizontal lines with a label, such as a target"""
+    """horizontal lines (label, value), such as a target"""
     y_limits: tuple[float, float] | None = None
 
 
 def draw(panels: Sequence[Panel], path: Path) -> Path:
-    """Draw panels side by side, smaller where there are many."""
+    """Draw the panels of a figure to a file and return its path."""
     from matplotlib.figure import Figure
 
-    columns = 2 if len(panels) == 4 else min(MOST, len(panels))
+    columns = 2 if len(panels) == 4 else min(MAX_COLUMNS, len(panels))
     rows = math.ceil(len(panels) / columns)
-    figure = Figure(figsize=(WIDTH * columns, HEIGHT * rows + 0.5), layout="constrained")
+    size = WIDTH_INCHES * columns, HEIGHT_INCHES * rows + 0.5
+    figure = Figure(figsize=size, layout="constrained")
     axes = list(chain.from_iterable(figure.subplots(rows, columns, squeeze=False)))
     labels = list(dict.fromkeys(line.label for panel in panels for line in panel.lines))
     colours = {label: COLOURS[number % len(COLOURS)] for number, label in enumerate(labels)}
@@ -63,7 +66,7 @@ def draw(panels: Sequence[Panel], path: Path) -> Path:
                 line.style,
                 color=colour,
                 linewidth=2.4
-                - 1.2 * number / max(1, len(panel.lines) - 1),  # equal lines both show
+                - 1.2 * number / max(1, len(panel.lines) - 1),  # lines below stay visible
                 markersize=4,
             )
             if line.low:
@@ -97,16 +100,16 @@ def draw(panels: Sequence[Panel], path: Path) -> Path:
         handles.values(),
         handles.keys(),
         loc="outside lower center",
-        ncols=min(len(handles), 3 * columns, _fitting(handles, WIDTH * columns)),
+        ncols=min(len(handles), 3 * columns, _legend_columns(handles, WIDTH_INCHES * columns)),
         frameon=False,
         fontsize=8,
     )
     with written_whole(path) as partial:
-        figure.savefig(partial, dpi=110 if len(panels) <= 2 * MOST else 80)
+        figure.savefig(partial, dpi=110 if len(panels) <= 2 * MAX_COLUMNS else 80)
     return path
 
 
-def _fitting(labels: Iterable[str], width: float) -> int:
-    """How many columns of a legend fit into so many inches."""
+def _legend_columns(labels: Iterable[str], width: float) -> int:
+    """Return the number of legend columns that fit into `width` inches."""
     longest = max(map(len, labels), default=1)
     return max(1, int(width / (0.07 * longest + 0.5)))

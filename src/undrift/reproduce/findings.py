@@ -1,4 +1,4 @@
-"""What a reproduction finds: numbers next to the published ones, claims, and the figure."""
+"""What a reproduction finds: measured next to published numbers, claims, and the figure."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from undrift.reproduce.figure import Panel
 
 @dataclass(frozen=True)
 class Number:
-    """A number of the paper, next to ours.
+    """A published number next to the measured one.
 
     Parameters
     ----------
     where
-        the row or panel it belongs to: "10 %, IID, 98.2 %"
+        the row or panel of the number: "10 %, IID, 98.2 %"
     what
-        what it is of: "FedDyn"
+        the column or line of the number: "FedDyn"
     published
-        as the paper prints it, or None where it prints none
+        as the paper prints it; None if it prints none
     measured
-        one value per seed; `missed` counts seeds that did not get there, so that the mean is a
-        lower bound
+        one value per seed; `missed` counts seeds that did not reach a target: if there are any,
+        the mean is a lower bound
     digits
-        how many digits of ours are shown
+        significant digits of the measured number
     """
 
     where: str
@@ -37,7 +37,7 @@ class Number:
     digits: int = 4
 
     def shown(self) -> str:
-        """Ours in words: "38 ± 2", or "> 1000" where a seed did not get there."""
+        """Format the measured number: "38 ± 2", or "> 1000" if a seed did not reach the target."""
         if not self.measured.values:
             return "–"
         if math.isinf(self.measured.mean):
@@ -49,7 +49,7 @@ class Number:
         return f"{text} ± {spread:.2g}" if len(self.measured.values) > 1 else text
 
     def printed(self) -> str:
-        """The paper's."""
+        """Format the published number."""
         if self.published is None:
             return "–"
         return self.published if isinstance(self.published, str) else f"{self.published:.6g}"
@@ -57,16 +57,16 @@ class Number:
 
 @dataclass(frozen=True)
 class Claim:
-    """Something the paper says: an ordering, a shape, a limit; and whether it holds here.
+    """A statement of the paper, such as an order or a limit, and whether it holds here.
 
     Parameters
     ----------
     text
         the claim in a sentence
     holds
-        whether it does; None where this run cannot tell
+        True or False; None if this run cannot decide it
     evidence
-        the numbers that say so
+        the numbers behind the verdict
     """
 
     text: str
@@ -76,16 +76,16 @@ class Claim:
 
 @dataclass(frozen=True)
 class Findings:
-    """All that a reproduction found."""
+    """Everything that a reproduction found."""
 
     numbers: Sequence[Number] = ()
     claims: Sequence[Claim] = ()
     panels: Sequence[Panel] = ()
     notes: Sequence[str] = field(default=())
-    """what a reader must know of this run"""
+    """notes about this run for the reader"""
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, without the figure."""
+        """Return plain values for JSON, without the figure."""
         return {
             "numbers": [_plain(number) for number in self.numbers],
             "claims": [asdict(claim) for claim in self.claims],
@@ -94,7 +94,7 @@ class Findings:
 
     @staticmethod
     def from_dict(found: dict[str, Any]) -> Findings:
-        """Those of `as_dict`."""
+        """Return the findings from the output of `as_dict`."""
         numbers = []
         for each in found["numbers"]:
             over = each["measured"]
@@ -105,13 +105,13 @@ class Findings:
 
 
 def _plain(number: Number) -> dict[str, Any]:
-    """JSON has no infinity: that of a run that diverged is written as a word."""
-    told = asdict(number)
+    """Return plain values; infinity, of a run that diverged, as text, as JSON has none."""
+    plain = asdict(number)
     values = number.measured.values
-    told["measured"]["values"] = [v if math.isfinite(v) else str(v) for v in values]
-    return told
+    plain["measured"]["values"] = [v if math.isfinite(v) else str(v) for v in values]
+    return plain
 
 
 def over_seeds(*values: float, missed: int = 0) -> OverSeeds:
-    """A measured number that does not come from runs."""
+    """Return a number over seeds from plain values."""
     return OverSeeds(tuple(map(float, values)), missed)

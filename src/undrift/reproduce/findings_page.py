@@ -1,4 +1,4 @@
-"""The report of a reproduction: one HTML page, beside the page of its runs."""
+"""Writes the HTML page of a reproduction, which links to the report of its runs."""
 
 from __future__ import annotations
 
@@ -16,25 +16,27 @@ from undrift.utils.files import written_whole
 from undrift.utils.formatting import duration
 
 FINDINGS, FIGURE, REPORT, CURVES = "findings.json", "figure.png", "report.html", "runs.html"
-"""What is in the folder of a reproduction, besides its runs."""
-VERDICTS = {True: "holds", False: "does not hold", None: "cannot be told here"}
-COLOURS = {True: "good", False: "bad", None: "wait"}
+"""Files in the folder of a reproduction, besides its runs."""
+VERDICTS = {True: "holds", False: "does not hold", None: "undecided"}
+VERDICT_CLASSES = {True: "good", False: "bad", None: "wait"}
 
 
-def command(reproduction: Reproduction, told: dict[str, Any]) -> str:
-    """How to make it again."""
-    words = f"undrift reproduce {reproduction.name} --seeds {told['seeds']}"
-    parts = told["parts"] if not_done(reproduction, told) else []
-    return words + " --quick" * told["quick"] + "".join(f' --part "{part}"' for part in parts)
+def command(reproduction: Reproduction, saved: dict[str, Any]) -> str:
+    """Return the command that repeats the reproduction."""
+    words = f"undrift reproduce {reproduction.name} --seeds {saved['seeds']}"
+    parts = saved["parts"] if parts_not_run(reproduction, saved) else []
+    return words + " --quick" * saved["quick"] + "".join(f' --part "{part}"' for part in parts)
 
 
-def not_done(reproduction: Reproduction, told: dict[str, Any]) -> list[str]:
-    """The parts that a full run left out."""
-    return [part for part in reproduction.parts if part not in told["parts"] and not told["quick"]]
+def parts_not_run(reproduction: Reproduction, saved: dict[str, Any]) -> list[str]:
+    """Return the parts that a full run left out."""
+    if saved["quick"]:
+        return []
+    return [part for part in reproduction.parts if part not in saved["parts"]]
 
 
 def write_page(reproduction: Reproduction, folder: Path) -> Path:
-    """Write the page of what is in the folder of a reproduction."""
+    """Write the page of the findings in the folder of a reproduction."""
     path = folder / REPORT
     with written_whole(path) as partial:
         partial.write_text(page(reproduction, folder), encoding="utf-8")
@@ -42,25 +44,25 @@ def write_page(reproduction: Reproduction, folder: Path) -> Path:
 
 
 def page(reproduction: Reproduction, folder: Path) -> str:
-    """The page as text."""
-    told = read_json(folder / FINDINGS)
-    found = Findings.from_dict(told)
+    """Return the page as HTML."""
+    saved = read_json(folder / FINDINGS)
+    found = Findings.from_dict(saved)
     css = (files("undrift.report") / "page.css").read_text(encoding="utf-8")
     body = [
         f"<header><h1>{escape(reproduction.name)}</h1>",
         f'<p class="about">{escape(_paper(reproduction))}</p>',
         f"<p>{escape(reproduction.about)}</p>",
-        *_warnings(reproduction, told, found),
-        f"<p><code>{escape(command(reproduction, told))}</code> "
-        f"took {duration(told['seconds'])} with {told['threads']} threads.</p></header><main>",
+        *_warnings(reproduction, saved, found),
+        f"<p><code>{escape(command(reproduction, saved))}</code> "
+        f"took {duration(saved['seconds'])} with {saved['threads']} threads.</p></header><main>",
         *_section("Claims", _claims(found)),
         *_section("Figure", _figure(folder)),
         *_section("Published and measured", _numbers(found)),
-        *_section("What the paper leaves open, and what was chosen", _open(reproduction)),
+        *_section("What the paper leaves open, and our choices", _open(reproduction)),
     ]
     if (folder / CURVES).is_file():
         body.append(
-            f'<section><h2>Runs</h2><p><a href="{CURVES}">Every curve, cost and setting of the '
+            f'<section><h2>Runs</h2><p><a href="{CURVES}">Curves, costs and settings of all '
             f"runs</a>.</p></section>"
         )
     return (
@@ -75,7 +77,7 @@ def page(reproduction: Reproduction, folder: Path) -> str:
         "td.good, td.bad, td.wait { white-space: nowrap; }\n"
         ".good { color: var(--good); } .bad { color: var(--bad); } .wait { color: var(--wait); }\n"
         "</style></head>\n<body>\n" + "\n".join(body) + f"\n</main>\n<footer>Made by undrift "
-        f"{escape(told['undrift'])} on {escape(told['made'])}.</footer>\n</body></html>\n"
+        f"{escape(saved['undrift'])} on {escape(saved['made'])}.</footer>\n</body></html>\n"
     )
 
 
@@ -83,10 +85,10 @@ def _paper(reproduction: Reproduction) -> str:
     return f"{reproduction.shows} of {PAPERS[reproduction.paper]}"
 
 
-def _warnings(reproduction: Reproduction, told: dict[str, Any], found: Findings) -> Iterable[str]:
-    if told["quick"]:
+def _warnings(reproduction: Reproduction, saved: dict[str, Any], found: Findings) -> Iterable[str]:
+    if saved["quick"]:
         yield f'<p class="warning">The quick version: {escape(reproduction.quick_is)}</p>'
-    left_out = not_done(reproduction, told)
+    left_out = parts_not_run(reproduction, saved)
     if left_out:
         yield f'<p class="warning">Not run: {escape("; ".join(left_out))}.</p>'
     for note in found.notes:
@@ -99,7 +101,7 @@ def _section(title: str, body: str) -> list[str]:
 
 def _claims(found: Findings) -> str:
     rows = (
-        f'<tr><td>{escape(claim.text)}</td><td class="{COLOURS[claim.holds]}">'
+        f'<tr><td>{escape(claim.text)}</td><td class="{VERDICT_CLASSES[claim.holds]}">'
         f"{VERDICTS[claim.holds]}</td><td>{escape(claim.evidence)}</td></tr>"
         for claim in found.claims
     )
@@ -112,7 +114,7 @@ def _numbers(found: Findings) -> str:
         f"<td>{escape(n.printed())}</td><td>{escape(n.shown())}</td></tr>"
         for n in found.numbers
     )
-    return _table(("where", "of", "published", "measured"), rows) if found.numbers else ""
+    return _table(("where", "what", "published", "measured"), rows) if found.numbers else ""
 
 
 def _table(head: Iterable[str], rows: Iterable[str]) -> str:

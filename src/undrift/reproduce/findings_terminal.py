@@ -1,4 +1,4 @@
-"""What a reproduction found, for a terminal of 80 columns."""
+"""Prints the findings of a reproduction in a terminal of 80 columns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STYLES = {True: "green", False: "red", None: "yellow"}
 
 
 def listing(papers: dict[str, list[Reproduction]]) -> RenderableType:
-    """Every reproduction with what it shows and costs."""
+    """Return the list of all reproductions, with what they show and cost."""
     parts: list[RenderableType] = [_columns("name", "shows", "a full run", header=True)]
     for paper, reproductions in papers.items():
         table = _columns()
@@ -29,7 +29,7 @@ def listing(papers: dict[str, list[Reproduction]]) -> RenderableType:
 
 
 def _columns(*heads: str, header: bool = False) -> Table:
-    """The columns of the list, which are as wide for every paper."""
+    """Return an empty table whose columns have the same widths for every paper."""
     table = Table(box=None, pad_edge=False, show_header=header, header_style="bold")
     for head, width in zip(heads or ("", "", ""), (21, 27, 28), strict=True):
         table.add_column(head, width=width)
@@ -37,7 +37,7 @@ def _columns(*heads: str, header: bool = False) -> Table:
 
 
 def summary(reproduction: Reproduction, found: Findings) -> RenderableType:
-    """Published next to measured, then the claims."""
+    """Return the published next to the measured numbers, then the claims."""
     parts: list[RenderableType] = []
     if found.numbers:
         parts += [_numbers(found.numbers), Text("")]
@@ -49,7 +49,7 @@ def summary(reproduction: Reproduction, found: Findings) -> RenderableType:
 def _numbers(numbers: Iterable[Number]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("where", max_width=28)
-    table.add_column("of", max_width=20)
+    table.add_column("what", max_width=20)
     for head in ("published", "measured"):
         table.add_column(head, justify="right", no_wrap=True)
     before = None

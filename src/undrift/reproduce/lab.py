@@ -1,4 +1,4 @@
-"""Where a reproduction does its runs: each is kept, and none is done twice."""
+"""Executes the runs of a reproduction in one folder, and resumes or reads those already there."""
 
 from __future__ import annotations
 
@@ -32,27 +32,26 @@ RUNS, KEPT, TIMES, DONE = "runs", "kept", "times.json", "done.json"
 
 
 class Interrupted(UndriftError):
-    """Somebody pressed Ctrl-C; the same command goes on."""
+    """Ctrl-C was pressed; the same command resumes."""
 
 
 class Lab:
-    """A folder in which the runs of a reproduction are done, or gone on with.
+    """Executes, resumes or reads the runs of a reproduction in a folder.
 
     Parameters
     ----------
     reproduction
-        what is reproduced
+        the reproduction
     folder
-        where its runs are kept
+        where its runs are stored
     quick
-        whether the reduced version is wanted
+        whether to run the reduced version
     seeds
-        how many seeds, counted from 0
+        number of seeds, which count from 0
     parts
-        which of the reproduction's parts to do, besides those that are in the folder already; all
-        of them if left out
+        parts to run, besides those that the folder already has; by default all
     console
-        where it is said what is being done; None says nothing
+        where progress is printed; None prints nothing
     """
 
     def __init__(
@@ -69,17 +68,17 @@ class Lab:
         self.quick = quick
         self.seeds = list(range(seeds))
         self.most_seeds = seeds
-        """that any of its runs has: a folder may have more already"""
+        """the largest number of seeds of a cell: a folder may already have more than asked for"""
         self.parts = self._parts(parts)
-        """of the reproduction, in its order; what it loops over"""
+        """parts to run, in the order of the reproduction"""
         self.console = console or Console(quiet=True)
         self.folders: list[Path] = []
-        """of the runs that were asked for"""
+        """run folders of the cells that were run"""
         self._data: tuple[DataTable, FederatedData] | None = None
-        """the last data, and what they were built from"""
+        """the last data set, with the table it was built from"""
 
     def either(self, full: Value, quick: Value) -> Value:
-        """One value for a full run, another for a quick one."""
+        """Return one value in a full run, another in a quick one."""
         return quick if self.quick else full
 
     def run(
@@ -89,18 +88,18 @@ class Lab:
         only: Sequence[str] | None = None,
         file: str | None = None,
     ) -> Runs:
-        """Do the runs of the reproduction's experiment file, or what is left of them.
+        """Execute or resume the runs of the reproduction's experiment file, and return them.
 
         Parameters
         ----------
         cell
-            what these runs are called, among those of the reproduction
+            name of these runs, which is also that of their folder
         settings
-            keys of the file with other values, as `--set` of `undrift run` takes them
+            keys of the file to change, as in `undrift run --set key=value`
         only
-            the labels of the methods to run, if not all
+            labels of the methods to run; by default all
         file
-            the name of the experiment file, if it is not the reproduction's own
+            the experiment file; by default the reproduction's own
         """
         experiment = self._experiment(cell, settings or {}, only, file)
         folder = self.folder / RUNS / slug(cell)
@@ -119,19 +118,19 @@ class Lab:
         with watching(labels, experiment.rounds, seeds, self.console.quiet) as watcher:
             outcomes = run_experiment(experiment, folder, self._data_of(experiment), watcher)
         if len(outcomes) < len(labels) * seeds or any(o.status == "interrupted" for o in outcomes):
-            raise Interrupted("Interrupted; the same command goes on from here.")
+            raise Interrupted("Interrupted: run the same command to resume.")
 
     def _data_of(self, experiment: Experiment) -> FederatedData:
-        """The data of an experiment, built once for those in a row that have the same."""
+        """Return the data of an experiment; consecutive experiments share equal data."""
         if self._data is None or self._data[0] != experiment.data:
             self._data = (experiment.data, build_data(experiment))
         return self._data[1]
 
     def keep(self, name: str, compute: Callable[[], Any]) -> Any:
-        """What a function computes, in plain values; computed once, and then read."""
+        """Return what a function computes, as plain values; later calls read the stored result."""
         path = self.folder / KEPT / f"{slug(name)}.json"
         if path.is_file():
-            return _told(path, "value")["value"]
+            return _read_keys(path, "value")["value"]
         self.console.print(f"{self.reproduction.name}: {name}", style="bold")
         path.parent.mkdir(parents=True, exist_ok=True)
         with self._timed(f"{KEPT}/{slug(name)}"):
@@ -140,19 +139,19 @@ class Lab:
         return json.loads(path.read_text("utf-8"))["value"]
 
     def _parts(self, wanted: Sequence[str]) -> list[str]:
-        """Those that are wanted, and those that were done before."""
+        """Return the wanted parts and those that were completed before."""
         every = self.reproduction.parts
         for part in wanted:
-            require(bool(every), f"{self.reproduction.name} has no parts: it is done as a whole.")
+            require(bool(every), f"{self.reproduction.name} has no parts: leave out --part.")
             require_choice(f"The part of {self.reproduction.name}", part, every)
         before: list[str] = []
         path = self.folder / DONE
         if path.is_file():
-            done = _told(path, "quick", "parts")
+            done = _read_keys(path, "quick", "parts")
             before = done["parts"]
             require(
                 done["quick"] == self.quick,
-                f"{self.folder} has the {'quick' if done['quick'] else 'full'} version: choose "
+                f"{self.folder} holds the {'quick' if done['quick'] else 'full'} version: choose "
                 f"another folder with --out.",
             )
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -160,12 +159,12 @@ class Lab:
         return [part for part in every if part in (*(wanted or every), *before)]
 
     def done(self) -> None:
-        """Note that all parts are done: they are reported from now on, whichever are asked for."""
+        """Mark the parts as completed: findings include them from now on."""
         write_json(self.folder / DONE, {"quick": self.quick, "parts": self.parts})
 
     @property
     def seconds(self) -> float:
-        """What all of it took, as far as it was not killed."""
+        """Seconds that all runs took, except time lost when the process was killed."""
         times = self.folder / TIMES
         return sum(read_json(times).values()) if times.is_file() else 0.0
 
@@ -180,7 +179,7 @@ class Lab:
         path = files(f"undrift.reproduce.{self.reproduction.paper.lower()}") / name
         quick = dict(self.reproduction.quick) if self.quick else {}
         given = {
-            "output.durability": "process",  # a killed process loses nothing; a power loss may
+            "output.durability": "process",  # safe if the process is killed, not on power loss
             **quick,
             **settings,
             "name": f"{self.reproduction.name}: {cell}",
@@ -189,7 +188,7 @@ class Lab:
         place = Path(str(path))
         if only is None:
             return Experiment.load(place, given)
-        # The others need not fit the settings: FedPD fits no sample of the clients.
+        # Methods that are not run need not fit the settings: FedPD fits no sampling of clients.
         tables = applied(tomllib.loads(place.read_text(encoding="utf-8")), given)
         methods = {table.get("label", table["name"]): table for table in tables["method"]}
         for label in only:
@@ -199,7 +198,7 @@ class Lab:
 
     @contextmanager
     def _timed(self, part: str) -> Iterator[None]:
-        """Add what a part took to what it took before."""
+        """Add the seconds of the block to those of earlier calls for the same part."""
         began = time.monotonic()
         try:
             yield
@@ -211,16 +210,16 @@ class Lab:
             write_json(times, {**before, part: before.get(part, 0.0) + took})
 
 
-def _told(path: Path, *keys: str) -> dict[str, Any]:
-    """What a file of the lab says; one that says something else was changed by somebody."""
+def _read_keys(path: Path, *keys: str) -> dict[str, Any]:
+    """Read a file of the lab and check that it has these keys."""
     found = read_json(path)
     for key in keys:
-        require(key in found, f"{path} has no {key!r}: remove it, and what it kept is made again.")
+        require(key in found, f"{path} has no {key!r}: remove the file to compute it again.")
     return found
 
 
 def _all_ended(experiment: Experiment, folder: Path) -> bool:
-    """Whether nothing is left to do."""
+    """Whether all runs of the experiment have ended."""
     return all(
         ended(run_folder(folder, label, seed))
         for label in experiment.labels
@@ -229,14 +228,14 @@ def _all_ended(experiment: Experiment, folder: Path) -> bool:
 
 
 def _with_earlier_seeds(experiment: Experiment, folder: Path) -> Experiment:
-    """The experiment with the seeds that its folder has already, which then gets the new ones."""
+    """Return the experiment with the seeds that its folder already has added."""
     path = folder / EXPERIMENT
     if not path.is_file():
         return experiment
     earlier = Experiment.load(path)
     seeds = sorted({*earlier.seeds, *experiment.seeds})
     experiment = Experiment.from_dict({**experiment.resolved(), "seeds": seeds})
-    # With other seeds alone it is the same experiment; any other difference is refused later.
+    # An experiment that differs only in seeds is the same; `claim` rejects any other difference.
     if Experiment.from_dict({**earlier.resolved(), "seeds": seeds}) == experiment:
         with alone_in(folder):
             experiment.write(path)

@@ -1,4 +1,4 @@
-"""Every reproduction by name; each is read only when it is asked for."""
+"""All reproductions by name; a script is imported only when it is used."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ NAMES = (
     "fedlga-fmnist",
     "fedlga-cifar",
 )
-"""In the order of the papers: the script of `paper-item` is undrift/reproduce/paper/item.py."""
+"""The names, by paper; the script of `paper-item` is undrift/reproduce/paper/item.py."""
 
 
 def find(name: str) -> Reproduction:
-    """The reproduction of that name."""
+    """Return the reproduction of that name."""
     require_choice("The reproduction", name, NAMES)
     paper, _, item = name.partition("-")
     module = import_module(f"undrift.reproduce.{paper}.{item.replace('-', '_')}")
@@ -46,10 +46,10 @@ def find(name: str) -> Reproduction:
 
 
 def every() -> Iterator[Reproduction]:
-    """All of them."""
+    """Yield all reproductions."""
     return map(find, NAMES)
 
 
 def papers() -> dict[str, list[Reproduction]]:
-    """The reproductions of each paper."""
+    """Return the reproductions of each paper."""
     return {paper: [each for each in every() if each.paper == paper] for paper in PAPERS}

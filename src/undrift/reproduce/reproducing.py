@@ -1,4 +1,4 @@
-"""Doing a reproduction, and writing what it found into its folder."""
+"""Runs a reproduction and writes its findings, figure and page into its folder."""
 
 from __future__ import annotations
 
@@ -32,31 +32,32 @@ def reproduce(
     parts: Sequence[str] = (),
     console: Console | None = None,
 ) -> Findings:
-    """Reproduce a figure or table of a paper.
+    """Reproduce a figure or table of a paper and return the findings.
 
-    Runs that are in the folder already are gone on with, or read.
+    Runs that the folder already has are resumed, or read if they are finished.
 
     Parameters
     ----------
     name
         one of `undrift.reproduce.NAMES`
     out
-        the folder; `reproductions/<name>` if left out, with "-quick" for the quick version
+        the folder to write to; by default `reproductions/<name>`, with "-quick" for the quick
+        version
     quick
-        do a reduced version, in about a minute
+        run a reduced version, in about a minute
     seeds
-        how many; the reproduction's own number if left out, and one for the quick version
+        number of seeds; by default the reproduction's own, and 1 for the quick version
     parts
-        which of its parts, if not all; those in the folder already are reported as well
+        which parts to run, by default all; the findings include the parts the folder already has
     console
-        where it is said what is being done
+        where progress is printed; None prints nothing
     """
     reproduction = find(name)
-    require(not (quick and parts), "The quick version has no parts: it is done as a whole.")
+    require(not (quick and parts), "The quick version has no parts: leave out --part or --quick.")
     usual = 1 if quick else reproduction.seeds
     seeds = usual if seeds is None else require_whole("seeds", seeds, at_least=1)
     folder = Path(out) if out is not None else default_folder(name, quick)
-    with alone_in(folder), _paper_settings():
+    with alone_in(folder), _papers_own_parameters():
         lab = Lab(reproduction, folder, quick, seeds, parts, console)
         found = reproduction.reproduce(lab)
         lab.done()
@@ -65,13 +66,13 @@ def reproduce(
 
 
 def default_folder(name: str, quick: bool) -> Path:
-    """Where a reproduction goes, unless the user says."""
+    """Return the default folder of a reproduction."""
     return Path("reproductions") / (f"{name}-quick" if quick else name)
 
 
 def write(reproduction: Reproduction, lab: Lab, found: Findings) -> None:
-    """Write the findings, the figure and the report."""
-    write_json(lab.folder / FINDINGS, _told(reproduction, lab, found))
+    """Write the findings, the figure, the report of the runs and the page."""
+    write_json(lab.folder / FINDINGS, _as_json(reproduction, lab, found))
     if found.panels:
         draw(found.panels, lab.folder / FIGURE)
     if lab.folders:
@@ -79,7 +80,7 @@ def write(reproduction: Reproduction, lab: Lab, found: Findings) -> None:
     write_page(reproduction, lab.folder)
 
 
-def _told(reproduction: Reproduction, lab: Lab, found: Findings) -> dict[str, Any]:
+def _as_json(reproduction: Reproduction, lab: Lab, found: Findings) -> dict[str, Any]:
     from undrift import __version__
 
     return {
@@ -97,8 +98,8 @@ def _told(reproduction: Reproduction, lab: Lab, found: Findings) -> dict[str, An
 
 
 @contextmanager
-def _paper_settings() -> Iterator[None]:
-    """Some papers' parameters are outside the bounds of their own theorems, knowingly."""
+def _papers_own_parameters() -> Iterator[None]:
+    """Hide the warning about AsyncFedDR's alpha: the paper itself uses one above its bound."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="asyncFedDR's alpha")
         yield

@@ -1,4 +1,4 @@
-"""A figure or table of a paper as something to run."""
+"""The description of a reproduction, which every script of a paper's folder fills in."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ PAPERS = {
     "FedLGA": "Li et al., FedLGA: Towards System-Heterogeneity of Federated Learning via Local "
     "Gradient Approximation, 2021",
 }
-"""The papers by the word that begins the names of their reproductions."""
+"""Papers, by the first word of the names of their reproductions."""
 
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A figure or table of a paper as something to run.
+    """A figure or table of a paper that can be run.
 
     Parameters
     ----------
     name
-        as `undrift reproduce` takes it
+        its name in `undrift reproduce NAME`
     paper
         one of `PAPERS`
     shows
-        which figures and tables of it
+        the figures and tables that are reproduced
     about
-        what is done, in a sentence or two
+        the experiment in one or two sentences
     cost
-        of a full run on two cores, measured unless it says that it is estimated
+        the time of a full run on two cores: measured, unless it says "estimated"
     reproduce
-        does it, in a lab
+        runs it in a lab and returns its findings
     needs
-        data sets that must be there for a full run
+        data sets that a full run needs
     left_open
-        what the paper does not say, each with what was chosen
+        what the paper does not say, each with our choice
     quick
-        keys of the experiment file that `--quick` changes
+        keys of the experiment file that `--quick` changes, with their values
     quick_is
-        what the quick version leaves out, in a sentence
+        what the quick version does, in a sentence
     seeds
-        how many, unless the user says
+        default number of seeds
     parts
-        the settings, rows or panels that can be done by themselves, if there are several
+        settings, rows or panels that can be run separately
     """
 
     name: str

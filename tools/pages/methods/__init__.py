@@ -1,7 +1,7 @@
-"""The guide's pages about methods: pictures, tables and formulas, made from the methods.
+"""Generates the figures, tables and formulas of the guide's pages about methods.
 
     python -m tools.pages.methods docs/methods
 
-refreshes the made parts of every page there, and draws the pictures. With `--verify` it first runs
-`undrift verify` for all methods and stores what it finds, which takes half a minute.
+refreshes the generated blocks of every page and draws the figures. With `--verify` it first runs
+`undrift verify` for all methods and stores the results, which takes half a minute.
 """

@@ -9,7 +9,7 @@ from undrift.utils.errors import UndriftError
 
 
 def main(arguments: list[str]) -> None:
-    """Make the pages of a folder anew."""
+    """Refresh the pages of a folder."""
     places = [each for each in arguments if each != "--verify"]
     if len(places) != 1:
         sys.exit("usage: python -m tools.pages.methods docs/methods [--verify]")

@@ -1,4 +1,4 @@
-"""Pages whose words are written by hand and whose facts are made: parts between marks.
+"""Replaces the generated blocks of pages whose other text is written by hand.
 
 <!-- made: options -->
 …
@@ -15,15 +15,17 @@ from undrift.utils.errors import require
 MADE = re.compile(r"(<!-- made: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 Maker = Callable[[], Iterable[str]]
-"""Gives the lines of a part."""
+"""Yields the lines of a block."""
 
 
 def refreshed(text: str, made: Mapping[str, Maker], where: str = "The page") -> str:
-    """A page with its made parts made anew."""
+    """Return a page with its generated blocks replaced."""
 
-    def anew(found: re.Match[str]) -> str:
+    def replace(found: re.Match[str]) -> str:
         begin, part, end = found.groups()
-        require(part in made, f"{where} asks for {part!r}, but there is {', '.join(made)}.")
+        require(
+            part in made, f"{where} has a block {part!r}, but must use one of: {', '.join(made)}."
+        )
         return "\n".join([begin.rstrip("\n"), "", *made[part](), "", end])
 
-    return MADE.sub(anew, text)
+    return MADE.sub(replace, text)

@@ -1,4 +1,4 @@
-"""The parts of a page that are made from the method itself, as lines of Markdown."""
+"""The blocks of a page that are generated from the method itself, as lines of Markdown."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Lines = Iterator[str]
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Lines:
-    """A table of Markdown."""
+    """Yield a table in Markdown."""
     yield f"| {' | '.join(head)} |"
     yield "|---" * len(head) + "|"
     for row in rows:
@@ -49,7 +49,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Lines:
 
 
 def variants(name: str) -> dict[str, Method]:
-    """A method, and FedNova with variance reduction as well."""
+    """Return a method; of FedNova also the variant with variance reduction."""
     own: dict[str, Method] = {name: METHODS[name]()}
     if name == "FedNova":
         own["FedNova(variance_reduction=True)"] = FedNova(variance_reduction=True)
@@ -57,7 +57,7 @@ def variants(name: str) -> dict[str, Method]:
 
 
 def problem(name: str) -> Lines:
-    """The row of the local problem, what the client then does, and the fold."""
+    """Yield the row of the local problem, the client's work, and the fold."""
     own = {label: formulas(method) for label, method in variants(name).items()}
     one = len(own) == 1
     head = ("start", "linear v", "centre z", "weight r", "local work", "uploads")
@@ -70,32 +70,32 @@ def problem(name: str) -> Lines:
         yield "```text"
         yield from steps_of(row)
         yield "```"
-    told = {letters: words for row in own.values() for letters, words in row.words.items()}
-    if told:
+    symbols = {letters: words for row in own.values() for letters, words in row.words.items()}
+    if symbols:
         yield ""
-        yield from (f"- `{letters}`: {words}" for letters, words in told.items())
+        yield from (f"- `{letters}`: {words}" for letters, words in symbols.items())
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """The local problem as the cells of a table."""
+    """Return the local problem as the cells of a table."""
     terms = (row.start, row.linear, row.center, row.weight)
     return (*map(_code, terms), plain(row.work), ", ".join(map(_code, row.uploads)))
 
 
 def _code(formula: str) -> str:
-    """A formula in a table, where it must not be broken."""
+    """Return a formula for a table cell, in which it must not be broken."""
     return formula if formula in ("–", "0") else f"`{formula.replace(' ', NO_BREAK)}`"
 
 
 def formulas(method: Method) -> Row:
-    """The row of one of our methods."""
+    """Return the formulas of one of our methods."""
     found = row_of(method)
     assert found is not None
     return found
 
 
 def traffic(name: str) -> Lines:
-    """How many vectors of the model's size travel and rest."""
+    """Yield how many vectors of the model's size are sent and kept."""
     head = ("vectors down", "vectors up", "kept by a client", "kept by the server")
     own = variants(name)
     rows = (
@@ -110,7 +110,7 @@ def traffic(name: str) -> Lines:
 
 
 def vectors(method: Method) -> tuple[str, str, str, str]:
-    """Vectors down and up per client and round, on a client and on the server."""
+    """Return vectors down and up per client and round, kept by a client and by the server."""
     found = traffic_of(method)
     held = method.init(torch.zeros(2))
     on_server = sum(isinstance(value, torch.Tensor) for _, value in held.items())
@@ -122,7 +122,7 @@ def _kept(method: Method) -> str:
     first = {INITIAL: "starts at x⁰", NUMBER: "a number"}
     kept = [f"`{n}` ({first.get(kind, 'starts at 0')})" for n, kind in method.kept().items()]
     numbers = [f"`{n}`" for n, is_vector in traffic_of(method).up.items() if not is_vector]
-    besides = f" Besides, the numbers {' and '.join(numbers)} travel up." if numbers else ""
+    besides = f" It also uploads the numbers {' and '.join(numbers)}." if numbers else ""
     return f"A client keeps {', '.join(kept) or 'nothing'}.{besides}"
 
 
@@ -130,15 +130,15 @@ def _takes_part(method: Method) -> str:
     if method.needs_all:
         return "Every client must take part in every round."
     if method.meant_asynchronous:
-        return "Replies are taken in as they arrive."
+        return "The server uses replies as they arrive."
     if method.draws_by_weight:
-        return "Clients are drawn by q_k, `ud.Weighted(K)`, or all count alike."
+        return "Clients are drawn with probability q_k, `ud.Weighted(K)`, or all weights are equal."
     also = ' It can also run asynchronously, `pace = {kind = "asynchronous"}`.'
     return "Any cohort may take part." + (also if method.asynchronous else "")
 
 
 def options(name: str) -> Lines:
-    """Every option with its default and meaning; of the server optimisers, one after another."""
+    """Yield every option with its default and meaning; of all server optimisers in turn."""
     if name == "servers":
         for number, (server, build) in enumerate(SERVERS.items()):
             if number:
@@ -151,8 +151,8 @@ def options(name: str) -> Lines:
     if not own:
         yield "None."
         return
-    told = meanings(METHODS[name])
-    rows = ((f"`{p.name}`", _default(p), plain(told.get(p.name, ""))) for p in own)
+    explained = meanings(METHODS[name])
+    rows = ((f"`{p.name}`", _default(p), plain(explained.get(p.name, ""))) for p in own)
     yield from table(("option", "default", "meaning"), rows)
 
 
@@ -161,27 +161,27 @@ def _default(parameter: Parameter) -> str:
 
 
 def plain(words: str) -> str:
-    """Words of a docstring in Markdown, where asterisks and underscores mean something."""
+    """Return text of a docstring with the special characters of Markdown escaped."""
     return words.replace("*", "\\*").replace("_", "\\_")
 
 
 def paper(name: str) -> Lines:
-    """Where it was published."""
+    """Yield the reference to the paper."""
     number = ARXIV[name]
     yield f"{METHODS[name].paper}: [arXiv:{number}](https://arxiv.org/abs/{number})."
 
 
 def verified(name: str, found: dict[str, dict[str, Cell]]) -> Lines:
-    """The method's row of `undrift verify`, as it was measured, and what is not claimed."""
+    """Yield the method's results of `undrift verify`, and the facts that are not claimed."""
     subjects = named(name)
     yield f"    undrift verify {name}"
     yield ""
     measured = [found[subject.label][fact.name] for subject in subjects for fact in FACTS]
     claimed = [cell for cell in measured if cell.error is not None]
     held = sum(cell.holds for cell in claimed)
-    yield f"{held} of {len(claimed)} facts hold. The table has the errors that were measured."
+    yield f"{held} of {len(claimed)} facts hold. The table shows the measured errors."
     yield ""
-    head = ("fact", "error allowed", *(f"`{subject.method!r}`" for subject in subjects))
+    head = ("fact", "allowed error", *(f"`{subject.method!r}`" for subject in subjects))
     rows = (
         (
             fact.name,
@@ -192,30 +192,30 @@ def verified(name: str, found: dict[str, dict[str, Cell]]) -> Lines:
     )
     yield from table(head, rows)
     yield ""
-    yield "What each fact says is [in the overview](index.md#what-is-verified)."
+    yield "[The overview](index.md#what-is-verified) explains each fact."
     if METHODS[name].meant_asynchronous:
-        yield "They are measured in rounds, without delays."
-    told = reasons(name, found)
-    if told:
-        yield "A dot is a fact that is not claimed:"
+        yield "They are measured in synchronous rounds, without delays."
+    not_claimed = reasons(name, found)
+    if not_claimed:
+        yield "A dot marks a fact that is not claimed:"
         yield ""
-        yield from (f"- {fact}: {words}." for fact, words in told)
+        yield from (f"- {fact}: {words}." for fact, words in not_claimed)
 
 
 @lru_cache
 def walks(name: str) -> tuple[Walked, ...]:
-    """The runs of a page."""
+    """Return the runs of a page."""
     return tuple(walked(walk) for walk in WALKS[name])
 
 
 def ends(name: str) -> Lines:
-    """Where the runs of a page end, and where theory says."""
+    """Yield where the runs of a page end, and where theory predicts."""
     found = walks(name)
     asynchronous = bool(found[0].arrivals)
     what = "FedAvg with each of them" if name == "servers" else name
     yield f"![Where {what} converges, on two clients]({name.lower()}.png)"
     yield ""
-    head = ("run", "ends at", "theory says", "from the optimum")
+    head = ("run", "ends at", "theory predicts", "distance from the optimum")
     rows = (
         (each.walk.label, _point(each.end), _point(each.goal), _distance(each)) for each in found
     )
@@ -225,23 +225,23 @@ def ends(name: str) -> Lines:
     work = f"Full gradients, η = {LR:g}"
     if asynchronous:
         yield (
-            f"{work}, {plural(first.planned[0])} of work for either client, client 2 twice as "
-            f"fast; every mark is a reply, and a run ends at the mean over its last {PERIOD}."
+            f"{work}, {plural(first.planned[0])} for each client, client 2 twice as fast. Every "
+            f"mark is a reply; the end of a run is the mean over its last {PERIOD} marks."
         )
     else:
-        yield f"{work}; every mark is a round. {_steps(found)}"
+        yield f"{work}. Every mark is a round. {_steps(found)}"
 
 
 def _steps(found: Sequence[Walked]) -> str:
     done = {tuple(each.walk.done) for each in found}
     if len(done) > 1:
-        return "Clients 1 and 2 do as many steps in a round as the label says."
+        return "The label states the steps of clients 1 and 2 per round."
     first, second = done.pop()
-    return f"In a round client 1 does {plural(first)} and client 2 does {second}."
+    return f"Per round, client 1 does {plural(first)} and client 2 does {second}."
 
 
 def _point(x: torch.Tensor) -> str:
-    rounded = x.round(decimals=3) + 0.0  # there is no −0
+    rounded = x.round(decimals=3) + 0.0  # avoid −0
     return f"({', '.join(f'{v:.3f}'.replace('-', '−') for v in rounded.tolist())})"
 
 
@@ -250,7 +250,7 @@ def _distance(found: Walked) -> str:
 
 
 def file(name: str) -> Lines:
-    """The method in an experiment file, with its defaults."""
+    """Yield the method in an experiment file, with its defaults."""
     yield "```toml"
     if name == "servers":
         yield example("servers", "Momentum").rstrip()

@@ -1,4 +1,4 @@
-"""The parts of the overview, and of the pages on schemes and server optimisers."""
+"""The generated blocks of the overview, and of the pages on schemes and server optimisers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ENDS = {
 
 
 def overview() -> Lines:
-    """Every local problem side by side."""
+    """Yield the table of all local problems."""
     rows = []
     for name in METHODS:
         for label, method in variants(name).items():
@@ -38,8 +38,8 @@ def overview() -> Lines:
 
 
 def costs() -> Lines:
-    """What travels, what is kept and where it ends, side by side."""
-    head = ("method", "down", "up", "client", "server", "takes part", "ends at")
+    """Yield the table of traffic, state and limit of all methods."""
+    head = ("method", "down", "up", "client", "server", "participation", "converges to")
     rows = []
     for name in METHODS:
         for label, method in variants(name).items():
@@ -47,7 +47,7 @@ def costs() -> Lines:
             part = "as they arrive" if method.meant_asynchronous else part
             ends = ENDS.get(method.converges_to or "", "–")
             if any(subject.equal_steps for subject in named(name)):
-                ends += ", for equal steps"
+                ends += ", with equal steps"
             rows.append((_link(name, label), *vectors(method), part, ends))
     yield from table(head, rows)
 
@@ -58,7 +58,7 @@ def _link(name: str, label: str) -> str:
 
 
 def purposes(folder: Path) -> Lines:
-    """What each method is for, in the first words of its page."""
+    """Yield what each method is for: the first paragraph of its page."""
     for name in METHODS:
         text = (folder / f"{name.lower()}.md").read_text(encoding="utf-8")
         words = " ".join(text.split("\n\n")[1].split())
@@ -66,13 +66,13 @@ def purposes(folder: Path) -> Lines:
 
 
 def facts() -> Lines:
-    """What `undrift verify` measures."""
+    """Yield the facts that `undrift verify` measures."""
     rows = ((f.name, f.meaning, f"{f.allowed:.0e}" if f.allowed else "0") for f in FACTS)
-    yield from table(("fact", "it says", "error allowed"), rows)
+    yield from table(("fact", "meaning", "allowed error"), rows)
 
 
 def schemes() -> Lines:
-    """The ways to average a cohort."""
+    """Yield the ways to average a cohort."""
     rows = (
         (f"`{s.name}`", f"`{s.formula.partition(': ')[0]}`", s.formula.partition(": ")[2])
         for s in SCHEMES.values()
@@ -81,10 +81,10 @@ def schemes() -> Lines:
 
 
 def servers() -> Lines:
-    """What each server optimiser keeps."""
+    """Yield what each server optimiser keeps."""
     rows = []
     for name, build in SERVERS.items():
         kept = build().start(torch.zeros(2))  # type: ignore[call-arg]
         shown = ", ".join(f"`{each}`" for each in kept) or "nothing"
         rows.append((f"`{name}`", shown, str(len(kept))))
-    yield from table(("optimiser", "the server keeps besides", "vectors"), rows)
+    yield from table(("optimiser", "additional server state", "vectors"), rows)

@@ -1,4 +1,4 @@
-"""The pages about methods, with their made parts and pictures."""
+"""Refreshes the pages about methods: their generated blocks and figures."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ INDEX, SERVERS = "index", "servers"
 PAGES = {INDEX: INDEX, **{name: name.lower() for name in METHODS}, SERVERS: SERVERS}
 """The file of every page, by its subject."""
 ORDER = ("problem", "traffic", "options", "paper", "verified", "ends", "file")
-"""What every page of a method holds, in this order."""
+"""The blocks of every method's page, in this order."""
 
 
 def makers(name: str, folder: Path) -> Mapping[str, Maker]:
-    """What can be made for a page, by the word in its mark."""
+    """Return the functions that generate the blocks of a page, by the word in their mark."""
     if name == INDEX:
         purposes = partial(overview.purposes, folder)
         side_by_side = {
@@ -47,17 +47,17 @@ def makers(name: str, folder: Path) -> Mapping[str, Maker]:
 
 
 def page(name: str, folder: Path) -> str:
-    """A page as it should be."""
+    """Return a page with current blocks."""
     path = folder / f"{PAGES[name]}.md"
     try:
         text = path.read_text(encoding="utf-8")
     except OSError:
-        raise UndriftError(f"There is no page {path}: write its words first.") from None
+        raise UndriftError(f"There is no page {path}: write its text first.") from None
     return refreshed(text, makers(name, folder), str(path))
 
 
 def write(folder: Path) -> list[Path]:
-    """Make every page and picture anew."""
+    """Write every page and figure, and return their paths."""
     written = []
     for name, stem in PAGES.items():
         path, text = folder / f"{stem}.md", page(name, folder)

@@ -1,4 +1,4 @@
-"""The pictures: paths of the server's model over the contour lines of F."""
+"""Draws the paths of the server's model over the contour lines of F."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8c6d00")
-"""One for each path; they stay apart for colour-blind readers, and each has its own mark."""
+"""One per path: colour-blind readers can tell them apart, and each path has its own mark."""
 MARKS = ("o", "s", "^", "D", "v")
 CLIENTS = "#555555"
 SPAN = ((-1.6, 1.8), (-1.5, 1.05))
 
 
 def draw(page: str, walks: Sequence[Walked], path: Path) -> Path:
-    """Draw the runs of a page."""
+    """Draw the runs of a page to a file and return its path."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.0, 5.6), layout="constrained")
@@ -41,12 +41,12 @@ def draw(page: str, walks: Sequence[Walked], path: Path) -> Path:
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=10)
     with written_whole(path) as partial:
-        _small(figure).save(partial, optimize=True)
+        _with_few_colours(figure).save(partial, optimize=True)
     return path
 
 
-def _small(figure: Figure) -> Image:
-    """A figure as an image of few colours, which takes a third of the bytes."""
+def _with_few_colours(figure: Figure) -> Image:
+    """Return a figure as an image with few colours, which takes a third of the bytes."""
     from PIL import Image
 
     content = io.BytesIO()
@@ -55,7 +55,7 @@ def _small(figure: Figure) -> Image:
 
 
 def _contours(axes: Axes, found: Walked) -> None:
-    """Lines of equal F, without g."""
+    """Draw lines of equal F, without g."""
     sides = [torch.linspace(*span, 120, dtype=torch.float64) for span in SPAN]
     across, up = torch.meshgrid(*sides, indexing="xy")
     points = torch.stack([across, up], -1).reshape(-1, 2)
@@ -76,7 +76,7 @@ def _contours(axes: Axes, found: Walked) -> None:
 
 
 def _path(axes: Axes, found: Walked, colour: str, mark: str) -> None:
-    """A run, where theory says it ends, and how its clients pull at the end."""
+    """Draw a run, and the point where theory predicts its end."""
     xs, ys = found.path.T.tolist()
     axes.plot(
         xs,
@@ -96,7 +96,7 @@ def _path(axes: Axes, found: Walked, colour: str, mark: str) -> None:
 
 
 def _landmarks(axes: Axes, page: str, walks: Sequence[Walked]) -> None:
-    """The optimum, the clients' own minima, the start, and the point where FedAvg ends."""
+    """Draw the optimum, the clients' minima, the start, and the point where FedAvg ends."""
     first = walks[0]
     for k, (name, point) in enumerate(zip(NAMES, MINIMA, strict=True)):
         axes.plot(*point, marker="P", markersize=9, color=CLIENTS, linestyle="", zorder=2)
@@ -118,7 +118,7 @@ def _landmarks(axes: Axes, page: str, walks: Sequence[Walked]) -> None:
                 linestyle=":",
                 linewidth=1.6,
                 zorder=2,
-                label="the clients' own steps at the blue end" if k == 0 else None,
+                label="local steps of the clients at the end of the blue path" if k == 0 else None,
             )
     axes.plot(*START, marker="x", markersize=8, color="black", linestyle="", zorder=2)
     axes.annotate("start", START, xytext=(8, -3), textcoords="offset points", fontsize=9)
@@ -131,7 +131,7 @@ def _landmarks(axes: Axes, page: str, walks: Sequence[Walked]) -> None:
         mec=CLIENTS,
         linestyle="",
         mew=1.6,
-        label="where theory says that it ends",
+        label="end predicted by theory",
     )
     plain = first.problem.optimum(first.q)
     axes.plot(
@@ -159,7 +159,7 @@ def _landmarks(axes: Axes, page: str, walks: Sequence[Walked]) -> None:
 
 
 def _about(walks: Sequence[Walked], k: int) -> str:
-    """What a client holds, and what it does in a round if that is the same in every run."""
+    """Return a client's samples, and its steps per round if they are equal in all runs."""
     if walks[0].arrivals:
         return f"{SIZES[k]} samples, {('slow', 'twice as fast')[k]}"
     steps = {each.walk.done[k] for each in walks}
@@ -167,5 +167,5 @@ def _about(walks: Sequence[Walked], k: int) -> str:
 
 
 def plural(steps: int) -> str:
-    """So many steps."""
+    """Return "1 step" or "n steps"."""
     return f"{steps} step{'s' * (steps != 1)}"

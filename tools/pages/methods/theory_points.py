@@ -1,6 +1,6 @@
-"""The points that theory says, for runs that `undrift verify` has no closed form for.
+"""The limit points that theory predicts for runs without a closed form in `undrift verify`.
 
-Each is computed from the clients' losses alone, by formulas that share nothing with the methods.
+Each is computed from the clients' losses alone, by formulas that share no code with the methods.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from undrift.theory import Quadratics, fixed_points
 
 
 def weighted_by_steps(problem: Quadratics, q: Tensor, steps: Sequence[int]) -> Tensor:
-    """The minimiser of Σ q_kτ_k f_k: where VRL-SGD stops, at any rate.
+    """Return the minimiser of Σ q_kτ_k f_k, where VRL-SGD stops at any rate.
 
     Its corrections keep Σ q_kτ_kΔ_k = 0, and at rest each is its client's gradient.
     """
@@ -24,22 +24,22 @@ def weighted_by_steps(problem: Quadratics, q: Tensor, steps: Sequence[int]) -> T
 
 
 def weighted_by_arrivals(problem: Quadratics, counts: Tensor, steps: Sequence[int]) -> Tensor:
-    """Where moves that are taken in one by one cancel over time, as the server's rate → 0.
+    """Return where moves that arrive one by one cancel over time, as the server's rate → 0.
 
-    `counts` is Σ q_k·s(u) over a client's replies in a period: who replies more often counts for
-    more, and who replies late for less.
+    `counts` is Σ q_k·s(u) over a client's replies in a period: clients that reply more often count
+    more, and late replies count less.
     """
     return fixed_points.averaging_fixed_point(problem.H, problem.b, counts, LR, steps)
 
 
 def extrapolated(problem: Quadratics, q: Tensor, done: Sequence[int], expected: int) -> Tensor:
-    """Where averaging stops if a move is stretched by E/E_k."""
+    """Return where averaging stops if moves are stretched by E/E_k."""
     factor = expected / torch.tensor(done, dtype=q.dtype)
     return fixed_points.averaging_fixed_point(problem.H, problem.b, q * factor, LR, done)
 
 
 def approximated(problem: Quadratics, done: Sequence[int], damping: float) -> Tensor:
-    """Where FedLGA's literal form is at rest with client 1 unfinished, by Newton's method.
+    """Return the fixed point of FedLGA's literal form with client 1 unfinished, by Newton's method.
 
     Δ_1 + λ g(g·(Δ_2 − Δ_1)) + Δ_2 = 0 with g = −Δ_1/(ητ_1), from client k's move over its steps,
     Δ_k = [(I − ηH_k)^τ_k − I](x − e_k).

@@ -1,4 +1,4 @@
-"""What `undrift verify` found, kept beside the pages, and why it is silent where it is."""
+"""Stores the results of `undrift verify` beside the pages, and explains facts it does not claim."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STORED = "verify.json"
 
 @dataclass(frozen=True)
 class Cell:
-    """A fact about a method, as it was measured; without an error where nothing is claimed."""
+    """The measured error of a fact; None if the fact is not claimed for the method."""
 
     error: float | None
     holds: bool
@@ -29,7 +29,7 @@ class Cell:
 
 
 def measure(folder: Path, subjects: Iterable[Subject] | None = None) -> None:
-    """Run `undrift verify` for all methods and store what it finds: half a minute."""
+    """Run `undrift verify` for all methods and store the results: half a minute."""
     found: dict[str, dict[str, dict[str, object]]] = {}
     for verdict in verify(ours() if subjects is None else subjects):
         found.setdefault(verdict.method, {})[verdict.fact.name] = _stored(verdict)
@@ -42,46 +42,47 @@ def _stored(verdict: Verdict) -> dict[str, object]:
 
 
 def stored(folder: Path) -> dict[str, dict[str, Cell]]:
-    """What was found: by the label of the method and the name of the fact."""
+    """Return the stored results by the label of the method and the name of the fact."""
     path = folder / STORED
-    require(path.is_file(), f"There is no {path}: measure it with --verify.")
-    told = read_json(path)
+    require(path.is_file(), f"There is no {path}: create it with --verify.")
+    saved = read_json(path)
     return {
-        label: {name: Cell(**cell) for name, cell in facts.items()} for label, facts in told.items()
+        label: {name: Cell(**cell) for name, cell in facts.items()}
+        for label, facts in saved.items()
     }
 
 
-def silent(fact: Fact, subject: Subject) -> str:
-    """Why a fact says nothing about a method."""
+def reason_not_claimed(fact: Fact, subject: Subject) -> str:
+    """Return why a fact is not claimed for a method."""
     method = subject.method
     if fact.name == "partial" and method.needs_all:
-        return "it is defined only with every client in every round"
+        return "the method needs every client in every round"
     if fact.name == "partial" and one_step_only(method):
         return (
-            "with one step a round the cohort's gradients cancel only together, so that under "
-            "sampling it wanders about the optimum"
+            "with one step per round the gradients cancel only over all clients, so under sampling "
+            "the model fluctuates around the optimum"
         )
     if fact.name == "partial":
-        return "under sampling it has no point to end at, only a neighbourhood"
+        return "under sampling it does not converge to a point, only to a neighbourhood"
     if fact.name == "momentum" and one_step_only(method):
-        return "there is no momentum in a single step"
+        return "momentum has no effect in a single step"
     if fact.name == "momentum":
-        return "momentum changes how much gradient clients accumulate, and so where it ends"
+        return "momentum changes how much gradient clients accumulate, and with it the limit"
     if fact.name == "acts":
-        return "it has no number and no local term that could be lost"
+        return "it has no parameter and no local term that could be ignored by mistake"
     if fact.name in ("shift", "still") and method.g is not None:
-        return "g is tied to a place: the problem is another one once it is moved"
+        return "g depends on the position: a shift changes the problem"
     return ""
 
 
 def reasons(name: str, found: dict[str, dict[str, Cell]]) -> list[tuple[str, str]]:
-    """What is not claimed for a method, and the reason."""
-    told = []
+    """Return the facts that are not claimed for a method, with the reasons."""
+    found_reasons = []
     subjects = named(name)
     for fact in FACTS:
-        quiet = [each for each in subjects if found[each.label][fact.name].error is None]
-        if quiet:
-            labels = " and ".join(f"`{each.method!r}`" for each in quiet)
-            which = f" for {labels}" if len(quiet) < len(subjects) else ""
-            told.append((f"*{fact.name}*{which}", silent(fact, quiet[0])))
-    return told
+        missing = [each for each in subjects if found[each.label][fact.name].error is None]
+        if missing:
+            labels = " and ".join(f"`{each.method!r}`" for each in missing)
+            which = f" for {labels}" if len(missing) < len(subjects) else ""
+            found_reasons.append((f"*{fact.name}*{which}", reason_not_claimed(fact, missing[0])))
+    return found_reasons

@@ -1,4 +1,4 @@
-"""The runs behind the pictures: which method, with what local work, and where it should end."""
+"""The runs behind the figures: method, local work, and the point where theory predicts the end."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ from undrift.theory import Quadratics, fixed_points
 from undrift.verify.limits import goal_of
 
 PERIOD = 12
-"""Replies after which the order of arrivals repeats, with one client twice as fast as the other
-and a buffer of one, two or three."""
+"""Replies after which the order of arrivals repeats, with one client twice as fast as the other and
+a buffer of one, two or three."""
 ASYNCHRONOUS_STEPS = 4
-"""What both clients do in asynchronous runs, so that only their speeds differ."""
+"""Steps of both clients in asynchronous runs: only their speeds differ."""
 
 
 @dataclass(frozen=True)
 class Walk:
-    """A run to be drawn."""
+    """A run to draw."""
 
     label: str
     method: Method
@@ -60,9 +60,9 @@ class Walk:
     objective: str = "samples"
     limit: Mapping[Hashable, int] | None = None
     goal: Callable[[Walk, Walked], Tensor] | None = None
-    """the point that theory says; None for what `undrift verify` holds the method to"""
+    """the predicted end; None for the limit that `undrift verify` checks"""
     within: float = 1e-3
-    """how near to that point it ends"""
+    """largest distance of the end from that point"""
 
     @property
     def planned(self) -> list[int]:
@@ -78,17 +78,17 @@ class Walk:
 
 @dataclass(frozen=True)
 class Walked:
-    """Where a run went."""
+    """The path of a run."""
 
     walk: Walk
     problem: Quadratics
     q: Tensor
     path: Tensor
-    """the server's models, the initial one first, `[rounds + 1, 2]`"""
+    """the server's models from the initial one on, `[rounds + 1, 2]`"""
     arrivals: list[tuple[int, int]]
-    """of an asynchronous run, who replied and how many updates late"""
+    """replies of an asynchronous run: (client, staleness in updates)"""
     drift: list[Tensor]
-    """where each client goes from the last model, in one round: `[steps + 1, 2]` each"""
+    """the local path of each client from the last model in one round, `[steps + 1, 2]` each"""
 
     @property
     def end(self) -> Tensor:
@@ -97,12 +97,12 @@ class Walked:
 
     @property
     def optimum(self) -> Tensor:
-        """The optimum of F, with the method's own g."""
+        """The optimum of F, with the method's g."""
         return self.problem.optimum(self.q, self.walk.method.g)
 
     @property
     def goal(self) -> Tensor:
-        """The point that theory says."""
+        """The end that theory predicts."""
         if self.walk.goal is not None:
             return self.walk.goal(self.walk, self)
         local = GD(lr=LR, steps=self.walk.steps)
@@ -112,10 +112,10 @@ class Walked:
 
 
 def walked(walk: Walk) -> Walked:
-    """Do a run."""
+    """Execute a run and return its path."""
     problem, run = two_clients(), run_of(walk)
     path = [problem.initial()]
-    arrivals: list[tuple[int, int]] = []  # none of a run in rounds, whose replies are never late
+    arrivals: list[tuple[int, int]] = []  # empty for synchronous rounds
     for _ in range(walk.rounds):
         record = run.step()
         path.append(run.server.x.clone())
@@ -127,11 +127,11 @@ def walked(walk: Walk) -> Walked:
 
 
 def run_of(walk: Walk) -> Loop:
-    """The run of a walk, to be stepped by hand."""
+    """Return the loop of a run, to be stepped by hand."""
     speeds = Devices(speed=Ladder(1, 2), seed=3)  # this seed makes client 2 the faster one
     arriving: dict[str, Any] = {"devices": speeds, "pace": AsTheyArrive(replies=1)}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # step sizes outside a theorem's bound are shown, too
+        warnings.simplefilter("ignore")  # some step sizes are outside a theorem's bound on purpose
         spec = RunSpec(
             walk.method,
             two_clients(),
@@ -148,7 +148,7 @@ def run_of(walk: Walk) -> Loop:
 
 
 def _local_path(walk: Walk, run: Loop, k: int) -> Tensor:
-    """Where client k would go in the next round: gradient descent on its local problem."""
+    """Return where client k would go in the next round: gradient descent on its local problem."""
     method, losses = walk.method, two_clients()
     down = method.download(method.begin(run.server, lambda purpose: 0.0))
     problem = method.problem(down, run.states.get(k), run.roster.client(k))
@@ -191,12 +191,12 @@ def _approximated(walk: Walk, found: Walked) -> Tensor:
 
 
 def _complete_client(walk: Walk, found: Walked) -> Tensor:
-    """With the cap, Δ̂_1 is the projection of Δ_2 on Δ_1, so that only Δ_2 = 0 is at rest."""
+    """With the cap, Δ̂_1 is the projection of Δ_2 on Δ_1, so only Δ_2 = 0 is at rest."""
     return found.problem.local_optimum(1)
 
 
 def _unfinished(label: str, method: Method, **options: object) -> Walk:
-    """Both should do 12 steps, and client 1 does 2 of them; FedLGA's clients count alike."""
+    """Return a run with 12 planned steps, of which client 1 does 2, and equal client weights."""
     return Walk(label, method, 12, objective="clients", limit={0: 2}, **options)  # type: ignore[arg-type]
 
 
@@ -258,4 +258,4 @@ WALKS: dict[str, list[Walk]] = {
         Walk("Adagrad(0.5)", FedAvg(server=Adagrad(0.5)), rounds=150),
     ],
 }
-"""What each page of the guide draws, by its title."""
+"""The runs that each page of the guide draws, by its title."""

@@ -1,7 +1,7 @@
-"""Theorems 1 to 4 of FedAvg-nonIID: the error that is measured, next to the bounds.
+"""Theorems 1 to 4 of FedAvg-nonIID: the measured error next to the bounds.
 
-Clients with logistic regressions that disagree, regularised so that every loss is strongly convex.
-All constants of the theorems are computed from the data, and none is estimated from the runs.
+The clients have different logistic regressions, regularised so that every loss is strongly convex.
+All constants of the theorems are computed from the data; none is estimated from the runs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from undrift.utils.keys import generator
 
 N, SAMPLES, FEATURES, CLASSES = 10, 40, 5, 3
 MU, E, K, BATCH = 0.1, 5, 4, 4
-"""The weight decay, which is μ; local steps, cohort and batch size."""
+"""The weight decay, which equals μ; the local steps, the cohort size and the batch size."""
 SCHEMES: Mapping[
     str, tuple[FedAvg, Sampler | None, Callable[[bounds.Constants], bounds.Bounds]]
 ] = {
@@ -37,11 +37,11 @@ SCHEMES: Mapping[
     "scheme I": (FedAvg("I"), Weighted(K), partial(bounds.scheme_one, cohort=K)),
     "scheme II": (FedAvg("II"), Uniform(K), partial(bounds.scheme_two, cohort=K)),
 }
-"""By theorem 1, 2 and 3: the method, who takes part, and the bound."""
+"""Theorems 1, 2 and 3: the method, the sampling of clients, and the bound."""
 
 
 def samples() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Inputs in different places for each client, and labels by different rules."""
+    """Return inputs with a different mean for each client, and labels by different rules."""
     rng = generator(0, "clients with logistic regressions")
     inputs, labels = [], []
     for _ in range(N):
@@ -60,11 +60,11 @@ BEST = PROBLEM.evaluate(OPTIMUM, WEIGHTS, {})["train_loss"]
 
 
 def constants() -> bounds.Constants:
-    """What the theorems assume, computed.
+    """Return the constants of the theorems, computed from the data.
 
-    The gradient of a sample's cross-entropy is at most √2|u|, u the input with a one behind it.
-    So no iterate leaves |w| ≤ √2·max|u|/μ, no stochastic gradient exceeds G = 2√2·max|u|, and a
-    batch's gradient varies with σ_k² ≤ 2·max|u|²/batch.
+    The gradient of a sample's cross-entropy is at most √2|u|, with u the input extended by a one.
+    Therefore no iterate leaves |w| ≤ √2·max|u|/μ, no stochastic gradient exceeds G = 2√2·max|u|,
+    and the gradient of a batch varies with σ_k² ≤ 2·max|u|²/batch.
     """
     largest = math.sqrt(1 + max(float(u.square().sum(1).max()) for u in INPUTS))
     minima = torch.tensor(
@@ -83,7 +83,7 @@ def constants() -> bounds.Constants:
 
 
 def errors(scheme: str, local: Local, rounds: int, seed: int) -> dict[str, Any]:
-    """F(w_T) − F* of one run, by rounds."""
+    """Return F(w_T) − F* of one run, by rounds."""
     method, cohort, _ = SCHEMES[scheme]
     result = train(
         method,
@@ -101,14 +101,17 @@ def errors(scheme: str, local: Local, rounds: int, seed: int) -> dict[str, Any]:
 
 
 def growth(scaled: Sequence[float]) -> tuple[float, float]:
-    """The means over the second and the last quarter; of (γ + T)·O(1/T) the last is no larger."""
+    """Return the means over the second and the last quarter of (γ + T)·error.
+
+    If the error decays as O(1/T), the last quarter is no larger.
+    """
     quarter = len(scaled) // 4
     return fmean(scaled[quarter : 2 * quarter]), fmean(scaled[-quarter:])
 
 
 def _reproduce(lab: Lab) -> Findings:
     rounds, repeats = lab.either((400, 10), (40, 2))
-    few = repeats < 10  # where clients are sampled, a mean over two runs tells no trend
+    few = repeats < 10  # with sampled clients, two runs are too few to see a trend
     assumed = constants()
     decaying = SGD(lr=Theorem1(MU, assumed.L, E), batch_size=BATCH, steps=E, fresh_batches=True)
     numbers, claims, panels = [], [], []

@@ -1,4 +1,4 @@
-"""The four federated data sets of FedAvg-nonIID (its Table 2), as settings of experiment files."""
+"""The four data sets of FedAvg-nonIID (its Table 2), as settings of experiment files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from undrift.reproduce.lab import Lab
 
 POWER_LAW = {"kind": "power-law", "exponent": 0.78}
-"""62 995 samples, 630 ± 801 per client; 62 864 and 628 ± 800 in Table 2."""
+"""Gives 62 995 samples, 630 ± 801 per client; Table 2 has 62 864, and 628 ± 800."""
 DATA: Mapping[str, Mapping[str, Any]] = {
     "MNIST balanced": {
         "source": "mnist",
@@ -38,27 +38,29 @@ DATA: Mapping[str, Mapping[str, Any]] = {
         "seed": 2,
     },
 }
-"""The table [data] of each."""
+"""The table [data] of each data set."""
 SYNTHETIC = ("synthetic(0,0)", "synthetic(1,1)")
-"""What a quick version runs on: as they are, for it is their sizes that the claims are about."""
+"""The data sets of the quick version, unreduced: the claims are about their sizes."""
 
 LEFT_OPEN = (
-    "The unbalanced MNIST has more samples than MNIST's training part: both parts are shared out "
-    "by a power law with exponent 0.78, and nine tenths of each client's images are for training.",
-    "The synthetic data were drawn without a seed: of a dozen draws those whose sizes are most "
-    "like Table 2 were taken, 412 ± 1285 samples for (0,0) and 282 ± 447 for (1,1).",
+    "The paper's unbalanced MNIST has more samples than MNIST's training part: here both parts "
+    "are distributed by a power law with exponent 0.78, and nine tenths of each client's images "
+    "are for training.",
+    "The paper's synthetic data have no seed: of a dozen seeds here are those whose sizes are most "
+    "like Table 2, 412 ± 1285 samples for (0,0) and 282 ± 447 for (1,1).",
     "F is evaluated with its term λ|w|², as the paper writes it, on all training data; the "
     "authors' code leaves the term out.",
-    "The authors' code clips gradients at a norm of 60, unmentioned in the paper: not done here.",
+    "The authors' code clips gradients at a norm of 60, which the paper does not mention: not done "
+    "here.",
     "In the authors' code the figures' E counts ten steps, each on a batch drawn anew: as here.",
 )
 
 
 def settings(where: str) -> dict[str, Any]:
-    """The settings that choose a data set, and the batch size that goes with it."""
+    """Return the settings that select a data set and its batch size."""
     return {"data": dict(DATA[where]), "local.batch_size": 24 if where in SYNTHETIC else 64}
 
 
-def places(lab: Lab) -> list[str]:
-    """The data sets that a lab is to do."""
+def selected(lab: Lab) -> list[str]:
+    """Return the data sets to run in a lab."""
     return [where for where in lab.parts if where in SYNTHETIC or not lab.quick]

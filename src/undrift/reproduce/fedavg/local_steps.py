@@ -1,4 +1,4 @@
-"""Figure 1a of FedAvg-nonIID: how many rounds it takes with E local steps, which is a U."""
+"""Figure 1a of FedAvg-nonIID: the rounds needed with E local steps, a U-shaped curve."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from dataclasses import dataclass
 from undrift.report.reading import Runs
 from undrift.report.tables import OverSeeds
 from undrift.reproduce.curves import best, cost, line
-from undrift.reproduce.fedavg.data_sets import LEFT_OPEN, places, settings
+from undrift.reproduce.fedavg.data_sets import LEFT_OPEN, selected, settings
 from undrift.reproduce.figure import Line, Panel
 from undrift.reproduce.findings import Claim, Findings, Number
 from undrift.reproduce.lab import Lab
 from undrift.reproduce.reproduction import Reproduction
 
-STEPS = 10
-"""The figure's E counts so many steps of SGD."""
+STEPS_PER_E = 10
+"""One unit of the figure's E is this many steps of SGD."""
 
 
 @dataclass(frozen=True)
 class PublishedCurve:
-    """A curve of the figure.
+    """One curve of the figure.
 
     Parameters
     ----------
     target
-        the F to reach; None where it depends on data that cannot be drawn again
+        the F to reach; None if it depends on data that cannot be drawn again
     published
-        the rounds until then, by E, for all E of the figure
+        rounds to the target by E, for all E of the figure
     tried
-        the E that are run here
+        values of E that are run here
     rounds
-        after how many to give up
+        most rounds of a run
     """
 
     target: float | None
@@ -69,15 +69,15 @@ CURVES = {
 
 
 def falls(rounds: Mapping[int, OverSeeds]) -> bool | None:
-    """Whether some E needs fewer rounds than the smallest; None if nobody reached the target."""
+    """Whether some E needs fewer rounds than the smallest; None if no run reached the target."""
     first, *others = rounds.values()
     reached = [over.mean for over in others if not over.missed]
-    nobody = first.missed and not reached
-    return None if nobody else min(reached, default=first.mean) < first.mean
+    unreached = first.missed and not reached
+    return None if unreached else min(reached, default=first.mean) < first.mean
 
 
 def rises(rounds: Mapping[int, OverSeeds]) -> bool | None:
-    """Whether the largest E needs more rounds than the best of the smaller ones."""
+    """Whether the largest E needs more rounds than the best smaller one; None if unknown."""
     *others, last = rounds.values()
     reached = [over.mean for over in others if not over.missed]
     return last.mean > min(reached) if reached else None
@@ -85,14 +85,14 @@ def rises(rounds: Mapping[int, OverSeeds]) -> bool | None:
 
 @dataclass(frozen=True)
 class MeasuredCurve:
-    """What was run for a curve: its runs and the rounds they needed, by E."""
+    """The runs of a curve and the rounds they needed, by E."""
 
     target: float
     runs: Mapping[int, Runs]
     rounds: Mapping[int, OverSeeds]
 
     def shown(self) -> str:
-        """The rounds in a line."""
+        """Return the rounds in one line."""
         return ", ".join(
             f"{'> ' if over.missed else ''}{over.mean:.0f} for E = {E}"
             for E, over in self.rounds.items()
@@ -100,7 +100,7 @@ class MeasuredCurve:
 
 
 def _reproduce(lab: Lab) -> Findings:
-    done = {where: _measure(lab, where) for where in places(lab)}
+    done = {where: _measure(lab, where) for where in selected(lab)}
     numbers: list[Number] = []
     claims: list[Claim] = []
     lines: list[Line] = []
@@ -110,9 +110,9 @@ def _reproduce(lab: Lab) -> Findings:
         numbers += _numbers(where, measured, published)
         claims += _claims(where, measured, lab.quick)
         rounds = [over.mean for over in measured.rounds.values()]
-        lines.append(Line(where, [STEPS * E for E in measured.rounds], rounds, style="-o"))
+        lines.append(Line(where, [STEPS_PER_E * E for E in measured.rounds], rounds, style="-o"))
         if published:
-            steps = [STEPS * E for E in published]
+            steps = [STEPS_PER_E * E for E in published]
             lines.append(Line(f"{where}, published", steps, [*published.values()], style="--"))
         panels.append(_panel(where, measured))
     return Findings(
@@ -123,15 +123,15 @@ def _reproduce(lab: Lab) -> Findings:
 
 
 def _measure(lab: Lab, where: str) -> MeasuredCurve:
-    """Run every E until the target; where there is none, the smallest E sets it."""
+    """Run every E until the target; without a target, the first run sets it."""
     curve = CURVES[where]
     tried = lab.either(curve.tried, (1, 5, 10))
     limit = lab.either(curve.rounds, 40)
     target = curve.target
     runs: dict[int, Runs] = {}
     for E in tried:
-        given = {**settings(where), "local.steps": STEPS * E, "rounds": limit}
-        if target is None:  # the loss that it has after as many rounds as in the paper
+        given = {**settings(where), "local.steps": STEPS_PER_E * E, "rounds": limit}
+        if target is None:  # the loss of this E after as many rounds as in the paper
             given |= {"rounds": lab.either(curve.published.get(E, limit), 20), "target": {}}
         else:
             given |= {"target": {"objective": target}}
@@ -167,7 +167,7 @@ def _claims(where: str, measured: MeasuredCurve, quick: bool) -> list[Claim]:
         )
     ]
     if where != "MNIST balanced":
-        # A list of E that ends where the paper's curve still falls cannot show the rise.
+        # If the list of E ends where the paper's curve still falls, it cannot show the rise.
         tried = [*measured.rounds]
         short = quick or published[tried[-1]] <= min(published[E] for E in tried)
         found.append(
@@ -199,13 +199,13 @@ REPRODUCTION = Reproduction(
     left_open=(
         *LEFT_OPEN,
         "The targets 0.95 for synthetic(0,0), 1.15 for synthetic(1,1) and 0.29 for the unbalanced "
-        "MNIST are those of data that cannot be drawn again: ours is the F that the smallest E has "
-        "in as many rounds as in the paper, so that this point agrees by construction and the "
+        "MNIST belong to data that cannot be drawn again. Our target is the F that the smallest E "
+        "reaches in as many rounds as in the paper, so this point agrees by construction; the "
         "others do not.",
-        "Not all E of the figure are run, for time: the largest take hours. Runs on MNIST end "
-        "after 150 rounds if they are balanced, and after 200 if not.",
+        "Not all E of the figure are run, because the largest take hours. Runs on MNIST end after "
+        "150 rounds (balanced) or 200 rounds (unbalanced).",
     ),
-    quick_is="the synthetic data only, E = 1, 5 and 10, and the F that E = 1 has after 20 rounds "
-    "as the target.",
+    quick_is="the synthetic data only, E = 1, 5 and 10; the target is the F that E = 1 reaches in "
+    "20 rounds.",
     parts=tuple(CURVES),
 )

@@ -1,32 +1,32 @@
-"""Figures 1b and 3 of FedAvg-nonIID: how many clients take part in a round matters little."""
+"""Figures 1b and 3 of FedAvg-nonIID: the cohort size matters little."""
 
 from __future__ import annotations
 
 from undrift.reproduce.curves import final, line
-from undrift.reproduce.fedavg.data_sets import DATA, LEFT_OPEN, SYNTHETIC, places, settings
+from undrift.reproduce.fedavg.data_sets import DATA, LEFT_OPEN, SYNTHETIC, selected, settings
 from undrift.reproduce.figure import Panel
 from undrift.reproduce.findings import Claim, Findings, Number
 from undrift.reproduce.lab import Lab
 from undrift.reproduce.reproduction import Reproduction
 
 COHORTS = (10, 30, 50, 70, 100)
-LAST = 10
-"""The figures zoom into about so many of the last rounds; losses are compared by their mean."""
-LITTLE = 0.1
-"""A final loss that differs by less than this part is called the same."""
+LAST_ROUNDS = 10
+"""Final losses are means over these rounds, about as many as the figures zoom into."""
+TOLERANCE = 0.1
+"""Final losses with a smaller relative difference count as the same."""
 
 
 def little_effect(losses: dict[int, float]) -> bool:
-    """Whether every K ends within `LITTLE` of the largest K, up or down."""
+    """Whether every K ends within `TOLERANCE` of the largest K, above or below."""
     most = losses[max(losses)]
-    return all(abs(loss - most) <= LITTLE * most for loss in losses.values())
+    return all(abs(loss - most) <= TOLERANCE * most for loss in losses.values())
 
 
 def _reproduce(lab: Lab) -> Findings:
     numbers: list[Number] = []
     claims: list[Claim] = []
     panels: list[Panel] = []
-    for where in places(lab):
+    for where in selected(lab):
         rounds = lab.either(80 if where in SYNTHETIC else 40, 25)
         runs = {
             K: lab.run(
@@ -35,7 +35,7 @@ def _reproduce(lab: Lab) -> Findings:
             )
             for K in lab.either(COHORTS, (10, 30, 100))
         }
-        ends = {K: final(each, "FedAvg", "objective", LAST) for K, each in runs.items()}
+        ends = {K: final(each, "FedAvg", "objective", LAST_ROUNDS) for K, each in runs.items()}
         losses = {K: end.mean for K, end in ends.items()}
         numbers += [
             Number(f"{where}, {rounds} rounds", f"F, K = {K}", None, end) for K, end in ends.items()
@@ -45,7 +45,7 @@ def _reproduce(lab: Lab) -> Findings:
             Claim(
                 f"{where}: K has little effect; every K ends within 10 % of the largest.",
                 little_effect(losses),
-                f"F over the last {LAST} rounds: {shown}",
+                f"F over the last {LAST_ROUNDS} rounds: {shown}",
             ),
             Claim(
                 f"{where}: the largest K ends slightly better than the smallest.",

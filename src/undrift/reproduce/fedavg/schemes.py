@@ -8,7 +8,7 @@ from statistics import fmean
 
 from undrift.report.reading import Runs
 from undrift.reproduce.curves import final, line, method_runs
-from undrift.reproduce.fedavg.data_sets import DATA, LEFT_OPEN, SYNTHETIC, places, settings
+from undrift.reproduce.fedavg.data_sets import DATA, LEFT_OPEN, SYNTHETIC, selected, settings
 from undrift.reproduce.figure import Panel
 from undrift.reproduce.findings import Claim, Findings, Number
 from undrift.reproduce.lab import Lab
@@ -16,18 +16,18 @@ from undrift.reproduce.reproduction import Reproduction
 
 ONE, TWO, TRANSFORMED = "scheme I", "scheme II", "transformed II"
 ORIGINAL = tuple(f"original {rate}" for rate in (0.1, 0.5, 0.9, 1.1))
-LAST = 10
-"""Losses are compared by their mean over so many of the last rounds."""
-ALIKE = 0.1
-"""Final losses that differ by less than this part are called nearly the same."""
-UNSTABLE = 3.0
-"""A scheme whose loss moves so many times as much from round to round as scheme I's."""
+LAST_ROUNDS = 10
+"""Final losses are means over these rounds."""
+TOLERANCE = 0.1
+"""Final losses with a smaller relative difference count as nearly the same."""
+UNSTABLE_RATIO = 3.0
+"""A scheme is unstable if its loss changes this many times as much per round as scheme I's."""
 
 
-def unrest(runs: Runs, label: str) -> float:
-    """How much F moves from one round to the next, in the mean over the last half of the run.
+def mean_change(runs: Runs, label: str) -> float:
+    """Return the mean change of F from round to round over the second half of the run.
 
-    Infinite for a run that diverged.
+    Infinity for a run that diverged.
     """
     moves = []
     for run in method_runs(runs, label).runs:
@@ -41,16 +41,16 @@ def unrest(runs: Runs, label: str) -> float:
 def claims_on(
     where: str, loss: dict[str, float], moved: dict[str, float], tuned: bool = True
 ) -> list[Claim]:
-    """What the paper says, of a data set with equal sizes or of one without.
+    """Return the paper's claims for a data set, which depend on whether client sizes are equal.
 
     Parameters
     ----------
     loss
-        the final F of each scheme, with the original one tuned
+        final F of each scheme; of the original scheme, with its best rate
     moved
-        the `unrest` of each
+        `mean_change` of each scheme
     tuned
-        whether all of the original scheme's rates were tried
+        whether all rates of the original scheme were tried
     """
     shown = ", ".join(f"{scheme} {value:.4g}" for scheme, value in loss.items())
     one, two, other, original = loss[ONE], loss[TWO], loss[TRANSFORMED], loss["original"]
@@ -58,7 +58,7 @@ def claims_on(
         return [
             Claim(
                 f"{where}: schemes I and II end nearly the same, within 10 %.",
-                abs(one - two) <= ALIKE * one,
+                abs(one - two) <= TOLERANCE * one,
                 shown,
             ),
             Claim(f"{where}: both end below the tuned original.", max(one, two) < original, shown),
@@ -78,12 +78,12 @@ def claims_on(
         Claim(f"{where}: scheme I ends lowest.", one == min(loss.values()), shown),
         Claim(
             f"{where}: scheme II is unstable; F moves 3 times as much per round as with scheme I.",
-            moved[TWO] >= UNSTABLE * moved[ONE],
+            moved[TWO] >= UNSTABLE_RATIO * moved[ONE],
             f"mean change of F per round: {jumps}",
         ),
         Claim(
             f"{where}: transformed scheme II is stable, and slower than scheme I.",
-            moved[TRANSFORMED] < UNSTABLE * moved[ONE] and one < other,
+            moved[TRANSFORMED] < UNSTABLE_RATIO * moved[ONE] and one < other,
             f"mean change of F per round: {jumps}; F: {shown}",
         ),
         *second,
@@ -94,7 +94,7 @@ def _reproduce(lab: Lab) -> Findings:
     numbers: list[Number] = []
     claims: list[Claim] = []
     panels: list[Panel] = []
-    for where in places(lab):
+    for where in selected(lab):
         rounds = lab.either(100 if where in SYNTHETIC else 40, 25)
         given = {
             **settings(where),
@@ -106,15 +106,15 @@ def _reproduce(lab: Lab) -> Findings:
             f"{where}, by size", {**given, "sampling": {"kind": "weighted", "cohort": 10}}, [ONE]
         )
         uniform = lab.run(f"{where}, uniformly", given, [TWO, TRANSFORMED, *tried])
-        best = min(tried, key=lambda label: final(uniform, label, "objective", LAST).mean)
+        best = min(tried, key=lambda label: final(uniform, label, "objective", LAST_ROUNDS).mean)
         runs = {
             ONE: (by_size, ONE),
             TWO: (uniform, TWO),
             TRANSFORMED: (uniform, TRANSFORMED),
             "original": (uniform, best),
         }
-        ends = {scheme: final(*each, "objective", LAST) for scheme, each in runs.items()}
-        moved = {scheme: unrest(*each) for scheme, each in runs.items()}
+        ends = {scheme: final(*each, "objective", LAST_ROUNDS) for scheme, each in runs.items()}
+        moved = {scheme: mean_change(*each) for scheme, each in runs.items()}
         numbers += [
             Number(
                 f"{where}, {rounds} rounds",

@@ -1,8 +1,7 @@
-"""Figure 2 of FedAvg-nonIID: a fixed rate misses the optimum once E > 1, a decaying one does not.
+"""Figure 2 of FedAvg-nonIID: with E > 1 a fixed rate misses the optimum, a decaying one does not.
 
 Five clients have quadratics on overlapping stretches of a path (Appendix C.2). They run E steps of
-gradient descent in each round, so nothing is random and the end values can be compared digit by
-digit.
+gradient descent per round. Nothing is random, so the end values can be compared digit by digit.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from undrift.theory import fixed_points, tridiagonal
 
 ROUNDS = 10_000
 ETA = 2 * 0.2
-"""The paper's curves have twice the gradient of its f_k; here the rate is doubled instead."""
+"""The paper's curves use twice the gradient of its f_k; here the rate is doubled instead."""
 DECAY = {1: 1e-6, 5: 1e-6, 10: 1e-6, 50: 1e-2, 100: 1e-2}
-"""a of η_t = 0.2/(5 + a·t), the best of three for each E."""
+"""The a of η_t = 0.2/(5 + a·t): the best of three for each E."""
 PUBLISHED = {
     "fixed": {
         1: ("-0.094793", "7.5e-08"),
@@ -45,7 +44,7 @@ PUBLISHED = {
         100: ("-0.094750", "0.0300"),
     },
 }
-"""F and the distance to w* after the last round, by rate and E, as printed."""
+"""Printed F and distance to w* after the last round, by rate and E."""
 
 MU = 2e-4
 PROBLEM = tridiagonal(clients=5, block=4, mu=MU)
@@ -55,12 +54,12 @@ BEST = PROBLEM.evaluate(OPTIMUM, WEIGHTS, {})["train_loss"]
 
 
 def rate_of(rate: str, E: int) -> Schedule:
-    """η_t = 0.2 or 0.2/(5 + a·t), doubled."""
+    """Return the schedule η_t = 0.2 or 0.2/(5 + a·t), doubled."""
     return Constant(ETA) if rate == "fixed" else Inverse(ETA / 5, DECAY[E] / 5)
 
 
 def curve(rate: str, E: int, rounds: int) -> dict[str, Any]:
-    """One curve: F − F* by rounds, and how far the last model is from w*."""
+    """Return one curve: F − F* by rounds, and the final distance from w*."""
     result = train(
         FedAvg("full"),
         problem=PROBLEM,
@@ -80,7 +79,7 @@ def curve(rate: str, E: int, rounds: int) -> dict[str, Any]:
 
 
 def as_printed(measured: float, printed: str) -> bool:
-    """Whether a number, rounded to the digits of a printed one, is that one."""
+    """Whether a number, rounded to the digits of a printed one, equals it."""
     if "e" in printed:
         return f"{measured:.1e}" == printed
     return f"{measured:.{len(printed.partition('.')[2])}f}" == printed
@@ -155,12 +154,12 @@ def _reproduce(lab: Lab) -> Findings:
 
 
 def resting_point(E: int) -> torch.Tensor:
-    """Where FedAvg with the fixed rate and E steps rests, in closed form."""
+    """Return the fixed point of FedAvg with the fixed rate and E steps, in closed form."""
     return fixed_points.fedavg(PROBLEM.H, PROBLEM.b, WEIGHTS, ETA, E)
 
 
 def least_distance(E: int) -> float:
-    """(E − 1)·η·|A₁A₂w*|/16, where A_k is H_k without the ridge μ."""
+    """Return (E − 1)·η·|A₁A₂w*|/16, where A_k is H_k without the ridge μ."""
     A = PROBLEM.H - MU * torch.eye(PROBLEM.dimension, dtype=torch.float64)
     return (E - 1) * ETA / 16 * float((A[0] @ A[1] @ OPTIMUM).norm())
 

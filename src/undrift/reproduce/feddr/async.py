@@ -23,7 +23,7 @@ def _reproduce(lab: Lab) -> Findings:
     numbers: list[Number] = []
     claims: list[Claim] = []
     for metric, word in SHOWN.items():
-        level = _common(runs, metric)
+        level = _common_level(runs, metric)
         target = ("below" if metric == LOSS else "above", level)
         times = {method: cost(runs, method, metric, target, TIME) for method in METHODS}
         where = f"{word} of {level:.3f}"
@@ -39,12 +39,12 @@ def _reproduce(lab: Lab) -> Findings:
         Panel("20 users", "virtual time, s", word, [line(runs, m, y, TIME) for m in METHODS])
         for y, word in SHOWN.items()
     ]
-    notes = ["The quick version is on scikit-learn's digits instead of MNIST."]
+    notes = ["This quick run uses scikit-learn's digits instead of MNIST."]
     return Findings(numbers, claims, panels, lab.either([], notes))
 
 
-def _common(runs: Runs, metric: str) -> float:
-    """A level that every run reaches: the worst of their best."""
+def _common_level(runs: Runs, metric: str) -> float:
+    """Return a level that every run reaches: the worst of their best values."""
     falls = metric == LOSS
     bests = [value for method in METHODS for value in best(runs, method, metric, falls).values]
     return max(bests) if falls else min(bests)
@@ -63,8 +63,8 @@ REPRODUCTION = Reproduction(
         "The paper delays processes at random, up to twice the time; here the users' speeds are "
         "evenly spaced from 50 to 100 steps a second, on a virtual clock, and messages take no "
         "time.",
-        "How MNIST is shared out is not said: Dirichlet(0.3) over the digits.",
-        "α = 1 is outside the bound of the paper's own theorem; it is used as published.",
+        "The paper does not say how MNIST is partitioned: here Dirichlet(0.3) over the digits.",
+        "α = 1 is outside the bound of the paper's own theorem; here it is used as published.",
     ),
     quick={
         "rounds": 8,

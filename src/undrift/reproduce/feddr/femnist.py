@@ -31,7 +31,7 @@ def _reproduce(lab: Lab) -> Findings:
             found.comparable(PUBLISHED, TEST, "FedPD", "FedDR"),
         ],
         found.panels(),
-        ["The quick version is on scikit-learn's digits instead of FEMNIST."] if lab.quick else [],
+        ["This quick run uses scikit-learn's digits instead of FEMNIST."] if lab.quick else [],
     )
 
 
@@ -40,15 +40,15 @@ REPRODUCTION = Reproduction(
     paper="FedDR",
     shows="Figure 4",
     about="200 writers train a 784-128-62 network, 50 of them in a round; FedPD always has all. "
-    "Global models and the writers' own are told apart, and compared after as many bytes.",
+    "Global models and the writers' own models are compared separately, at equal numbers of bytes.",
     cost="about 3 hours, estimated",
     reproduce=_reproduce,
     needs=("femnist",),
     left_open=(
         *LEFT_OPEN,
-        "μ of FedProx, η of FedPD and η of FedDR are tuned but not printed: those of the authors' "
-        "released scripts are taken.",
-        "Which 200 of the writers is not said: they are drawn.",
+        "μ of FedProx, η of FedPD and η of FedDR are tuned but not printed: here those of the "
+        "authors' released scripts.",
+        "The paper does not say which 200 writers: here they are drawn at random.",
     ),
     quick={
         "rounds": 16,

@@ -1,7 +1,7 @@
 """FedDR's figures of four methods: training loss and accuracies against rounds or bytes.
 
-There are two models to look at: the global one, and every client's own on its own data. The
-authors' released code measures FedAvg and FedProx by the former, FedPD and FedDR by the latter.
+Two models are evaluated: the global model, and every client's own model on its own data. The
+authors' released code evaluates FedAvg and FedProx by the former, FedPD and FedDR by the latter.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ VIEWS: Mapping[str, Callable[[str], str]] = {
         OWN if method in ("FedPD", "FedDR") else ""
     ),
 }
-"""Which models are compared; by method, the prefix of their metrics."""
+"""The models that are compared: the prefix of their metrics, by method."""
 GLOBAL, LOCAL, PUBLISHED = VIEWS
-END = 0.9
-"""Evaluations after this part of what is spent are averaged: single rounds are noisy."""
-SLACK = 1.01
-"""What may be spent more than by the cheapest: FedPD sends a word beside its models."""
+END_SHARE = 0.9
+"""Final values are means over evaluations after this share of the cost: rounds are noisy."""
+COST_SLACK = 1.01
+"""How much more than the cheapest method may be spent: FedPD sends a number with its models."""
 LEFT_OPEN = (
-    "The paper does not say whose loss its curves show. The authors' released code measures "
-    "FedPD and FedDR by every user's own model on its own data, FedAvg and FedProx by the "
-    "global model: here both are measured for all four.",
-    "Users weigh equally, as in the paper's problem (1); the released code weighs them by "
+    "The paper does not say which model's loss its curves show. The authors' released code "
+    "evaluates FedPD and FedDR by every user's own model on its own data, FedAvg and FedProx by "
+    "the global model; here all four methods are evaluated both ways.",
+    "Users have equal weights, as in the paper's problem (1); the released code weights them by "
     "their samples.",
-    "x̃ starts as the mean of the x̂_k, and users take their first prox when they are first "
-    "selected; the printed start leaves an offset for ever.",
-    "FedPD's users start at the model they receive; in the released code, at their own last one.",
+    "x̃ starts as the mean of the x̂_k, and users take their first prox step when they are first "
+    "selected; the printed start leaves a permanent offset.",
+    "FedPD's users start at the model they receive; in the released code, at their own last model.",
 )
-"""What is open in all of these figures."""
-COMPARABLE = 0.02
-"""Accuracies that differ by no more are called comparable."""
+"""What the paper leaves open in all of these figures."""
+MAX_DIFFERENCE = 0.02
+"""Accuracies that differ by no more are comparable."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,11 @@ class FourMethodRuns:
     Parameters
     ----------
     where
-        the setting's name
+        name of the setting
     runs
-        those that each method is in
+        runs that include the method, by method
     against
-        what the figure has on its x axis: "rounds" or "bytes"
+        the x axis of the figure: "rounds" or "bytes"
     """
 
     where: str
@@ -70,8 +70,8 @@ class FourMethodRuns:
     against: str
 
     def at_end(self, method: str, metric: str) -> OverSeeds:
-        """The metric when as much is spent as by the cheapest; the worst if the method diverged."""
-        budget = SLACK * min(self._spent(each) for each in METHODS)
+        """Return the metric at the cost of the cheapest method; the worst value if it diverged."""
+        budget = COST_SLACK * min(self._spent(each) for each in METHODS)
         worst = math.inf if metric.endswith(LOSS) else 0.0
         values = []
         for run in method_runs(self.runs[method], method).runs:
@@ -81,17 +81,17 @@ class FourMethodRuns:
                 for record, so_far in zip(run.records, spent, strict=True)
                 if metric in record.metrics and so_far <= budget
             ]
-            late = [value for so_far, value in found if so_far > END * budget]
+            late = [value for so_far, value in found if so_far > END_SHARE * budget]
             diverged = run.status == "diverged" or not found
             values.append(worst if diverged else fmean(late or [found[-1][1]]))
         return OverSeeds(tuple(values))
 
     def seen(self, view: str, metric: str) -> dict[str, float]:
-        """The metric of each method's models in one of the `VIEWS`."""
+        """Return the metric of each method's models in one of the `VIEWS`."""
         return {m: self.at_end(m, VIEWS[view](m) + metric).mean for m in METHODS}
 
     def numbers(self) -> list[Number]:
-        """Loss and test accuracy at the end, of both models."""
+        """Return loss and test accuracy at the end, of both models."""
         return [
             Number(f"{self.where}: {WORDS[metric]}", f"{method}, {model}", None, measured)
             for metric in (LOSS, TEST)
@@ -101,7 +101,7 @@ class FourMethodRuns:
         ]
 
     def panels(self) -> list[Panel]:
-        """The paper's three panels; dashed lines are the global models', solid ones the own."""
+        """Return the paper's three panels: dashed lines are global models, solid lines own ones."""
         return [
             Panel(
                 f"{self.where} (solid: own, dashed: global)",
@@ -114,7 +114,7 @@ class FourMethodRuns:
         ]
 
     def ahead(self, view: str, better: Sequence[str], worse: Sequence[str], metric: str) -> Claim:
-        """That each of some methods ends with a lower loss, or a higher accuracy, than others."""
+        """Claim that some methods end with a lower loss, or a higher accuracy, than others."""
         seen = self.seen(view, metric)
         sign, word = (1, "lower") if metric == LOSS else (-1, "higher")
         return Claim(
@@ -125,17 +125,17 @@ class FourMethodRuns:
         )
 
     def comparable(self, view: str, metric: str, first: str, second: str) -> Claim:
-        """That two methods end with about the same accuracy."""
+        """Claim that two methods end with about the same accuracy."""
         seen = self.seen(view, metric)
         return Claim(
             f"{self.where}, {view}: {first} and {second} are comparable ({WORDS[metric]} within "
-            f"{100 * COMPARABLE:g} points).",
-            abs(seen[first] - seen[second]) <= COMPARABLE,
+            f"{100 * MAX_DIFFERENCE:g} points).",
+            abs(seen[first] - seen[second]) <= MAX_DIFFERENCE,
             shown(seen),
         )
 
     def _spent(self, method: str) -> float:
-        """What the run of a method spent; a run that diverged sets no limit."""
+        """Return the total cost of a method; a run that diverged sets no limit."""
         runs = method_runs(self.runs[method], method).runs
         return min(
             (run.totals()[self.against][-1] for run in runs if run.status != "diverged"),
@@ -154,19 +154,19 @@ def compare(
     sampling: Mapping[str, Any] | None = None,
     words: str = "all users",
 ) -> FourMethodRuns:
-    """Run the four methods in a setting.
+    """Run the four methods in one setting.
 
     Parameters
     ----------
     name
-        of the data
+        name of the data
     settings
-        the keys of the experiment file that make the setting
+        keys of the experiment file that define the setting
     sampling
-        of the users, by all but FedPD, which needs everyone and is compared by bytes; none if left
-        out
+        sampling of users; FedPD always uses all users, so methods are then compared by bytes; None
+        for all users in every round
     words
-        what the sampling is called
+        name of the sampling
     """
     where = f"{name}, {words}"
     sampled = {} if sampling is None else {"sampling": dict(sampling)}
@@ -177,5 +177,5 @@ def compare(
 
 
 def shown(seen: Mapping[str, float]) -> str:
-    """Numbers of the methods in a row."""
+    """Return the numbers of the methods in one line."""
     return ", ".join(f"{method} {value:.3g}" for method, value in seen.items())

@@ -1,4 +1,4 @@
-"""Figure 5 of FedDR: with an l1 norm in the objective, how accurate the clients' prox is."""
+"""Figure 5 of FedDR: how the accuracy of the prox matters with an l1 norm in the objective."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from undrift.reproduce.reproduction import Reproduction
 from undrift.runs.folder import MODEL
 
 SYNTHETIC: Mapping[str, Any] = {}
-"""As in the experiment file."""
+"""The settings of the experiment file."""
 MNIST: Mapping[str, Any] = {
     "data": {
         "source": "mnist",
@@ -45,15 +45,15 @@ RATES = {
     "synthetic(0,0)": (0.0025, 0.005, 0.0075, 0.01, 0.025),
     "MNIST": (0.001, 0.003, 0.005, 0.008, 0.01),
 }
-USUAL = {"synthetic(0,0)": 0.01, "MNIST": 0.003}
-"""The learning rate without g, with which the numbers of epochs are compared."""
+DEFAULT_RATES = {"synthetic(0,0)": 0.01, "MNIST": 0.003}
+"""The learning rates without g; the numbers of epochs are compared at these."""
 CURVES = {
     "objective": "F of the global model",
     "gradient_mapping": "gradient mapping of the global model",
     OWN + LOSS: "training loss of the own models",
 }
-SPARSE = 0.5
-"""A model is called sparse if more of its parameters than this are exactly zero."""
+SPARSE_SHARE = 0.5
+"""A model is sparse if more than this share of its parameters are exactly zero."""
 
 
 def _reproduce(lab: Lab) -> Findings:
@@ -62,7 +62,7 @@ def _reproduce(lab: Lab) -> Findings:
     panels: list[Panel] = []
     for part in (QUICK,) if lab.quick else lab.parts:
         data, _, _ = part.partition(", eta")
-        usual = USUAL[data]
+        usual = DEFAULT_RATES[data]
         rates = lab.either(RATES[data], (RATES[data][0], usual))
         counts = lab.either(EPOCHS, (EPOCHS[0], EPOCHS[-1]))
         by_rate = {f"rate {rate:g}": _run(lab, part, rate, 20) for rate in rates}
@@ -85,13 +85,13 @@ def _reproduce(lab: Lab) -> Findings:
 
 
 def _run(lab: Lab, part: str, rate: float, epochs: int) -> Runs:
-    """FedDR with one accuracy of the prox; the runs that both sweeps have are done once."""
+    """Run FedDR with one accuracy of the prox; runs that both sweeps share are done once."""
     settings = {**SETTINGS[part], "local.lr": rate, "local.epochs": epochs}
     return lab.run(f"{part}, rate {rate:g}, {epochs} epochs", settings)
 
 
 def zeros(runs: Runs) -> OverSeeds:
-    """The share of parameters of the last global model that are exactly zero."""
+    """Return the share of parameters of the last global model that are exactly zero."""
     shares = []
     for run in method_runs(runs, "FedDR").runs:
         assert run.folder is not None  # it was read from one
@@ -106,7 +106,7 @@ def _ends(sweep: Mapping[str, Runs], metric: str) -> dict[str, float]:
 
 
 def _more_epochs(part: str, sweep: Mapping[str, Runs], metric: str) -> Claim:
-    """That the most accurate prox does better than the least accurate."""
+    """Claim that the most accurate prox ends lower than the least accurate."""
     ends = _ends(sweep, metric)
     least, *_, most = ends
     return Claim(
@@ -117,7 +117,7 @@ def _more_epochs(part: str, sweep: Mapping[str, Runs], metric: str) -> Claim:
 
 
 def _smallest_rate(part: str, sweep: Mapping[str, Runs], metric: str) -> Claim:
-    """That the smallest learning rate, whose prox is least accurate, does worst."""
+    """Claim that the smallest learning rate, whose prox is least accurate, ends highest."""
     ends = _ends(sweep, metric)
     smallest = next(iter(ends))
     return Claim(
@@ -128,18 +128,22 @@ def _smallest_rate(part: str, sweep: Mapping[str, Runs], metric: str) -> Claim:
 
 
 def improves(sweep: Mapping[str, Runs], metric: str) -> bool:
-    """Whether any run ends clearly below where it began; if none does, nothing is compared."""
+    """Whether any run ends clearly below its start; if none does, claims are undecided."""
     begins = method_runs(next(iter(sweep.values())), "FedDR").runs[0].records[0].metrics[metric]
     return min(_ends(sweep, metric).values()) < 0.99 * begins
 
 
 def _sparse(part: str, sweep: Mapping[str, Runs], quick: bool) -> Claim:
-    """That most parameters of the global model are zero; and what such a model is worth."""
+    """Claim that most parameters of the global model are zero, with its test accuracy."""
     name, runs = list(sweep.items())[-1]
     share, accuracy = zeros(runs).mean, final(runs, "FedDR", TEST, last=3).mean
     return Claim(
         f"{part}: most parameters of the global model are exactly zero.",
-        True if share > SPARSE else None if quick else False,  # zeros come with the rounds
+        True
+        if share > SPARSE_SHARE
+        else None
+        if quick
+        else False,  # a quick run may be too short for zeros
         f"{100 * share:.1f} % of them after {name}, with a test accuracy of {accuracy:.3f}",
     )
 
@@ -149,7 +153,7 @@ REPRODUCTION = Reproduction(
     paper="FedDR",
     shows="Figure 5",
     about="FedDR with g = 0.01·|x|₁ and proxes of different accuracy: five learning rates and five "
-    "numbers of epochs. The paper's data are FEMNIST; here they are synthetic(0,0) and MNIST.",
+    "numbers of epochs. The paper uses FEMNIST; here the data are synthetic(0,0) and MNIST.",
     cost="10 min without MNIST, eta 1000",
     reproduce=_reproduce,
     needs=("mnist",),
@@ -157,14 +161,15 @@ REPRODUCTION = Reproduction(
         "FEMNIST is not published as files: the paper's other data, synthetic(0,0), and MNIST (50 "
         "users with 100 images each, Dirichlet 0.3, 12 sampled) take its place, for 40 and 30 "
         "rounds.",
-        "η is not printed: those of the authors' released scripts, 100 for synthetic data and 1000 "
-        "for FEMNIST, are taken. They put the threshold of the server at 1 and 10, above nearly "
-        "all parameters; parts with η = 1 are nearer to what the theorem asks for.",
-        "The paper does not say whose loss is shown; as in Figure 2, both the global model and the "
-        "users' own are.",
-        "The best learning rate is known for FEMNIST only, 0.003: here it is asked whether the "
-        "smallest, whose prox is least accurate, does worst.",
-        "How sparse the models get is not in the paper: zeros of the global model are counted.",
+        "η is not printed: here those of the authors' released scripts, 100 for synthetic data "
+        "and 1000 for FEMNIST. They set the server's soft threshold to 1 and 10, above nearly all "
+        "parameters; the parts with η = 1 are nearer to the theorem's condition.",
+        "The paper does not say which model's loss it shows; here both the global model's and the "
+        "users' own, as in Figure 2.",
+        "The best learning rate is known for FEMNIST only, 0.003: the claim here is that the "
+        "smallest, whose prox is least accurate, ends worst.",
+        "The paper does not say how sparse the models are: here zeros of the global model are "
+        "counted.",
     ),
     quick={"rounds": 12, "data.most": 60},
     quick_is="synthetic(0,0) with η = 1 only, at most 60 samples a user, two learning rates, two "

@@ -53,7 +53,7 @@ def _reproduce(lab: Lab) -> Findings:
 
 
 def _without_sampling(found: FourMethodRuns) -> list[Claim]:
-    """What the paper says of Figure 2."""
+    """Return the paper's claims about Figure 2."""
     return [
         *(found.ahead(view, ("FedPD", "FedDR"), ("FedAvg", "FedProx"), LOSS) for view in VIEWS),
         found.comparable(GLOBAL, ACCURACY, "FedPD", "FedDR"),
@@ -63,7 +63,7 @@ def _without_sampling(found: FourMethodRuns) -> list[Claim]:
 
 
 def _sampled(found: FourMethodRuns) -> list[Claim]:
-    """What the paper says of Figure 3, where methods are compared after as many bytes."""
+    """Return the paper's claims about Figure 3, where methods are compared at equal bytes."""
     return [
         *(found.ahead(view, ("FedDR",), ("FedAvg", "FedProx", "FedPD"), LOSS) for view in VIEWS),
         found.ahead(PUBLISHED, ("FedProx", "FedPD", "FedDR"), ("FedAvg",), LOSS),
@@ -76,15 +76,15 @@ REPRODUCTION = Reproduction(
     paper="FedDR",
     shows="Figures 2 and 3",
     about="30 users with synthetic data train a 60-32-10 network, all of them in every round or "
-    "10; FedPD always has all. Global models and the users' own are told apart.",
+    "10; FedPD always uses all. Global models and the users' own models are compared separately.",
     cost="(0,0): 20 min; about 80 min in all, estimated",
     reproduce=_reproduce,
     left_open=(
         *LEFT_OPEN,
-        "μ of FedProx and η of FedPD are tuned but not printed: those of the authors' released "
-        "scripts are taken.",
-        "Figures 2 and 3 are of one data set each, which the text does not name; all four are "
-        "parts here.",
+        "μ of FedProx and η of FedPD are tuned but not printed: here those of the authors' "
+        "released scripts.",
+        "Figures 2 and 3 show one data set each, which the text does not name; here all four are "
+        "parts.",
     ),
     quick={"rounds": 10, "local.epochs": 5, "data.most": 80, "evaluation.every": 2},
     quick_is="synthetic(0,0) only, at most 80 samples a user, 5 epochs and 10 rounds.",

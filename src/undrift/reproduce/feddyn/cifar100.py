@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from undrift.reproduce.feddyn.cifar_tables import (
     CENTRALISED_SETTINGS,
     FULL,
     LEFT_OPEN,
     ONE,
     UNBALANCED,
-    M,
     split,
 )
 from undrift.reproduce.feddyn.models_sent import (
@@ -16,14 +17,13 @@ from undrift.reproduce.feddyn.models_sent import (
     IID,
     MILD,
     NO_IMAGES,
+    NOT_REACHED,
     STRONG,
     Centralised,
     TableRow,
     parts_of,
     reproduce_rows,
 )
-from undrift.reproduce.findings import Findings
-from undrift.reproduce.lab import Lab
 from undrift.reproduce.reproduction import Reproduction
 
 LARGE = {
@@ -35,29 +35,41 @@ LARGE = {
     "rounds": 2000,
 }
 SHORT = {"local.epochs": 2, "method.SCAFFOLD.local.steps": 20}
-"""The local work with unbalanced data."""
+"""Local work with unbalanced data."""
 
 
-# Models sent by FedDyn, SCAFFOLD, FedAvg and FedProx. One cell that is hard to read follows
-# from its ratio: 1940 (4.8 × 405).
+# Models sent by FedDyn, SCAFFOLD, FedAvg and FedProx. One count that is hard to read was computed
+# from its printed ratio: 1940 (4.8 × 405).
 ROWS = (
-    TableRow("100 %, IID", {0.51: (259, 1744, M, M), 0.394: (55, 172, M, 741)}, split(IID, FULL)),
+    TableRow(
+        "100 %, IID",
+        {0.51: (259, 1744, NOT_REACHED, NOT_REACHED), 0.394: (55, 172, NOT_REACHED, 741)},
+        split(IID, FULL),
+    ),
     TableRow(
         "100 %, Dirichlet .6",
-        {0.51: (468, 1838, M, M), 0.406: (73, 206, 998, 592)},
+        {0.51: (468, 1838, NOT_REACHED, NOT_REACHED), 0.406: (73, 206, 998, 592)},
         split(MILD, FULL),
     ),
     TableRow(
         "100 %, Dirichlet .3",
-        {0.505: (405, 1940, M, M), 0.41: (80, 224, 911, M)},
+        {0.505: (405, 1940, NOT_REACHED, NOT_REACHED), 0.41: (80, 224, 911, NOT_REACHED)},
         split(STRONG, FULL),
     ),
-    TableRow("10 %, IID", {0.51: (522, 1854, M, M), 0.409: (159, 286, 822, 873)}, split(IID)),
     TableRow(
-        "10 %, Dirichlet .6", {0.51: (521, 1910, M, M), 0.416: (170, 302, 931, 748)}, split(MILD)
+        "10 %, IID",
+        {0.51: (522, 1854, NOT_REACHED, NOT_REACHED), 0.409: (159, 286, 822, 873)},
+        split(IID),
     ),
     TableRow(
-        "10 %, Dirichlet .3", {0.51: (561, 1884, M, M), 0.423: (170, 330, 959, 882)}, split(STRONG)
+        "10 %, Dirichlet .6",
+        {0.51: (521, 1910, NOT_REACHED, NOT_REACHED), 0.416: (170, 302, 931, 748)},
+        split(MILD),
+    ),
+    TableRow(
+        "10 %, Dirichlet .3",
+        {0.51: (561, 1884, NOT_REACHED, NOT_REACHED), 0.423: (170, 330, 959, 882)},
+        split(STRONG),
     ),
     TableRow(
         "1 %, IID",
@@ -86,12 +98,12 @@ ROWS = (
     ),
     TableRow(
         "unbalanced, IID",
-        {0.53: (386, 1656, M, M), 0.482: (209, 800, 968, 945)},
+        {0.53: (386, 1656, NOT_REACHED, NOT_REACHED), 0.482: (209, 800, 968, 945)},
         {**SHORT, "data.partition": {"kind": "iid", **UNBALANCED}},
     ),
     TableRow(
         "unbalanced, Dirichlet .3",
-        {0.52: (503, 1928, M, M), 0.473: (234, 942, 871, M)},
+        {0.52: (503, 1928, NOT_REACHED, NOT_REACHED), 0.473: (234, 942, 871, NOT_REACHED)},
         {**SHORT, "data.partition": {"kind": "dirichlet", "alpha": 0.3, **UNBALANCED}},
     ),
 )
@@ -101,10 +113,6 @@ QUICK = TableRow(
 )
 
 
-def _reproduce(lab: Lab) -> Findings:
-    return reproduce_rows(lab, ROWS, BASELINE, QUICK, [NO_IMAGES])
-
-
 REPRODUCTION = Reproduction(
     name="feddyn-cifar100",
     paper="FedDyn",
@@ -112,14 +120,15 @@ REPRODUCTION = Reproduction(
     about="A convolutional network, with 100 or 500 clients, 100, 10 or 1 % of them in a round, "
     "balanced and unbalanced data.",
     cost="10 %, IID: about 50 hours, estimated; ten times that with 100 %",
-    reproduce=_reproduce,
+    reproduce=partial(reproduce_rows, rows=ROWS, baseline=BASELINE, quick=QUICK, notes=[NO_IMAGES]),
     needs=("cifar100",),
     parts=parts_of(ROWS),
     left_open=(
         *LEFT_OPEN,
-        "A cell, hard to read, follows from its ratio: SCAFFOLD's 1940 at 100 %, Dirichlet .3.",
-        "α: printed for 500 devices (.01) and unbalanced data (.1); otherwise chosen among .001, "
-        ".01 and .1 without saying which; .1.",
+        "One count is hard to read and was computed from its ratio: SCAFFOLD's 1940 at 100 %, "
+        "Dirichlet .3.",
+        "α: printed for 500 devices (.01) and unbalanced data (.1); otherwise the paper chose it "
+        "among .001, .01 and .1 and does not say which; here .1.",
     ),
     quick={
         **DIGITS,

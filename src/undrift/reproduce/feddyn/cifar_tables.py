@@ -1,23 +1,22 @@
-"""What FedDyn's tables of CIFAR-10 and CIFAR-100 have in common."""
+"""What FedDyn's tables of CIFAR-10 and CIFAR-100 share."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-M = "1000+"
-"""Not reached within 1000 rounds."""
 FULL: Mapping[str, Any] = {"sampling": {"kind": "all"}}
 ONE: Mapping[str, Any] = {"sampling.cohort": 1}
 UNBALANCED: Mapping[str, Any] = {"sizes": {"kind": "lognormal", "sigma": 0.3}}
-"""Clients of unequal sizes, as a part of a partition."""
+"""Clients of unequal sizes: keys of a partition."""
 LEFT_OPEN = (
     "Inputs: the paper does not say how images are scaled; here to mean 0 and deviation 1 by "
     "channel, without augmentation.",
-    "Learning rate: its decay was chosen among .992, .998 and 1 without saying which; .998.",
-    "FedProx: μ was chosen among .01, .001 and .0001 without saying which; .0001.",
+    "Learning rate: the paper chose the decay among .992, .998 and 1 and does not say which; here "
+    ".998.",
+    "FedProx: the paper chose μ among .01, .001 and .0001 and does not say which; here .0001.",
     "Network: the text prints 394 neurons, the authors' code has 384, as here.",
-    "Unbalanced data: every client counts alike, as in the paper's objective.",
+    "Unbalanced data: every client has the same weight, as in the paper's objective.",
 )
 CENTRALISED_SETTINGS: Mapping[str, Any] = {
     "rounds": 500,
@@ -26,7 +25,7 @@ CENTRALISED_SETTINGS: Mapping[str, Any] = {
 
 
 def split(partition: str, *others: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a row with that partition."""
+    """Return the settings of a row with that partition."""
     found: dict[str, Any] = {"data.partition": partition}
     for each in others:
         found |= each

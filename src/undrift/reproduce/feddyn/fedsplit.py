@@ -1,4 +1,4 @@
-"""Figure 2 of FedDyn: against FedSplit, with everyone and with a tenth of the devices."""
+"""Figure 2 of FedDyn: FedDyn against FedSplit, with all and with a tenth of the devices."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from undrift.reproduce.lab import Lab
 from undrift.reproduce.reproduction import Reproduction
 
 SERVER = "test_accuracy"
-"""Of the server's model, as the two averages of FedSplit differ in what the server holds."""
+"""Accuracy of the server's model: the two forms of FedSplit differ in what the server holds."""
 TIE = 0.005
-"""Accuracies that are closer than this are not told apart."""
+"""Closer accuracies are not decided."""
 DYN = "FedDyn"
 ETAS = ("10", "1")
-"""Of FedSplit, as the labels of the experiment file have them."""
+"""Step sizes η of FedSplit, in the labels of the experiment file."""
 EVERYONE, TENTH = "100 %", "10 %"
 FORMS = {EVERYONE: ("All",), TENTH: ("All", "Act")}
-"""With everyone, All and Act are the same method."""
+"""With all devices in a round, All and Act are the same method."""
 
 
 def better(text: str, one: float, other: float) -> Claim:
-    """That one accuracy is above another; None where they are too close."""
+    """Claim that one accuracy is above another; undecided if they are too close."""
     holds = None if abs(one - other) < TIE else one > other
     return Claim(text, holds, f"{one:.3f} against {other:.3f}")
 
@@ -37,7 +37,7 @@ def _reproduce(lab: Lab) -> Findings:
         reached = {label: best(runs, label, SERVER) for label in names}
         numbers += [Number(part, names[label], None, over) for label, over in reached.items()]
         most = max(reached[label].mean for label in splits)
-        text = f"{part}: FedDyn does better than FedSplit, whatever its form and η."
+        text = f"{part}: FedDyn does better than every form and η of FedSplit."
         claims.append(better(text, reached[DYN].mean, most))
         for eta in ETAS if part == TENTH else ():
             act, every = (reached[f"FedSplit {form}, {eta}"].mean for form in ("Act", "All"))
@@ -58,11 +58,11 @@ REPRODUCTION = Reproduction(
     needs=("cifar10",),
     parts=(EVERYONE, TENTH),
     left_open=(
-        "Split: whether the data are IID is not said; IID.",
-        "FedSplit: its step size η is not given; 10, which is 1/α of FedDyn, and 1. On the digits "
-        "of the quick version it decides whether Act or All is better.",
-        "Model: the server's, which is where the two forms of FedSplit differ.",
-        "Rounds: not given; 500.",
+        "Split: the paper does not say whether the data are IID; here they are.",
+        "FedSplit: the step size η is not printed; here 10, which is 1/α of FedDyn, and 1. On the "
+        "digits of the quick version η decides whether Act or All is better.",
+        "Model: here the server's, in which the two forms of FedSplit differ.",
+        "Rounds: not printed; here 500.",
     ),
     quick={**DIGITS, "data.partition": "iid", "evaluation.models": ["server"], "rounds": 20},
     quick_is="digits of 8 × 8 with a small network in place of CIFAR-10, 20 clients "

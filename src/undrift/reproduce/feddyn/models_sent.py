@@ -1,4 +1,4 @@
-"""FedDyn's tables of models sent: how many rounds of FedAvg's traffic until a test accuracy."""
+"""FedDyn's tables of models sent: traffic until a test accuracy, in rounds of FedAvg."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from undrift.reproduce.lab import Lab
 
 METHODS = ("FedDyn", "SCAFFOLD", "FedAvg", "FedProx")
 REPORTED = "all/test_accuracy"
-"""Of the mean of all clients' last models, which is what the paper's curves and tables show."""
+"""Accuracy of the mean of all clients' last models, which the paper's curves and tables show."""
 CENTRALISED = "centralised"
+NOT_REACHED = "1000+"
+"""In print: the target was not reached within 1000 rounds."""
 IID, MILD, STRONG = "iid", "dirichlet:0.6", "dirichlet:0.3"
-"""How the paper shares out images."""
-LEAD = 1.2
-"""How many times as much a method must have sent in print for FedDyn's lead to be a claim."""
-CLOSE = 1.1
-"""Counts that differ by less than this factor are too close to call one of them fewer."""
+"""The paper's partitions of images."""
+CLAIMED_LEAD = 1.2
+"""FedDyn's lead is a claim if the other method sent at least this many times as much in print."""
+CLEAR_LEAD = 1.1
+"""Measured counts with a smaller ratio are too close to decide."""
 
 DIGITS: Mapping[str, Any] = {
     "data": {"source": "digits", "clients": 20, "partition": STRONG},
@@ -33,29 +35,28 @@ DIGITS: Mapping[str, Any] = {
     "sampling": {"kind": "uniform", "cohort": 4},
     "evaluation.models": ["all"],
 }
-"""The stand-in of quick runs for images that are not at hand: digits of 8 × 8 that always are."""
+"""Settings of quick runs: scikit-learn's 8 × 8 digits stand in for data that must be downloaded."""
 
 Sent = Sequence[int | str | None]
 
 
 @dataclass(frozen=True)
 class TableRow:
-    """A setting of the tables.
+    """One setting of the tables.
 
     Parameters
     ----------
     where
-        its name
+        name of the row
     sent
-        by target accuracy, the models sent by each of `METHODS` in the paper: text such as
-        "1000+" where a method did not get there, None where the paper has no legible number
+        by target accuracy, the models sent by each of `METHODS` in the paper; text such as "1000+"
+        if a method did not reach the target, None if the number is not legible
     settings
-        the keys of the experiment file that make it
+        keys of the experiment file that define the setting
     against
-        the methods that FedDyn should beat; if left out, those that sent `LEAD` times as much;
-        none where nothing can be told
+        methods that FedDyn should beat; by default those that sent `CLAIMED_LEAD` times as much
     fewer
-        methods that are given up after so many rounds, for time
+        methods with fewer rounds than the others, to save time, and their rounds
     """
 
     where: str
@@ -65,27 +66,27 @@ class TableRow:
     fewer: Mapping[str, int] = field(default_factory=dict)
 
     def beaten(self, target: float) -> list[str]:
-        """The methods that FedDyn should beat at a target."""
+        """Return the methods that FedDyn should beat at a target."""
         if self.against is not None:
             return list(self.against)
-        ours, *theirs = map(_least, self.sent[target])
+        ours, *theirs = map(_lower_bound, self.sent[target])
         return [
             method
             for method, count in zip(METHODS[1:], theirs, strict=True)
-            if ours is not None and count is not None and count >= LEAD * ours
+            if ours is not None and count is not None and count >= CLAIMED_LEAD * ours
         ]
 
 
 @dataclass(frozen=True)
 class Centralised:
-    """The baseline with all data in one place.
+    """The baseline trained on all data in one place.
 
     Parameters
     ----------
     accuracy
-        on the test part, as published
+        published test accuracy
     settings
-        its learning rate by epoch, and its number of epochs as `rounds`
+        learning rate by epoch, and number of epochs as `rounds`
     """
 
     accuracy: float
@@ -93,19 +94,39 @@ class Centralised:
 
 
 def halved_every_50(lr: float) -> dict[str, Any]:
-    """150 epochs, with half the learning rate from epoch 50 on and a quarter from 100 on."""
+    """Return settings of 150 epochs, with the rate halved after epochs 50 and 100."""
     milestones = {"schedule": "Milestones", "lr": lr, "gamma": 0.5, "milestones": [50, 100]}
     return {"rounds": 150, "local.lr": milestones}
 
 
 NO_IMAGES = (
-    "This quick run is on a stand-in, digits of 8 × 8: it shows the order of the methods, and "
+    "This quick run uses 8 × 8 digits as a stand-in: it shows the order of the methods, but says "
     "nothing about the published numbers."
 )
 
 
+def everyone(partition: str, alpha: float) -> dict[str, Any]:
+    """Return settings with all clients in a round: a constant rate, 20 epochs except FedDyn's."""
+    return {
+        "data.partition": partition,
+        "sampling": {"kind": "all"},
+        "local.lr": 0.1,
+        "local.epochs": 20,
+        "method.FedDyn.alpha": alpha,
+    }
+
+
+def sampled(partition: str, cohort: int, alpha: float) -> dict[str, Any]:
+    """Return settings with `cohort` of the 100 clients in a round."""
+    return {
+        "data.partition": partition,
+        "sampling.cohort": cohort,
+        "method.FedDyn.alpha": alpha,
+    }
+
+
 def parts_of(rows: Sequence[TableRow]) -> tuple[str, ...]:
-    """What can be run by itself: each row, and the centralised baseline."""
+    """Return the parts of a table: each row, and the centralised baseline."""
     return (*(row.where for row in rows), CENTRALISED)
 
 
@@ -116,14 +137,14 @@ def reproduce_rows(
     quick: TableRow,
     notes: Sequence[str] = (),
 ) -> Findings:
-    """Run the settings of a table, and see who sends how much until each target.
+    """Run the rows of a table and return what each method sent until each target.
 
     Parameters
     ----------
     quick
-        the one row of the quick version, with a target of its own
+        the row of the quick version, which has its own target
     notes
-        what a reader of a quick run must know
+        notes about a quick run
     """
     numbers: list[Number] = []
     claims: list[Claim] = []
@@ -145,7 +166,7 @@ def reproduce_rows(
 
 
 def _runs(lab: Lab, row: TableRow) -> dict[str, Runs]:
-    """The runs that each method is in, each until the higher target."""
+    """Return the runs of each method, which end at the higher target."""
     settings = {**row.settings, "target": {REPORTED: max(row.sent)}}
     usual = [method for method in METHODS if method not in row.fewer]
     found = dict.fromkeys(usual, lab.run(row.where, settings, usual))
@@ -156,10 +177,10 @@ def _runs(lab: Lab, row: TableRow) -> dict[str, Runs]:
 
 
 def fewest(where: str, sent: Mapping[str, OverSeeds], beaten: Sequence[str]) -> Claim:
-    """That FedDyn reaches a target with fewer models than some other methods.
+    """Claim that FedDyn reaches a target with fewer models than some other methods.
 
-    A method that did not get there has sent more than one that did; if FedDyn did not get there
-    either, its lead cannot be told from those that also failed, nor from those that are close.
+    A method that did not reach the target has sent more than one that did. The claim is undecided
+    if neither FedDyn nor any of the others reached it, or if the counts are close.
     """
     ours = sent["FedDyn"]
     failed = [sent[method].missed == len(sent[method].values) for method in beaten]
@@ -168,8 +189,8 @@ def fewest(where: str, sent: Mapping[str, OverSeeds], beaten: Sequence[str]) -> 
         for method, lost in zip(beaten, failed, strict=True)
     ]
     least = min(leads, default=1.0)
-    holds: bool | None = least >= CLOSE and not ours.missed
-    if 1 / CLOSE < least < CLOSE or (ours.missed and all(failed)):
+    holds: bool | None = least >= CLEAR_LEAD and not ours.missed
+    if 1 / CLEAR_LEAD < least < CLEAR_LEAD or (ours.missed and all(failed)):
         holds = None
     counts = (
         f"{method} {'> ' if over.missed else ''}{over.mean:.0f}" for method, over in sent.items()
@@ -182,13 +203,13 @@ def fewest(where: str, sent: Mapping[str, OverSeeds], beaten: Sequence[str]) -> 
     )
 
 
-def _least(printed: int | str | None) -> int | None:
-    """A count, or the bound that a text such as "1000+" gives."""
+def _lower_bound(printed: int | str | None) -> int | None:
+    """Return a count, or the bound of a text such as "1000+"."""
     return int(printed.rstrip("+")) if isinstance(printed, str) else printed
 
 
 def _centralised(lab: Lab, baseline: Centralised) -> Number:
-    """One client with all data, whose rounds are epochs."""
+    """Train one client with all data, whose rounds are epochs."""
     one_place = {
         "data.clients": 1,
         "data.partition": IID,
@@ -204,7 +225,7 @@ def _centralised(lab: Lab, baseline: Centralised) -> Number:
 
 
 def _panel(row: TableRow, runs: Mapping[str, Runs]) -> Panel:
-    """Accuracy against rounds, as in the paper's figures of convergence."""
+    """Return the panel of accuracy against rounds, as in the paper's figures."""
     return Panel(
         row.where,
         "rounds",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from undrift.reproduce.feddyn.models_sent import (
@@ -11,15 +12,13 @@ from undrift.reproduce.feddyn.models_sent import (
     parts_of,
     reproduce_rows,
 )
-from undrift.reproduce.findings import Findings
-from undrift.reproduce.lab import Lab
 from undrift.reproduce.reproduction import Reproduction
 
 MIXED, ROLES = "iid", "natural"
 
 
 def full(partition: str) -> dict[str, Any]:
-    """Everyone takes part; the tables' 150+ says how long."""
+    """Return settings with all clients in a round, for 150 rounds: the tables say 150+."""
     return {
         "data.partition": partition,
         "sampling": {"kind": "all"},
@@ -29,12 +28,12 @@ def full(partition: str) -> dict[str, Any]:
 
 
 def tenth(partition: str) -> dict[str, Any]:
-    """10 of the 100 clients take part in a round."""
+    """Return settings with 10 of the 100 clients in a round."""
     return {"data.partition": partition}
 
 
 def hundredth(partition: str) -> dict[str, Any]:
-    """One client in a round, and a rate that decays."""
+    """Return settings with one client in a round, and a rate that decays."""
     return {
         "data.partition": partition,
         "sampling.cohort": 1,
@@ -43,8 +42,8 @@ def hundredth(partition: str) -> dict[str, Any]:
     }
 
 
-# Models sent by FedDyn, SCAFFOLD, FedAvg and FedProx. Hard to read of 10 %, by role: 169
-# follows from its ratio (2.7 × 62), the targets from those of the other rows, a point apart.
+# Models sent by FedDyn, SCAFFOLD, FedAvg and FedProx. Of 10 %, by role, 169 is hard to read and was
+# computed from its ratio (2.7 × 62); its targets are those of the other rows, a point apart.
 ROWS = (
     TableRow("100 %, IID", {0.464: (33, 74, 96, 113), 0.454: (28, 64, 59, 56)}, full(MIXED)),
     TableRow(
@@ -63,27 +62,24 @@ BASELINE = Centralised(0.508, {**halved_every_50(1.0), "data.most": 200_000})
 QUICK = TableRow("by role, reduced", {0.22: (None,) * 4}, against=("SCAFFOLD",))
 
 
-def _reproduce(lab: Lab) -> Findings:
-    return reproduce_rows(lab, ROWS, BASELINE, QUICK)
-
-
 REPRODUCTION = Reproduction(
     name="feddyn-shakespeare",
     paper="FedDyn",
     shows="Tables 2 and 5 and Figure 10, Shakespeare",
-    about="100 roles with 2000 points each train an LSTM to say the next of 80 characters, with "
-    "all, 10 or 1 of them in a round.",
+    about="100 roles with 2000 samples each train an LSTM to predict the next of 80 characters, "
+    "with all, 10 or 1 of them in a round.",
     cost="10 %, by role: about 10 hours, estimated; 100 %: about 2 days",
-    reproduce=_reproduce,
+    reproduce=partial(reproduce_rows, rows=ROWS, baseline=BASELINE, quick=QUICK),
     needs=("shakespeare",),
     parts=parts_of(ROWS),
     left_open=(
-        "Hard to read at 10 %, by role: 169 follows from its ratio, the targets from other rows.",
-        "Roles: which hundred is not said; drawn from those that have 2000 points.",
-        "Clipping: the norm is not printed; 10, as in the authors' code.",
-        "Rounds: 150 with everyone, after the tables' 150+, and 250 otherwise.",
-        "IID: points of all roles are shared out at random, and the test part is common.",
-        "Centralised baseline: 200 000 points of all roles, the published one of IID data.",
+        "10 %, by role is hard to read: 169 was computed from its ratio, the targets from other "
+        "rows.",
+        "Roles: the paper does not say which; here 100 are drawn from those with 2000 samples.",
+        "Clipping: the norm is not printed; here 10, as in the authors' code.",
+        "Rounds: 150 with all clients, because the tables say 150+, and 250 otherwise.",
+        "IID: samples of all roles are distributed at random, and the test part is common.",
+        "Centralised baseline: 200 000 samples of all roles; the published one is of IID data.",
     ),
     quick={
         "rounds": 40,
@@ -96,5 +92,5 @@ REPRODUCTION = Reproduction(
         "sampling.cohort": 4,
         "evaluation.models": ["all"],
     },
-    quick_is="10 roles with 200 points each, a smaller LSTM, 40 rounds at most.",
+    quick_is="10 roles with 200 samples each, a smaller LSTM, 40 rounds at most.",
 )

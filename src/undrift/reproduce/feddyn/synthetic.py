@@ -24,20 +24,20 @@ MUS = (0.01, 0.0001)
 
 @dataclass(frozen=True)
 class Scenario:
-    """A row of the table.
+    """One row of the table.
 
     Parameters
     ----------
     where, kind
-        its name, and what the data call it
+        name of the row, and `data.kind` of its data
     loss
-        the published target
+        published target
     sent
-        the models sent by each of `METHODS` in the paper
+        models sent by each of `METHODS` in the paper
     rate
-        the only learning rate of the quick version
+        learning rate of the quick version
     rounds
-        how many there are at most
+        most rounds of a run
     """
 
     where: str
@@ -63,9 +63,9 @@ def grid(
     mus: Sequence[float] = MUS,
     batches: int = 20,
 ) -> list[dict[str, Any]]:
-    """A [[method]] table for every method and every point of its grid.
+    """Return a [[method]] table for every method and every point of its grid.
 
-    SCAFFOLD's local work is given in steps: as many as the epochs have, of so many batches.
+    SCAFFOLD's local work is given in steps: `batches` for each epoch of the others.
     """
     points: list[tuple[str, dict[str, float]]] = [
         *(("FedDyn", {"alpha": alpha}) for alpha in alphas),
@@ -83,7 +83,7 @@ def grid(
 
 
 def tuned(runs: Runs, method: str, loss: float) -> str:
-    """The label of a method's best point: the fewest models to the target, or the lowest loss."""
+    """Return the label of a method's best point: fewest models to the target, or lowest loss."""
 
     def rank(label: str) -> tuple[int, float, float]:
         sent = cost(runs, label, REPORTED, loss, "models")
@@ -106,7 +106,7 @@ def _reproduce(lab: Lab) -> Findings:
         }
         runs = lab.run(scenario.where, settings)
         loss = scenario.loss
-        if lab.quick:  # too short for the published target: as low as FedAvg gets
+        if lab.quick:  # too short for the published target: take the lowest loss of FedAvg
             loss = best(runs, tuned(runs, "FedAvg", loss), REPORTED, falls=True).mean
         chosen = {method: tuned(runs, method, loss) for method in METHODS}
         sent = {
@@ -136,22 +136,22 @@ REPRODUCTION = Reproduction(
     name="feddyn-synthetic",
     paper="FedDyn",
     shows="Table 6",
-    about="20 clients, 2 in a round, train a logistic regression on data with one sort of "
+    about="20 clients, 2 in a round, train a logistic regression on data with one kind of "
     "heterogeneity at a time; every method is tuned on the paper's grid, 42 points in all.",
     cost="28 min",
     reproduce=_reproduce,
     parts=tuple(scenario.where for scenario in SCENARIOS),
     left_open=(
-        "Data: the γ that scale the heterogeneity are not published, nor is the draw; here γ = 1, "
-        "so that counts cannot match: the order of FedDyn and FedAvg is what is judged.",
-        "Targets: the published losses; a method that never gets there has sent more than one that "
-        "does.",
-        "Model: it is not said whose training loss it is; that of the mean of all clients' last "
-        "models, as in the paper's other tables.",
-        "Rounds: their bound is not given; 150, and 50 where models differ.",
-        "Learning rate: constant, as no decay is mentioned.",
+        "Data: the paper prints neither the γ that scale the heterogeneity nor the seed; here γ = "
+        "1. Counts cannot match: the claims are about the order of FedDyn and FedAvg.",
+        "Targets: the published losses; a method that never reaches one has sent more than one "
+        "that does.",
+        "Model: the paper does not say whose training loss it is; here that of the mean of all "
+        "clients' last models, as in the paper's other tables.",
+        "Rounds: the most rounds are not printed; here 150, and 50 where models differ.",
+        "Learning rate: constant, because the paper mentions no decay.",
     ),
     quick={"data.samples": 50},
-    quick_is="50 samples per client, one learning rate, 10 epochs, 30 rounds, and for target the "
-    "loss that FedAvg reaches.",
+    quick_is="50 samples per client, one learning rate, 10 epochs, 30 rounds, and FedAvg's lowest "
+    "loss as the target.",
 )

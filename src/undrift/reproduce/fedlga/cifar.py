@@ -10,7 +10,7 @@ from undrift.reproduce.curves import best, line
 from undrift.reproduce.fedlga.rounds import (
     ACCURACY,
     METHODS,
-    WINDOW,
+    WINDOW_ROUNDS,
     first_claim,
     numbers,
     order_claim,
@@ -27,26 +27,26 @@ from undrift.reproduce.reproduction import Reproduction
 
 @dataclass(frozen=True)
 class PublishedResults:
-    """A data set of the paper, and what it prints of it.
+    """A data set of the paper, and the numbers printed for it.
 
     Parameters
     ----------
     source
-        the data set
+        name of the data set
     classes
-        P, of every client; `quick_classes` with the ten classes of the quick version
+        P, the classes of every client; `quick_classes` in the quick version, which has ten classes
     target
         the test accuracy to reach
     rounds
-        how many there are in Figure 2
+        rounds in Figure 2
     published
         rounds to the target (Table V)
     top
-        the best accuracy (Figure 4), where the text gives it
+        best accuracy (Figure 4), if the text gives it
     by_tau
         FedLGA's rounds by τ_max (Table V)
     by_cohort
-        FedLGA's rounds by K, where the text gives them
+        FedLGA's rounds by K, if the text gives them
     """
 
     source: str
@@ -97,17 +97,17 @@ def _reproduce(lab: Lab) -> Findings:
             [*found.claims, *more.claims],
             [*found.panels, *more.panels],
         )
-    notes = ["This quick run has scikit-learn's digits in place of CIFAR, and an mlp."] * lab.quick
+    notes = ["This quick run uses scikit-learn's digits and an MLP instead of CIFAR."] * lab.quick
     return Findings(found.numbers, found.claims, found.panels, notes)
 
 
 def _name(lab: Lab, images: PublishedResults) -> str:
-    """What is trained on, in words."""
+    """Return the name of the data."""
     return lab.either(images.source, f"digits for {images.source}")
 
 
 def _settings(lab: Lab, images: PublishedResults) -> dict[str, object]:
-    """The keys of the experiment file for a data set."""
+    """Return the keys of the experiment file for a data set."""
     if lab.quick:
         return {"data.partition.k": images.quick_classes, "rounds": 15}
     return {
@@ -118,7 +118,7 @@ def _settings(lab: Lab, images: PublishedResults) -> dict[str, object]:
 
 
 def _methods(lab: Lab, images: PublishedResults) -> Findings:
-    """Table V and Figures 2 and 4: the six methods."""
+    """Reproduce Table V and Figures 2 and 4: the six methods."""
     runs = lab.run(images.source, _settings(lab, images), METHODS)
     rounds = to_target(runs, METHODS, images.target)
     top = {label: best(runs, label, ACCURACY) for label in METHODS}
@@ -145,24 +145,24 @@ def _methods(lab: Lab, images: PublishedResults) -> Findings:
 
 
 def _tau(lab: Lab, images: PublishedResults) -> Findings:
-    """Table V: FedLGA by τ_max."""
+    """Reproduce Table V: FedLGA by τ_max."""
     return _sweep(lab, images, "τ_max", "limit.longest", lab.either((1, 2, 3, 4), (1, 4)))
 
 
 def _clients(lab: Lab, images: PublishedResults) -> Findings:
-    """Figure 7: FedLGA with N clients."""
+    """Reproduce Figure 7: FedLGA with N clients."""
     return _sweep(lab, images, "N", "data.clients", lab.either((30, 50, 100), (15, 40)))
 
 
 def _cohort(lab: Lab, images: PublishedResults) -> Findings:
-    """Figure 8: FedLGA with K of the clients in a round."""
+    """Reproduce Figure 8: FedLGA with cohorts of K clients."""
     return _sweep(lab, images, "K", "sampling.cohort", lab.either((5, 10, 25), (4, 12)))
 
 
 def _sweep(
     lab: Lab, images: PublishedResults, symbol: str, key: str, values: tuple[int, ...]
 ) -> Findings:
-    """FedLGA's rounds to the target, for each value of a key of the experiment file."""
+    """Run FedLGA for each value of a key of the experiment file."""
     printed = {"τ_max": images.by_tau, "K": images.by_cohort}.get(symbol, {})
     rounds: dict[str, OverSeeds] = {}
     found: list[Number] = []
@@ -175,7 +175,7 @@ def _sweep(
         rounds[name] = to_target(runs, ["FedLGA"], images.target)["FedLGA"]
         published = None if lab.quick else printed.get(value)
         found.append(Number(f"{on}, {name}", "FedLGA", published, rounds[name]))
-        lines.append(line(runs, "FedLGA", ACCURACY, name=name, smooth=WINDOW))
+        lines.append(line(runs, "FedLGA", ACCURACY, name=name, smooth=WINDOW_ROUNDS))
     falls = symbol != "τ_max"
     claim = rising_claim(
         f"{on}: FedLGA needs {'fewer' if falls else 'more'} rounds the larger {symbol} is.",
@@ -184,7 +184,7 @@ def _sweep(
     )
     title = f"{on}: FedLGA by {symbol}"
     return Findings(
-        found, [claim], [Panel(title, "rounds", f"test accuracy, mean of {WINDOW}", lines)]
+        found, [claim], [Panel(title, "rounds", f"test accuracy, mean of {WINDOW_ROUNDS}", lines)]
     )
 
 
@@ -195,20 +195,21 @@ REPRODUCTION = Reproduction(
     paper="FedLGA",
     shows="Table V, Figures 2b, 2c, 4, 7 and 8, CIFAR-10 and CIFAR-100",
     about="50 clients with 2 of 10 or 20 of 100 classes each, half of every cohort slow, train a "
-    "ResNet: who is first at 55 % or 40 % test accuracy.",
+    "ResNet. Measured: rounds to 55 % or 40 % test accuracy.",
     cost="about 1500 hours for the six methods and 2700 for the sweeps, estimated: it needs a GPU",
     reproduce=_reproduce,
     needs=("cifar10", "cifar100"),
     left_open=(
-        "The learning rates and FedDyn's α are not given: 0.01 for both. The global rate η_g is 1.",
-        "Which ResNet is not clear: ResNet-18 for 32 × 32 images with GroupNorm. Images are not "
-        "enlarged to 224 × 224, which would cost fifty times as much.",
-        "It is not said how an accuracy that jumps is said to reach the target: the mean of the "
-        "last five rounds has to, and the first crossing is listed too.",
-        "The gradient in FedLGA's correction is not sent: it is the client's mean gradient, "
+        "The learning rates and FedDyn's α are not printed: here 0.01 for both. The global rate "
+        "η_g is 1.",
+        "The paper does not say which ResNet: here ResNet-18 for 32 × 32 images with GroupNorm. "
+        "Images are not enlarged to 224 × 224, which would cost fifty times as much.",
+        "The paper does not say when a fluctuating accuracy has reached the target: here when the "
+        "mean of the last five rounds has; the first crossing is listed, too.",
+        "The gradient in FedLGA's correction is not uploaded: it is the client's mean gradient, "
         "−Δ/(η·steps).",
-        "The paper prints best accuracies on CIFAR-10 as differences: those of the others are "
-        "computed from them.",
+        "The paper prints best accuracies on CIFAR-10 as differences: those of the other methods "
+        "are computed from them.",
     ),
     quick={
         "data.source": "digits",

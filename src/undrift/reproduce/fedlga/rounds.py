@@ -1,4 +1,4 @@
-"""What FedLGA's figures and tables are of: rounds until a test accuracy, and who is first."""
+"""Rounds until a test accuracy, which FedLGA's figures and tables compare."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ from undrift.reproduce.figure import Panel
 from undrift.reproduce.findings import Claim, Number
 
 METHODS = ("FedLGA", "FedDyn", "SCAFFOLD", "FedProx", "FedNova", "FedAvg")
-"""In the order in which they reach the target on Fashion-MNIST, as published."""
+"""In the published order of reaching the target on Fashion-MNIST."""
 ACCURACY = "test_accuracy"
-WINDOW = 5
-"""OverSeeds how many rounds the accuracy is averaged, since it jumps with each cohort's classes."""
+WINDOW_ROUNDS = 5
+"""The accuracy is averaged over these rounds: it jumps with the classes of each cohort."""
 
 Rounds = Mapping[str, OverSeeds]
 """Rounds to the target, by method."""
 
 
-def to_target(runs: Runs, labels: Sequence[str], target: float, window: int = WINDOW) -> Rounds:
-    """Rounds until the mean of the last few test accuracies is at the target."""
+def to_target(
+    runs: Runs, labels: Sequence[str], target: float, window: int = WINDOW_ROUNDS
+) -> Rounds:
+    """Return the rounds until the mean of the last few test accuracies reaches the target."""
     found = {}
     for label in labels:
         over = cost(runs, label, ACCURACY, target, smooth=window)
         values = [
-            # A run that diverged before it got there never does.
+            # A run that diverged before it reached the target counts with all its planned rounds.
             run.rounds if run.status == "diverged" and value >= run.done else value
             for run, value in zip(method_runs(runs, label).runs, over.values, strict=True)
         ]
@@ -39,7 +41,7 @@ def to_target(runs: Runs, labels: Sequence[str], target: float, window: int = WI
 def numbers(
     where: str, runs: Runs, labels: Sequence[str], target: float, published: Mapping[str, float]
 ) -> list[Number]:
-    """Rounds to the target, next to the published ones; and those of the accuracy as it is."""
+    """Return rounds to the target next to the published ones, and those of the raw accuracy."""
     smooth = to_target(runs, labels, target)
     raw = to_target(runs, labels, target, window=1)
     return [Number(where, label, published.get(label), smooth[label]) for label in labels] + [
@@ -48,30 +50,30 @@ def numbers(
 
 
 def before(one: OverSeeds, other: OverSeeds) -> bool:
-    """Whether one method is earlier: in the mean over seeds, and later in none of them."""
+    """Whether one method is faster: in the mean over seeds, and slower in none of them."""
     never_later = all(a <= b for a, b in zip(one.values, other.values, strict=True))
     return never_later and one.mean < other.mean
 
 
 def reached(rounds: Rounds) -> bool:
-    """Whether any of the methods got there at all."""
+    """Whether any of the methods reached the target."""
     return any(over.missed < len(over.values) for over in rounds.values())
 
 
 def is_first(rounds: Rounds, ours: str, others: Sequence[str]) -> bool:
-    """Whether a method is before all of the others."""
+    """Whether a method is faster than all of the others."""
     return all(before(rounds[ours], rounds[other]) for other in others if other != ours)
 
 
 def is_published_order(rounds: Rounds, ours: str = "FedLGA") -> bool:
-    """Whether a reading of FedLGA is first, and the others follow as published, in the mean."""
+    """Whether a variant of FedLGA is first, and the others follow in the published order."""
     order = [rounds[label].mean for label in METHODS[1:]]
     first = is_first(rounds, ours, METHODS[1:])
     return first and all(a <= b for a, b in pairwise(order))
 
 
 def first_claim(where: str, rounds: Rounds) -> Claim:
-    """That FedLGA gets there before everyone else."""
+    """Claim that FedLGA reaches the target before all other methods."""
     return Claim(
         f"{where}: FedLGA is the first at the target.",
         is_first(rounds, "FedLGA", list(rounds)) if reached(rounds) else None,
@@ -80,7 +82,7 @@ def first_claim(where: str, rounds: Rounds) -> Claim:
 
 
 def order_claim(where: str, rounds: Rounds) -> Claim:
-    """That all six come in the published order."""
+    """Claim that all six methods come in the published order."""
     return Claim(
         f"{where}: FedLGA first, then {', '.join(METHODS[1:])}, in this order.",
         is_published_order(rounds) if reached(rounds) else None,
@@ -89,27 +91,27 @@ def order_claim(where: str, rounds: Rounds) -> Claim:
 
 
 def rising_claim(text: str, values: Mapping[str, OverSeeds], falls: bool = False) -> Claim:
-    """That something rises (or falls) along a sweep, in the mean over seeds."""
+    """Claim that a number rises (or falls) along a sweep, in the mean over seeds."""
     means = [over.mean for over in values.values()]
     steps = [b <= a if falls else b >= a for a, b in pairwise(means)]
     moves = means[-1] < means[0] if falls else means[-1] > means[0]
-    told = all(map(math.isfinite, means)) and reached(values)
-    return Claim(text, all(steps) and moves if told else None, shown(values))
+    decided = all(map(math.isfinite, means)) and reached(values)
+    return Claim(text, all(steps) and moves if decided else None, shown(values))
 
 
 def shown(values: Mapping[str, OverSeeds]) -> str:
-    """Means in one line: "FedLGA 27, FedAvg > 60"."""
+    """Return the means in one line: "FedLGA 27, FedAvg > 60"."""
     return ", ".join(
         f"{name} {'> ' if over.missed else ''}{over.mean:.3g}" for name, over in values.items()
     )
 
 
 def panel(title: str, runs: Runs, labels: Sequence[str], target: float) -> Panel:
-    """Test accuracy against rounds, as in Figure 2, averaged over a few rounds."""
+    """Return the panel of test accuracy against rounds, averaged over a few rounds."""
     return Panel(
         title,
         "rounds",
-        f"test accuracy, mean of {WINDOW}",
-        [line(runs, label, ACCURACY, smooth=WINDOW) for label in labels],
+        f"test accuracy, mean of {WINDOW_ROUNDS}",
+        [line(runs, label, ACCURACY, smooth=WINDOW_ROUNDS) for label in labels],
         marks=[(f"{100 * target:g} %", target)],
     )

@@ -42,25 +42,27 @@ PUBLISHED: Mapping[str, Mapping[str, float]] = {
         f"FedNova, {HYBRID}": 81.15,
     },
 }
-"""Test accuracy in per cent; the last two are in the text below the table."""
+"""Published test accuracy in percent; the last two are in the text below the table."""
 ACCURACY = "test_accuracy"
-WINDOW = 5
-"""The last rounds over which an accuracy is averaged."""
-TELLING = 0.5
-"""Percentage points by which accuracies must differ for an order to be told."""
-SAME = 2.0
-"""Percentage points within which accuracies count as the same."""
+LAST_ROUNDS = 5
+"""The final accuracy is the mean over these rounds."""
+CLEAR_POINTS = 0.5
+"""Accuracies must differ by this many percentage points for their order to be decided."""
+SAME_POINTS = 2.0
+"""Accuracies within this many percentage points count as the same."""
 
 
 def _reproduce(lab: Lab) -> Findings:
     numbers: list[Number] = []
     claims: list[Claim] = []
     panels: list[Panel] = []
-    notes = ["This ran on scikit-learn's digits, not on CIFAR-10."] if lab.quick else []
+    notes = ["This quick run uses scikit-learn's digits instead of CIFAR-10."] if lab.quick else []
     for part in lab.parts:
         published = PUBLISHED[part]
         runs = lab.run(part, SETTINGS[part], only=list(published))
-        reached = {label: _per_cent(final(runs, label, ACCURACY, WINDOW)) for label in published}
+        reached = {
+            label: _percent(final(runs, label, ACCURACY, LAST_ROUNDS)) for label in published
+        }
         numbers += [
             Number(part, label, None if lab.quick else printed, reached[label])
             for label, printed in published.items()
@@ -69,17 +71,17 @@ def _reproduce(lab: Lab) -> Findings:
         claims += claims_of(part, means)
         lines = [line(runs, label, ACCURACY) for label in published]
         panels.append(Panel(part, "rounds", "test accuracy", lines))
-        notes += pull_unseen(part, means)
+        notes += proximal_without_effect(part, means)
     return Findings(numbers, claims, panels, notes)
 
 
-def _per_cent(over: OverSeeds) -> OverSeeds:
-    # A run that diverged has no accuracy: it counts as none at all.
+def _percent(over: OverSeeds) -> OverSeeds:
+    # A run that diverged has an infinite value: it counts as an accuracy of zero.
     return OverSeeds(tuple(100 * v if v <= 1 else 0.0 for v in over.values), over.missed)
 
 
 def claims_of(part: str, reached: Mapping[str, float]) -> list[Claim]:
-    """What the paper says of the table's rows, judged from accuracies in per cent."""
+    """Return the paper's claims about the rows of the table, judged from accuracies in percent."""
     solvers = ("vanilla", "momentum", "proximal")
     claims = [
         higher(
@@ -107,8 +109,8 @@ def claims_of(part: str, reached: Mapping[str, float]) -> list[Claim]:
     return [
         *claims,
         Claim(
-            f"{part}, VR: FedNova is as accurate as SCAFFOLD, within {SAME:g} points.",
-            apart <= SAME,
+            f"{part}, VR: FedNova is as accurate as SCAFFOLD, within {SAME_POINTS:g} points.",
+            apart <= SAME_POINTS,
             _shown(reached, "FedNova, VR", "FedAvg, VR"),
         ),
         higher(
@@ -129,8 +131,8 @@ def claims_of(part: str, reached: Mapping[str, float]) -> list[Claim]:
     ]
 
 
-def pull_unseen(part: str, reached: Mapping[str, float]) -> list[str]:
-    """A warning where the pull of the proximal solver made no difference at all."""
+def proximal_without_effect(part: str, reached: Mapping[str, float]) -> list[str]:
+    """Return a note if the proximal term made no difference at all."""
     same = [
         method
         for method in ("FedAvg", "FedNova")
@@ -139,16 +141,18 @@ def pull_unseen(part: str, reached: Mapping[str, float]) -> list[str]:
     if not same:
         return []
     return [
-        f"{part}: the pull is too weak to show with {' and '.join(same)}, so that the proximal "
-        "row repeats the vanilla one and is no evidence of its own."
+        f"{part}: the proximal term is too weak to change {' and '.join(same)}: the proximal row "
+        "repeats the vanilla one and is no separate evidence."
     ]
 
 
 def higher(text: str, reached: Mapping[str, float], better: str, *others: str) -> Claim:
-    """That one accuracy is above all others; it cannot be told where the best are too close."""
+    """Claim that one accuracy is above all others; undecided if the best are too close."""
     best = max(others, key=lambda label: reached[label])
     ahead = reached[better] - reached[best]
-    return Claim(text, None if abs(ahead) < TELLING else ahead > 0, _shown(reached, better, best))
+    return Claim(
+        text, None if abs(ahead) < CLEAR_POINTS else ahead > 0, _shown(reached, better, best)
+    )
 
 
 def _shown(reached: Mapping[str, float], *labels: str) -> str:
@@ -165,14 +169,14 @@ REPRODUCTION = Reproduction(
     reproduce=_reproduce,
     needs=("cifar10",),
     left_open=(
-        "The paper has three seeds: --seeds 3; one unless that is asked for.",
-        "The learning rate was tuned for each solver, and the values are not in the paper: 0.02 "
+        "The paper uses three seeds, the command one by default: --seeds 3.",
+        "The learning rate was tuned for each solver, but the values are not printed: here 0.02 "
         "for all, as in the authors' published script.",
         "Batch size 32, weight decay 1e-4, division of the rate by 10, local momentum 0.9, crops "
         "and flips are those of the authors' code.",
-        "μ was chosen from 0.0005 to 0.01, and the choice is not given: 0.001.",
-        "The factor of the server's momentum is not given: 0.5.",
-        "Which round's accuracy is reported is not given: the mean of the last five.",
+        "μ was chosen from 0.0005 to 0.01, but the choice is not printed: here 0.001.",
+        "The factor of the server's momentum is not printed: here 0.5.",
+        "The paper does not say which round's accuracy it reports: here the mean of the last five.",
     ),
     quick={
         "data.source": "digits",
@@ -182,7 +186,7 @@ REPRODUCTION = Reproduction(
         "local.batch_size": 8,
         "local.lr": {"schedule": "Milestones", "lr": 0.05, "milestones": [7, 10], "gamma": 0.1},
     },
-    quick_is="not CIFAR-10 but scikit-learn's 8 × 8 digits, a network with 32 hidden neurons, "
+    quick_is="scikit-learn's 8 × 8 digits instead of CIFAR-10, a network with 32 hidden neurons, "
     "batches of 8, a rate of 0.05, 14 rounds.",
     parts=tuple(SETTINGS),
 )

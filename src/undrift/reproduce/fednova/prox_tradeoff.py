@@ -1,4 +1,4 @@
-"""Figure 4 of FedNova: what FedProx's pull buys, and what it costs."""
+"""Figure 4 of FedNova: what FedProx's proximal term gains, and what it costs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ READINGS = {
     "variance 20": NormalAmount(MEAN, math.sqrt(20)),
     "standard deviation 20": NormalAmount(MEAN, 20),
 }
-"""What N(20, 20) may mean: Figure 2 of the paper writes the variance."""
+"""The two meanings of N(20, 20): Figure 2 of the paper gives the variance."""
 CURVES = {
     "weight bias": weight_bias,
     "slowdown": slowdown,
@@ -33,7 +33,7 @@ ALPHAS = np.linspace(0, 1, 41).tolist()
 
 
 def curves(amount: NormalAmount, draws: int) -> dict[str, list[list[float]]]:
-    """Each quantity against α, a list for every draw of the τ_i; and the mean of those."""
+    """Return each quantity against α, one list per draw of the τ_i, and the mean τ."""
     p = torch.full((CLIENTS,), 1 / CLIENTS, dtype=torch.float64)
     found: dict[str, list[list[float]]] = {name: [] for name in (*CURVES, "mean τ")}
     for draw in range(draws):
@@ -65,7 +65,7 @@ def _reproduce(lab: Lab) -> Findings:
             "α = ημ",
             name,
             [_line(reading, found[name]) for reading, found in readings.items()],
-            # The bias differs by a factor of fifty between the readings, and ends at zero.
+            # The bias differs by a factor of fifty between the two meanings, and ends at zero.
             log_y=name == "weight bias",
             y_limits=(1e-6, 10.0) if name == "weight bias" else None,
         )
@@ -75,7 +75,7 @@ def _reproduce(lab: Lab) -> Findings:
 
 
 def claims_of(reading: str, found: dict[str, list[list[float]]]) -> list[Claim]:
-    """What section 4.2 says of the curves, judged on every draw."""
+    """Return the claims of section 4.2 about the curves, judged on every draw."""
     bias, slow, variance = (found[name] for name in CURVES)
     ends = [abs(each[-1] / mean[0] - 1) for each, mean in zip(slow, found["mean τ"], strict=True)]
     lowest = [min(each) for each in variance]
@@ -101,7 +101,7 @@ def claims_of(reading: str, found: dict[str, list[list[float]]]) -> list[Claim]:
 
 
 def _falls(values: list[float]) -> bool:
-    """Never up, but for rounding."""
+    """Whether the values never rise, except by rounding errors."""
     return all(b <= a + 1e-12 for a, b in pairwise(values))
 
 
@@ -129,9 +129,9 @@ REPRODUCTION = Reproduction(
     cost="2 min",
     reproduce=_reproduce,
     left_open=(
-        "τ_i ~ N(20, 20) may give the variance or the standard deviation: both are drawn.",
-        "Numbers of steps are whole and at least 1: the normal draws are rounded, and raised to 1.",
-        "How often the τ_i were drawn is not given: 25 times, with the mean and the range shown.",
+        "τ_i ~ N(20, 20) may state the variance or the standard deviation: the figure shows both.",
+        "Numbers of steps are integers of at least 1: normal numbers are rounded, and raised to 1.",
+        "The paper does not say how often the τ_i were drawn: here 25 times, with mean and range.",
     ),
     quick_is="2 draws of the τ_i instead of 25.",
 )

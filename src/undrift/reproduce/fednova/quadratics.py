@@ -1,4 +1,4 @@
-"""Figure 2 of FedNova: quadratics on which unequal local steps lead methods astray."""
+"""Figure 2 of FedNova: quadratics on which unequal numbers of local steps bias methods."""
 
 from __future__ import annotations
 
@@ -40,18 +40,17 @@ STEPS: Mapping[str, Amount] = {
 }
 RATES = (0.05, 0.01, 0.002)
 DIMENSION, SPREAD = 10, 0.1  # e_i ~ N(0, 0.01·I)
-FAR_BELOW = 100.0
-"""How many times smaller a gap must be to count as far below another."""
-CLOSE = 0.05
-"""How near to the closed form a run must end, as a share of the closed form's own distance."""
-
-GROWN = 1e6
-"""How many times its first value a gap must be to count as divergence."""
+FAR_BELOW_RATIO = 100.0
+"""A gap is far below another if it is this many times smaller."""
+MAX_SHARE = 0.05
+"""How far from its closed form a run may end, relative to the closed form's distance from x*."""
+DIVERGED_RATIO = 1e6
+"""A run diverges if its gap exceeds its first gap by this factor."""
 
 
 @dataclass(frozen=True)
 class RunSize:
-    """How much is done: clients, and the rounds at which each rate ends."""
+    """The size of a run: number of clients, and the rounds at which each rate ends."""
 
     clients: int
     ends: tuple[int, int, int]
@@ -62,13 +61,13 @@ QUICK = RunSize(clients=6, ends=(20, 50, 120))
 
 
 def points(size: RunSize, seed: int) -> Tensor:
-    """The e_i, of which each is the minimum of a client."""
+    """Return the e_i, the minima of the clients."""
     drawn = generator(seed, "points").standard_normal((size.clients, DIMENSION))
     return torch.as_tensor(SPREAD * drawn)
 
 
 def simulate(size: RunSize, setting: str, label: str, seed: int) -> dict[str, Any]:
-    """F − F* after every round, and the model when each rate ends; a run that diverged is short."""
+    """Return F − F* of every round, and the model when each rate ends; fewer if it diverged."""
     models: list[list[float]] = []
 
     def note(run: Any, record: Any) -> None:
@@ -119,33 +118,33 @@ def _reproduce(lab: Lab) -> Findings:
 
 
 Outcomes = Mapping[str, Sequence[dict[str, Any]]]
-"""The kept runs of a setting, a list over seeds for each method."""
+"""The stored runs of a setting, a list over seeds for each method."""
 
 
 def last(run: Mapping[str, Any], rounds: int = 20) -> float:
-    """The mean of the last gaps, as they fluctuate with random τ; infinite if it diverged."""
+    """Return the mean of the last gaps, which fluctuate with random τ; infinity if it diverged."""
     gaps = run["gaps"]
-    grew = run["diverged"] or not math.isfinite(gaps[-1]) or gaps[-1] > GROWN * gaps[0]
+    grew = run["diverged"] or not math.isfinite(gaps[-1]) or gaps[-1] > DIVERGED_RATIO * gaps[0]
     return math.inf if grew else fmean(gaps[-rounds:])
 
 
 def far_below(setting: str, of: Outcomes) -> Claim:
-    """That FedNova ends far below FedAvg and FedProx, with every seed."""
+    """Claim that FedNova ends far below FedAvg and FedProx, with every seed."""
     ours = of["FedNova"]
     factors = {
         label: [last(theirs) / last(run) for theirs, run in zip(of[label], ours, strict=True)]
         for label in ("FedAvg", "FedProx")
     }
     return Claim(
-        f"{setting}: after both decays FedNova is at least {FAR_BELOW:g} times nearer to the "
+        f"{setting}: after both decays FedNova is at least {FAR_BELOW_RATIO:g} times nearer to the "
         "optimal value than FedAvg and FedProx.",
-        all(factor >= FAR_BELOW for each in factors.values() for factor in each),
+        all(factor >= FAR_BELOW_RATIO for each in factors.values() for factor in each),
         ", ".join(f"{label} {min(each):.3g} times above" for label, each in factors.items()),
     )
 
 
 def before_the_decays(size: RunSize, of: Outcomes) -> str:
-    """Who is ahead at the first rate, where FedNova's own bias has not gone."""
+    """Return a note about the gaps at the end of the first rate, where FedNova is still biased."""
     shown = ", ".join(
         f"{label} {fmean(run['gaps'][size.ends[0]] for run in each):.2g}"
         for label, each in of.items()
@@ -189,7 +188,7 @@ def _rounds_to(run: Mapping[str, Any], value: float) -> float:
 
 def _rounds_to_growth(run: Mapping[str, Any]) -> float:
     gaps = run["gaps"]
-    return next((t for t, gap in enumerate(gaps) if not gap <= GROWN * gaps[0]), math.inf)
+    return next((t for t, gap in enumerate(gaps) if not gap <= DIVERGED_RATIO * gaps[0]), math.inf)
 
 
 def _when_fixed(size: RunSize, of: Outcomes) -> list[Claim]:
@@ -204,7 +203,7 @@ def _when_fixed(size: RunSize, of: Outcomes) -> list[Claim]:
         ),
         Claim(
             f"{FIXED}: VRL-SGD, though it corrects for unequal data, does not reach the optimum.",
-            ends["VRL-SGD"] >= FAR_BELOW * ends["FedNova"],
+            ends["VRL-SGD"] >= FAR_BELOW_RATIO * ends["FedNova"],
             f"F − F* is {ends['VRL-SGD']:.2g}, FedNova's {ends['FedNova']:.2g}",
         ),
         closed_forms(size, of),
@@ -213,14 +212,14 @@ def _when_fixed(size: RunSize, of: Outcomes) -> list[Claim]:
 
 
 def _steps(size: RunSize, seed: int) -> list[int]:
-    """The τ_i that the clients have in all rounds."""
+    """Return the τ_i of the clients, the same in all rounds."""
     amount = STEPS[FIXED]
     assert isinstance(amount, NormalAmount)
     return [amount.of(client, 0, seed) for client in range(size.clients)]
 
 
 def closed_forms(size: RunSize, of: Outcomes) -> Claim:
-    """That runs end where the closed form of the last rate says."""
+    """Claim that runs end at the closed form of the last rate."""
     away: dict[str, float] = {}
     for label in ("FedAvg", "FedProx", "FedNova"):
         for seed, run in enumerate(of[label]):
@@ -234,14 +233,14 @@ def closed_forms(size: RunSize, of: Outcomes) -> Claim:
     return Claim(
         f"{FIXED}: at the last rate each method ends at its closed form, "
         "Σ ω_i c_i e_i / Σ ω_i c_i with c_i = 1 − (1 − η(1 + μ))^τ_i.",
-        all(share < CLOSE for share in away.values()),
+        all(share < MAX_SHARE for share in away.values()),
         "distance from it, as a share of its own from the optimum: "
         + ", ".join(f"{label} {share:.1g}" for label, share in away.items()),
     )
 
 
 def lemma1(size: RunSize, of: Outcomes) -> Claim:
-    """That FedAvg tends to the point weighted by τ_i as the rate falls."""
+    """Claim that FedAvg tends to the point weighted by τ_i as the rate falls."""
     shares = []
     for seed, run in enumerate(of["FedAvg"]):
         e = points(size, seed)
@@ -268,7 +267,7 @@ def _when_random(size: RunSize, of: Outcomes) -> list[Claim]:
         Claim(
             f"{RANDOM}: VRL-SGD diverges.",
             all(math.isinf(last(run)) for run in of["VRL-SGD"]),
-            f"F − F* is {GROWN:.0e} times its first value after {max(rounds):g} rounds",
+            f"F − F* is {DIVERGED_RATIO:.0e} times its first value after {max(rounds):g} rounds",
         ),
     ]
 
@@ -279,7 +278,7 @@ CLAIMS = {EQUAL: _when_equal, FIXED: _when_fixed, RANDOM: _when_random}
 def _panel(setting: str, of: Outcomes) -> Panel:
     lines = []
     for label, each in of.items():
-        # A run that diverged is drawn as far as it can be seen.
+        # Draw a run that diverged only until its gap leaves the panel.
         shortest = int(min(min(len(run["gaps"]), _rounds_to_growth(run)) for run in each))
         columns = list(zip(*(run["gaps"][:shortest] for run in each), strict=True))
         lines.append(
@@ -299,16 +298,16 @@ REPRODUCTION = Reproduction(
     name="fednova-quadratics",
     paper="FedNova",
     shows="Figure 2, and Lemma 1",
-    about="30 clients with f_i = ½|x − e_i|² do gradient descent: as many steps each, fixed "
+    about="30 clients with f_i = ½|x − e_i|² do gradient descent: equal numbers of steps, fixed "
     "unequal numbers, and numbers drawn anew in every round.",
     cost="12 min",
     reproduce=_reproduce,
     left_open=(
-        f"The dimension is not given: {DIMENSION}.",
-        "The law of the τ_i in [1, 96] with mean 30 is not given: N(30, 20²), rounded and clipped "
-        "to [1, 96].",
-        "The last round is not given: 1200, so that the third rate has 300 rounds.",
-        "The starting point is not given: zero.",
+        f"The dimension is not printed: here {DIMENSION}.",
+        "The distribution of the τ_i in [1, 96] with mean 30 is not printed: here N(30, 20²), "
+        "rounded and clipped to [1, 96].",
+        "The last round is not printed: here 1200, so that the third rate has 300 rounds.",
+        "The starting point is not printed: here zero.",
     ),
     quick_is="6 clients and 120 rounds, with decays at 20 and 50.",
     parts=tuple(STEPS),

@@ -24,8 +24,8 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 LOSS = "train_loss"
-WINDOW = 5
-"""Evaluations over which losses are averaged, as they jump where clients are sampled."""
+WINDOW_EVALUATIONS = 5
+"""Losses are means over these evaluations, because they jump when clients are sampled."""
 
 
 def _reproduce(lab: Lab) -> Findings:
@@ -34,7 +34,7 @@ def _reproduce(lab: Lab) -> Findings:
     panels: list[Panel] = []
     for setting in lab.parts:
         runs = lab.run(setting, SETTINGS[setting])
-        losses = {method: final(runs, method, LOSS, last=WINDOW) for method in METHODS}
+        losses = {method: final(runs, method, LOSS, last=WINDOW_EVALUATIONS) for method in METHODS}
         numbers += [
             Number(f"{setting}: last training loss", method, None, loss)
             for method, loss in losses.items()
@@ -46,7 +46,7 @@ def _reproduce(lab: Lab) -> Findings:
 
 
 def lowest(setting: str, losses: Mapping[str, OverSeeds]) -> Claim:
-    """That FedNova ends with the lowest loss."""
+    """Claim that FedNova ends with the lowest loss."""
     others = min(loss.mean for method, loss in losses.items() if method != "FedNova")
     return Claim(
         f"{setting}: FedNova ends with the lowest training loss.",
@@ -56,9 +56,9 @@ def lowest(setting: str, losses: Mapping[str, OverSeeds]) -> Claim:
 
 
 def sooner(setting: str, runs: Runs, reached: float) -> Claim:
-    """That FedNova is at FedAvg's last loss long before it: in half of the rounds."""
+    """Claim that FedNova reaches FedAvg's last loss in half of the rounds."""
     rounds = max(record.round for record in runs.groups[0].runs[0].records)
-    spent = cost(runs, "FedNova", LOSS, ("below", reached), smooth=WINDOW)
+    spent = cost(runs, "FedNova", LOSS, ("below", reached), smooth=WINDOW_EVALUATIONS)
     return Claim(
         f"{setting}: FedNova converges faster: it needs less than half of FedAvg's rounds for "
         "FedAvg's last loss.",
@@ -76,17 +76,17 @@ REPRODUCTION = Reproduction(
     cost="6 min",
     reproduce=_reproduce,
     left_open=(
-        "Learning rate and batch size are not given: 0.01 and 10, FedProx's for these data.",
-        "The number of rounds is not given: 150.",
-        "How sampled clients are weighed is not given: they are drawn uniformly without "
-        "replacement and weighed by q_k N/K, one of the two schemes of the paper's appendix.",
-        "The data are drawn by the recipe of synthetic(1, 1), not read from the published files; "
-        "they are the same for all seeds, which change cohorts and batches.",
+        "Learning rate and batch size are not printed: here 0.01 and 10, FedProx's for these data.",
+        "The number of rounds is not printed: here 150.",
+        "The paper does not say how sampled clients are weighted: here they are drawn uniformly "
+        "without replacement and weighted by q_k N/K, one of the two schemes of its appendix.",
+        "The data are drawn by the recipe of synthetic(1, 1), not read from the published files. "
+        "All seeds share the data; they differ in cohorts and batches.",
     ),
-    # Not fewer samples: a bound on them would make the clients' steps nearly equal.
+    # The samples are not reduced: a limit would make the numbers of steps nearly equal.
     quick={"rounds": 24},
-    quick_is="24 rounds instead of 150: with sampled clients the loss jumps at first, so "
-    "that FedNova's lead comes later than in a full run.",
+    quick_is="24 rounds instead of 150: with sampled clients the loss jumps at first, and FedNova "
+    "may not lead yet.",
     seeds=3,
     parts=tuple(SETTINGS),
 )
