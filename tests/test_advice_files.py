@@ -10,9 +10,9 @@ import pytest
 
 import undrift as ud
 from commands import called
+from undrift.advice.editing import edited, method_table
 from undrift.advice.facts import DISSIMILAR, FEW, SEEN_AGAIN, SKEWED, UNEQUAL
 from undrift.advice.rules import RULES
-from undrift.advice.toml import Edited
 from undrift.experiments.experiment import Experiment
 
 PAGE = Path(__file__).parents[1] / "docs" / "choosing.md"
@@ -150,11 +150,10 @@ def test_tables_on_one_line_are_written_anew(folder):
 
 
 def test_a_file_without_methods_gets_some_at_the_end():
-    edited = Edited('a = "#1" # one\n[local]\nb = 2\n')
-    edited.replace_methods('[[method]]\nname = "FedAvg"\n')
-    edited.follow({"a": "#1", "local": {"b": 2}}, {"a": "x", "local": {"c": 3}, "output": {"d": 4}})
-    text = edited.text("# head")
-    assert text.startswith("# head\n")
+    methods = [method_table({"name": "FedAvg"}, ["because"])]
+    tables = {"a": "x", "local": {"c": 3}, "output": {"d": 4}}
+    text = edited('a = "#1" # one\n[local]\nb = 2\n', tables, methods)
+    assert 'a = "x" # one\n' in text and text.rstrip().endswith('# because\nname = "FedAvg"')
     assert tomllib.loads(text) == {
         "a": "x",
         "local": {"c": 3},
@@ -207,3 +206,29 @@ def test_the_guide_shows_what_the_command_prints(tmp_path):
     assert time.process_time() - began < 30
     (shown,) = re.findall(r"```text\n(.*?)\n```", PAGE.read_text(), re.DOTALL)
     assert [line.rstrip() for line in done.stdout.rstrip().splitlines()] == shown.splitlines()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'a = 1\n[[method]]\nname = "A"\n\n# of b\n[b]\nc = 2 # two\n',
+        'method = [{name = "A"}]\na = 1\n[b]\nc = 2 # two\n\n# of b\n',
+        'a = 1\n[[method]]\nname = "A"\n[method.local]\nlr = 1\n\n# of b\n[b]\nc = 2 # two\n',
+        "a = 1\n# of b\n[b]\nc = 2 # two\n",
+        "a = 1\n# of b\nb.c = 2 # two\n",
+        "a = 1 # of b\nb = {c = 2} # two\n",
+    ],
+)
+def test_an_edited_file_keeps_its_comments(text):
+    tables = {"a": 1, "b": {"c": 3, "d": [1, 2]}}
+    methods = [method_table({"name": name, "server": {"lr": 1.0}}, ["why"]) for name in "AB"]
+    found = edited(text, tables, methods)
+    servers = [{"name": name, "server": {"lr": 1.0}} for name in "AB"]
+    assert tomllib.loads(found) == tables | {"method": servers}
+    assert "# of b" in found and "# two" in found
+
+
+def test_settings_of_the_command_leave_the_comments(folder):
+    done = called("advise", "mine.toml", "--set", "data.most=20", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "most = 20          # few" in (folder / "advised.toml").read_text()

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import inspect
 import textwrap
+import tomllib
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import tomlkit
+from tomlkit.items import Table
+
+from undrift.advice.editing import edited, method_table
 from undrift.advice.federation import Federation
-from undrift.advice.toml import Edited, dumped, value_of
 from undrift.core.regularizers import Regularizer
 from undrift.experiments.building import (
     build_data,
@@ -20,7 +24,6 @@ from undrift.experiments.building import (
 from undrift.experiments.experiment import Experiment, tables_in
 from undrift.experiments.parts import anchored, table_of
 from undrift.experiments.settings import applied
-from undrift.experiments.teaching import inline
 from undrift.local.solvers import Local
 from undrift.loops import pace_of
 from undrift.loops.paces import AsTheyArrive, Pace
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
 
 ADVISED = "advised"
 """What is put after a name, so that the runs do not go to the folder of the asker's own."""
+COMMENT_WIDTH = 94
+"""Characters of a comment line without its "# "."""
 ANY_RATE = 1.0
 """Stands in for a learning rate until one is proposed."""
 
@@ -44,8 +49,8 @@ class Asked:
     path: Path
     raw: dict[str, Any]
     """its tables, with the settings of the command"""
-    text: str | None
-    """the file's text, where no setting changes it"""
+    text: str
+    """the file's text"""
     experiment: Experiment
     federation: Federation
 
@@ -74,7 +79,7 @@ def read(
 ) -> Asked:
     """Read an experiment file, which needs neither a method nor a learning rate here."""
     raw = tables_in(path)
-    text = path.read_text(encoding="utf-8") if not settings else None
+    text = path.read_text(encoding="utf-8")
     raw = applied(raw, settings)
     asked = deepcopy(raw)
     methods_given = bool(asked.get("method"))
@@ -193,43 +198,34 @@ def _table(candidate: Candidate) -> dict[str, Any]:
 
 
 def _text(advice: Advice, asked: Asked, tables: Mapping[str, Any]) -> str:
-    """The text of the file: the asker's own as far as it can be kept, with its comments."""
-    methods = "\n".join(_lines(each, number) for number, each in enumerate(advice.chosen))
-    head = _comment(
+    """The text of the file: the asker's own with its comments, and the recommended methods."""
+    kept = {key: value for key, value in tables.items() if key != "method"}
+    text = edited(asked.text, kept, _methods(advice))
+    if tomllib.loads(text) != dict(tables):  # a layout in which tables cannot be replaced
+        text = edited(tomlkit.dumps(kept), kept, _methods(advice))
+    document = tomlkit.parse(text)
+    if advice.facts.rate_proposed:
+        L = f"{advice.facts.curvature.L:.3g}"
+        document["local"]["lr"].comment(f"1/L for the estimated L = {L}: cautious")  # type: ignore
+    head = _comment_lines(
         f"Written by undrift advise from {asked.path.name}: {advice.facts.clients} clients, "
         f"rule “{advice.rule.name}”. The reasons are beside the methods below."
     )
-    if asked.text is not None:
-        edited = Edited(asked.text)
-        edited.replace_methods(methods)
-        edited.follow(_before(asked), {k: v for k, v in tables.items() if k != "method"})
-        if advice.facts.rate_proposed:
-            edited.remark("local", "lr", f"1/L for the estimated L = {_L(advice)}: cautious")
-        text = edited.text(head)
-        if value_of(text) == dict(tables):
-            return text
-    kept = {key: value for key, value in tables.items() if key != "method"}
-    return f"{head}\n\n{dumped(kept)}\n{methods}"
+    lines = tomlkit.dumps(document).splitlines()
+    schema = [lines.pop(0)] if lines[:1] and "#:schema" in lines[0] else []
+    return "\n".join([*schema, *(f"# {line}" for line in head), *lines]).rstrip("\n") + "\n"
 
 
-def _before(asked: Asked) -> dict[str, Any]:
-    """The tables as they stand in the file."""
-    return {key: value for key, value in tables_in(asked.path).items() if key != "method"}
+def _methods(advice: Advice) -> list[Table]:
+    """The tables of the recommended methods, each with its reasons."""
+    found = []
+    for number, each in enumerate(advice.chosen):
+        said = each.reason[:1].upper() + each.reason[1:]
+        reasons = [said if number == 0 else f"To compare with: {each.reason}", *each.because]
+        comments = [line for reason in reasons for line in _comment_lines(f"{reason}.")]
+        found.append(method_table(_table(each), comments))
+    return found
 
 
-def _L(advice: Advice) -> str:
-    return f"{advice.facts.curvature.L:.3g}"
-
-
-def _lines(candidate: Candidate, number: int) -> str:
-    """A method's table with its reasons."""
-    said = candidate.reason[:1].upper() + candidate.reason[1:]
-    reasons = [said if number == 0 else f"To compare with: {candidate.reason}", *candidate.because]
-    lines = [_comment(f"{reason}.") for reason in reasons]
-    lines.append("[[method]]")
-    lines += [f"{key} = {inline(value)}" for key, value in _table(candidate).items()]
-    return "\n".join(lines) + "\n"
-
-
-def _comment(text: str) -> str:
-    return "\n".join(textwrap.wrap(text, 96, initial_indent="# ", subsequent_indent="# "))
+def _comment_lines(text: str) -> list[str]:
+    return textwrap.wrap(text, COMMENT_WIDTH)

@@ -9,7 +9,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any
 
-import tomli_w
+import tomlkit
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
 from pydantic_core import ErrorDetails
 
@@ -305,7 +305,7 @@ class Experiment(Table):
 
     def to_toml(self) -> str:
         """The resolved experiment as the text of a file."""
-        return tomli_w.dumps(self.resolved())
+        return tomlkit.dumps(self.resolved())
 
     def write(self, path: str | Path) -> None:
         """Write the resolved experiment to a file."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-import tomli_w
+import tomlkit
 from rich.console import Group, RenderableType
 from rich.syntax import Syntax
 from rich.table import Table
@@ -321,7 +321,7 @@ def inline(value: Any) -> str:
         return f"{{{', '.join(f'{key} = {inline(each)}' for key, each in value.items())}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(inline, value))}]"
-    return tomli_w.dumps({"v": value}).partition("= ")[2].strip()
+    return str(tomlkit.item(value).as_string())
 
 
 EXAMPLES: dict[str, Any] = {
