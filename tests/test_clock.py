@@ -262,8 +262,8 @@ def test_work_that_was_refused_or_cut_short_is_wasted():
 @pytest.mark.parametrize(
     ("devices", "options", "sentence"),
     [
-        (ud.Devices(speed=1e-320), {}, "longer than the clock can count"),
-        (ud.Devices(latency=1e308), {}, "longer than the clock can count"),
+        (ud.Devices(speed=1e-320), {}, "longer than the virtual clock can count"),
+        (ud.Devices(latency=1e308), {}, "longer than the virtual clock can count"),
         (ud.Devices(speed=5.0), {"pace": ud.Deadline(1e308)}, None),
     ],
 )

@@ -15,7 +15,7 @@ from torch import nn
 import undrift as ud
 from undrift.data.description import describe, label_counts
 from undrift.data.part import Part
-from undrift.data.picture import draw, plot_description
+from undrift.data.plotting import draw, plot_description
 from undrift.theory import heterogeneity
 from undrift.theory.minima import find_gamma, minimum
 
@@ -71,7 +71,7 @@ def test_counts_by_hand_and_labels_outside():
     x, y = torch.zeros(5, 1), torch.tensor([2, 0, 1, 1, 0], dtype=torch.uint8)
     part = Part(x, y, torch.tensor([4, 3, 2, 0]), torch.tensor([0, 1, 4]))
     assert label_counts(part, 4).tolist() == [[1, 0, 0, 0], [0, 2, 1, 0]]
-    with pytest.raises(ud.UndriftError, match=r"from 0 to 2, but there are classes 0 … 1\.$"):
+    with pytest.raises(ud.UndriftError, match=r"from 0 to 2, but the classes are 0 … 1\.$"):
         label_counts(part, 2)
 
 
@@ -200,7 +200,7 @@ def test_targets_that_are_no_classes_have_sizes_only(y, tmp_path):
 def test_whole_numbers_that_are_no_classes_get_a_note():
     found = describe(labelled([-1, 1], [1, 1]))
     assert found.labels is None
-    assert "they are not described" in " ".join(str(found).split())
+    assert "so labels are not described" in " ".join(str(found).split())
 
 
 def test_a_hundred_thousand_clients():
@@ -213,8 +213,8 @@ def test_a_hundred_thousand_clients():
     found = describe(ud.data.FederatedData(part))
     assert found.clients == 100_000 and found.labels.classes == 62
     assert sum(found.labels.needed["80"].clients) == 100_000
-    assert len(found.picked.ids) == 40
-    assert (found.picked.ids[0], found.picked.ids[-1]) == ("0", "99999")
+    assert len(found.plotted.ids) == 40
+    assert (found.plotted.ids[0], found.plotted.ids[-1]) == ("0", "99999")
 
 
 # Words
@@ -413,7 +413,7 @@ def test_the_users_model_is_left_alone():
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda d: describe(d, gamma=True), "so it needs one"),
+        (lambda d: describe(d, gamma=True), "gamma=True needs a model"),
         (lambda d: describe(d, nn.Linear(1, 2), objective="sample"), "did you mean 'samples'"),
         (lambda d: describe(d, "cnn"), "torch nn.Module"),
         (lambda d: describe([1]), "a FederatedData"),
@@ -468,7 +468,7 @@ def test_pictures_have_labels_that_can_be_read(name):
     bubbles = figure.axes[0]
     assert found.name in figure.get_suptitle().replace("\\", "")
     shown = sum(len(c.get_offsets()) for c in bubbles.collections)
-    held = sum(n > 0 for row in found.picked.counts for n in row)
+    held = sum(n > 0 for row in found.plotted.counts for n in row)
     assert shown == held
     assert ("40 of" in bubbles.get_title("left")) == (found.clients > 40)
 

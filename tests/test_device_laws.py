@@ -131,7 +131,10 @@ def test_speed_goes_with_the_data_when_asked():
         (lambda: Devices(size_correlation=2), "Devices' size_correlation is 2, but must be"),
         (lambda: Devices(seed=-1), "Devices' seed is -1, but must be a whole number of at least 0"),
         (lambda: DeviceClasses({}), "DeviceClasses needs at least one class."),
-        (lambda: DeviceClasses([1]), "DeviceClasses' classes is [1], but must be names with a"),
+        (
+            lambda: DeviceClasses([1]),
+            "DeviceClasses' classes is [1], but must be a mapping from names to a",
+        ),
         (
             lambda: DeviceClasses({"a": 1.0}),
             "The class 'a' of DeviceClasses is 1.0, but must be a share and Devices(…).",
@@ -151,7 +154,7 @@ def test_speed_goes_with_the_data_when_asked():
         ),
         (
             lambda: DeviceClasses({"a": (0.5, Devices()), "b": (0.5, Devices(unit="samples"))}),
-            "units, but must agree: 'a' in steps, 'b' in samples.",
+            "but they differ: 'a' in steps, 'b' in samples.",
         ),
         (
             lambda: DeviceClasses({"a": (1, Devices())}, size_correlation=-2),
@@ -161,7 +164,10 @@ def test_speed_goes_with_the_data_when_asked():
         (lambda: DeviceFile("a", unit="x"), "DeviceFile's unit is 'x', but must be one of"),
         (lambda: DeviceFile("a", windows=3), "DeviceFile's windows is 3, but must be the path"),
         (lambda: DeviceFile("a", windows="b", repeat=0), "DeviceFile's repeat is 0, but must be"),
-        (lambda: DeviceFile("a", repeat=5.0), "there is no file of windows to repeat."),
+        (
+            lambda: DeviceFile("a", repeat=5.0),
+            "repeat needs windows, the file with the times to repeat.",
+        ),
         (lambda: DeviceFile("a", match="x"), "DeviceFile's match is 'x', but must be one of"),
         (lambda: DeviceFile("a", seed=0.5), "DeviceFile's seed is 0.5, but must be a whole"),
     ],
