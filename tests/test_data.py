@@ -85,7 +85,7 @@ def test_test_data_may_be_common_or_per_client():
     each = ud.data.FederatedData.from_clients(own, {"a": (torch.ones(1, 1), [0]), "b": own["b"]})
     assert each.test.sizes.tolist() == [1, 3]
     assert "2 clients; 5 training, 4 test samples" in repr(common)
-    with pytest.raises(ud.UndriftError, match="nothing for client 'b'"):
+    with pytest.raises(ud.UndriftError, match="no entry for client 'b'"):
         ud.data.FederatedData.from_clients(own, {"a": own["a"]})
 
 
@@ -208,7 +208,7 @@ REFUSED = [
     (lambda: ud.data.FederatedData.from_dataset(Squares(0), clients=2), "has no samples"),
     (
         lambda: ud.data.FederatedData.from_dataset(Endless(), clients=2),
-        "must have a length and items by number",
+        "must have a length and items by index",
     ),
     (
         lambda: ud.data.FederatedData.from_clients([ONES]),
@@ -222,28 +222,28 @@ REFUSED = [
         lambda: ud.data.FederatedData.from_arrays(
             ONES, [0, 1, 0, 1], owners=range(4), partition=ud.data.Natural(min_size=5)
         ),
-        "There are no clients",
+        "has no clients, but needs at least one",
     ),
     (lambda: ud.data.FederatedData.from_clients(None), "must be a list or a mapping from ids"),
     (lambda: part(ids=["a", "a"]), "Two clients have the same id 'a'"),
     (lambda: part(ids=[1.5, 2]), "A client's id is 1.5"),
     (
         lambda: part(validation=ud.data.Part.joined([(ONES, torch.zeros(4).long())])),
-        "The validation part is of 1 clients, but there are 2",
+        "The validation part has 1 clients, but the training part has 2",
     ),
     (
         lambda: part(validation=ud.data.Part.common(ONES[:, :1], torch.zeros(4).long())),
-        "The validation inputs have shape [1] per sample, but those for training have [2]",
+        "The validation inputs have shape [1] per sample, but the training inputs have [2]",
     ),
     (
         lambda: part(test=ud.data.Part.common(ONES, torch.zeros(4))),
-        "The test targets are torch.float32, but those for training are torch.int64",
+        "The test targets are torch.float32, but the training targets are torch.int64",
     ),
     (lambda: ud.data.synthetic(most=1), "most is 1"),
     (lambda: ud.data.synthetic(seed=-1), "seed is -1"),
     (
         lambda: ud.data.FederatedData.from_arrays(ONES, [0, 1, 0, 1], [[0]], clients=2),
-        "either parts or a partition, not both: clients",
+        "leave clients out",
     ),
     (
         lambda: ud.data.FederatedData.from_arrays(ONES, [0, 1, 0, 2], clients=2, classes="ab"),
@@ -295,7 +295,7 @@ def test_a_dataset_names_the_item_that_does_not_fit():
         def __getitem__(self, k):
             return ("no", k) if k == 3 and self.width == 2 else (np.ones(1 + (k == 3)), k)
 
-    with pytest.raises(ud.UndriftError, match="Item 3 of the Dataset of the data is no pair"):
+    with pytest.raises(ud.UndriftError, match="Item 3 of the Dataset of the data is not a pair"):
         ud.data.FederatedData.from_dataset(Ragged(5), clients=2)
     with pytest.raises(ud.UndriftError, match="number 3 has shape"):
         ud.data.FederatedData.from_dataset(Ragged(5, 1), clients=2)

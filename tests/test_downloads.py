@@ -101,7 +101,7 @@ def serve():
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr(downloads, "_PAUSES", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(downloads, "_RETRY_SECONDS", (0.0, 0.0, 0.0))
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
 
@@ -165,7 +165,7 @@ def test_a_dropped_connection_is_continued_where_it_stopped(serve, tmp_path):
 
 @pytest.mark.parametrize("how", ["wait", "reset"])
 def test_a_stalled_or_reset_connection_is_continued(serve, tmp_path, monkeypatch, how):
-    monkeypatch.setattr(downloads, "_TIMEOUT", 0.5)
+    monkeypatch.setattr(downloads, "_TIMEOUT_SECONDS", 0.5)
     server = serve(stops_after=[1000], how=how, patience=5)
     assert fetch(published(server.url), tmp_path).read_bytes() == CONTENT
     assert server.ranges == [None, "bytes=1000-"]
@@ -266,7 +266,9 @@ def test_without_a_network_the_message_says_what_to_put_where(tmp_path):
     assert left(tmp_path / "set") == []
 
 
-@pytest.mark.parametrize("url", ["no url", "http://127.0.0.1:1x/", "http://[/", "gopher://a/"])
+@pytest.mark.parametrize(
+    "url", ["at least one URL", "http://127.0.0.1:1x/", "http://[/", "gopher://a/"]
+)
 def test_a_malformed_url_is_a_sentence_too(tmp_path, url):
     assert "cannot be downloaded" in refused(fetch, published(url), tmp_path)
 
@@ -291,7 +293,7 @@ def test_a_folder_that_cannot_be_written_is_a_sentence(serve, tmp_path):
 
 
 def test_a_standard_file_needs_a_url_and_a_known_checksum():
-    assert "no url" in refused(published)
+    assert "at least one URL" in refused(published)
     assert "'sha1:0'" in refused(published, "http://a", checksum="sha1:0")
 
 

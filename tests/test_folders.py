@@ -92,11 +92,14 @@ def test_columns_are_chosen_by_name_and_words_are_classes(tmp_path):
     assert data.client("a")[0].tolist() == [[40, 20], [50, 25]]
     assert data.client("b")[0].tolist() == [[60, 30]]
     assert data.train.y.tolist() == [0, 1, 1]
-    with pytest.raises(ud.UndriftError, match="column 'id', which must be a number; name the"):
+    with pytest.raises(
+        ud.UndriftError,
+        match="column 'id', which must be a number; to leave the column out, name the",
+    ):
         FROM(tmp_path, "outcome", classes=["no", "yes"])
     with pytest.raises(ud.UndriftError, match=r"A target in .*a.csv is 'yes'"):
         FROM(tmp_path, "outcome", ["age"], classes=["no", "ja"])
-    with pytest.raises(ud.UndriftError, match=r"a.csv is a file, but must be the folder"):
+    with pytest.raises(ud.UndriftError, match=r"a.csv is a file, but must be a folder"):
         FROM(tmp_path / "a.csv")
     scaled = data.normalised()
     assert scaled.train.x.mean(0).tolist() == pytest.approx([0, 0], abs=1e-6)
@@ -133,36 +136,36 @@ REFUSED = [
     ([npz("a.npz", x=X * np.nan, y=Y)], "inputs of client 'a' contain NaN or Inf"),
     (
         [file("a.csv", b"a,label\n1,2\nnan,3\n")],
-        "has 'nan' in column 'a', which must be a finite number: fill it, or leave the row out",
+        "has 'nan' in column 'a', which must be a finite number: fill it in, or leave the row out",
     ),
     (
         [file("a.csv", b"a,label\n1,2\n"), file("b.csv", b"a,label\n1,yes\n")],
         "has 'yes' in column 'label', which must be a number; the targets of",
     ),
     ([file("a.csv", b"a,a,label\n1,2,3\n")], "two columns named 'a'"),
-    ([file("a.csv", b"a;label\n1;2\n")], "is it separated by ';'?"),
+    ([file("a.csv", b"a;label\n1;2\n")], "are its columns separated by ';'"),
     ([file("a.csv", b"a,label\n1,yes\n")], "has words such as 'yes': give classes"),
     (
         [file("a.csv", b"a,b,label\n1,2,0\n"), file("b.csv", b"a,c,label\n1,2,0\n")],
         "b.csv has no column 'b', which a.csv has",
     ),
     ([npz("a.npz", x=X, y=Y), file("b.csv", b"a,y\n1,2\n")], "both tables and arrays"),
-    ([npz("a.npz", x=np.array([{}, {}]), y=Y[:2])], "is damaged or no npz file"),
-    ([file("a.npz", b"not a zip")], "is damaged or no npz file"),
+    ([npz("a.npz", x=np.array([{}, {}]), y=Y[:2])], "is damaged or not an npz file"),
+    ([file("a.npz", b"not a zip")], "is damaged or not an npz file"),
     ([npz("a.npz", x=np.array(1), y=np.array(1))], "a.npz has no samples"),
     ([file("a.csv", b"a,label\n" + b"1" * 200_000 + b",2\n")], "cannot be read as csv"),
-    ([file("a.csv", b"")], "a.csv is empty, but must begin with the names of its columns"),
+    ([file("a.csv", b"")], "a.csv is empty, but must begin with a line of column names"),
     ([file("a.csv", b"a,label\n")], "a.csv has no samples"),
     ([file("a.csv", b"a,label\n1,2\n3\n")], "Line 3 of"),
     ([file("a.csv", b"a,label\n1,2\nx,3\n")], "has 'x' in column 'a', which must be a number"),
     ([file("a.csv", b"a,b\n1,2\n")], "has no column 'label' or 'target' or 'y' to predict"),
-    ([file("a.csv", b"label\n1\n")], "has no column besides the target"),
-    ([file("a.parquet", b"PAR")], "is damaged or no parquet file"),
+    ([file("a.csv", b"label\n1\n")], "has no column except the target"),
+    ([file("a.parquet", b"PAR")], "is damaged or not a parquet file"),
     (
         [npz("a.npz", x=X, y=Y), file("a.csv", b"a,label\n1,2\n")],
         "more than one file for client 'a'",
     ),
-    ([npz("a.npz", x=X, y=Y), file("b.json", b"{}")], "either a file per client or LEAF json"),
+    ([npz("a.npz", x=X, y=Y), file("b.json", b"{}")], "either one file per client or LEAF json"),
     (
         [
             file(
@@ -171,7 +174,7 @@ REFUSED = [
                 b'"user_data": {"u": {"x": ["to be"], "y": ["!"]}}}',
             )
         ],
-        "are texts: turn them into numbers",
+        "are text, but must be numbers",
     ),
 ]
 

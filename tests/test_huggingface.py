@@ -122,13 +122,16 @@ def test_a_federated_dataset_of_flwr():
 
 REFUSED = [
     (lambda: FROM(table(), "vectr", "label", clients=2), "did you mean 'vector'?"),
-    (lambda: FROM(table(), "who", "label", clients=2), "must have numbers or images of one size"),
+    (lambda: FROM(table(), "who", "label", clients=2), "must have numbers, or images of one size"),
     (lambda: FROM(table(), "vector", "label"), "clients=100"),
-    (lambda: FROM([table()], "vector", "label", clients=2), "so clients means nothing"),
-    (lambda: FROM(3, "vector", "label"), "The source is int"),
-    (lambda: FROM([3], "vector", "label"), "client 0 is int, but must be a datasets.Dataset"),
-    (lambda: FROM([], "vector", "label"), "There are no clients"),
-    (lambda: FROM(table(), [], "label", clients=2), "inputs must name a column"),
+    (lambda: FROM([table()], "vector", "label", clients=2), "so clients must be left out"),
+    (lambda: FROM(3, "vector", "label"), "The source is of type int"),
+    (
+        lambda: FROM([3], "vector", "label"),
+        "client 0 is of type int, but must be a datasets.Dataset",
+    ),
+    (lambda: FROM([], "vector", "label"), "The source has no partitions"),
+    (lambda: FROM(table(), [], "label", clients=2), "inputs must name at least one column"),
     (lambda: FROM(table(), "vector", "label", by="whom"), "by is 'whom'"),
 ]
 

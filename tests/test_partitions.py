@@ -1,6 +1,7 @@
 """Partitions: what every one of them must hold, and what the papers say of each."""
 
 import time
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -240,8 +241,8 @@ def test_small_alpha_and_many_clients_take_a_second_and_say_what_was_done():
     assert time.perf_counter() - start < 10  # ten times what it takes, on a busy machine
     assert own.sizes.tolist() == [60] * 1000
     assert per_class.sizes.min() >= 1
-    assert "moved to them from the fullest" in " ".join(per_class.notes)
-    assert "taken from what was left" in " ".join(tiny.notes)
+    assert "moved to them from the largest clients" in " ".join(per_class.notes)
+    assert "taken from the remaining ones" in " ".join(tiny.notes)
 
 
 def test_samples_are_moved_from_the_fullest_only():
@@ -352,12 +353,89 @@ def test_words_stand_for_partitions():
     assert as_partition("classes:2", "power-law") == D.Classes(2, sizes=D.PowerLaw())
 
 
+class ByLabel(D.Partition):
+    """The example of `Partition`'s docstring."""
+
+    def assign(self, targets, clients, rng):
+        order = rng.permutation(len(targets))
+        by_label = order[np.argsort(targets[order], kind="stable")]
+        return np.array_split(by_label, clients)
+
+
+def by_label(targets, clients, rng):
+    return ByLabel().assign(targets, clients, rng)
+
+
+@dataclass(frozen=True)
+class FirstOf(D.Partition):
+    share: float
+
+    def assign(self, targets, clients, rng):
+        return np.array_split(np.arange(int(self.share * len(targets))), clients)
+
+
+class Empty(D.Partition):
+    pass
+
+
+def test_a_users_class_or_function_is_a_partition():
+    labels = np.repeat(np.arange(4), 6)
+    split = ByLabel().split(labels, 4)
+    assert (counts(labels, split) == 6 * np.eye(4)).all()
+    assert np.array_equal(split.rows, ByLabel().split(labels, 4).rows)
+    assert not np.array_equal(split.rows, ByLabel().split(labels, 4, seed=1).rows)
+    function = as_partition(by_label)
+    assert np.array_equal(function.split(labels, 4).rows, split.rows)
+    assert (str(ByLabel()), str(FirstOf(0.5)), str(function)) == (
+        "ByLabel()",
+        "FirstOf(0.5)",
+        "by_label",
+    )
+    some = FirstOf(0.5).split(labels, 3)
+    assert some.sizes.tolist() == [4, 4, 4]
+    assert some.notes == ("12 of 24 samples stay unused by FirstOf(0.5).",)
+
+
+def test_a_users_partition_shares_out_any_source():
+    x, y = np.zeros((24, 2)), np.repeat(np.arange(4), 6)
+    from_arrays = D.FederatedData.from_arrays(x, y, partition=ByLabel(), clients=4)
+    assert [set(from_arrays.client(k)[1].tolist()) for k in range(4)] == [{0}, {1}, {2}, {3}]
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+    data = D.digits(by_label, clients=30)
+    assert data.name == "digits, by_label"
+    assert data.describe().labels.per_client.max <= 3
+
+
+def test_clients_that_a_users_partition_leaves_empty_are_left_out():
+    data = D.FederatedData.from_arrays(
+        np.zeros((4, 1)), [0, 1, 0, 1], partition=lambda y, n, rng: [[2, 0], [], [1]], clients=3
+    )
+    assert data.ids == [0, 2]
+    assert "1 clients without samples are left out." in data.notes
+
+
 LABELS = np.arange(20) % 4
+
+
+def wrong(assigned, clients=2):
+    return lambda: as_partition(lambda targets, clients, rng: assigned).split(LABELS, clients)
+
+
 REFUSED = [
+    (wrong([[0]]), "must return 2 arrays of sample numbers, one per client, but returned 1"),
+    (wrong(None), "but returned NoneType"),
+    (wrong([[0], [[1], [2]]]), "that of client 1 has shape [2, 1]"),
+    (wrong([[0], [0.5]]), "that of client 1 has shape [1] and type float64"),
+    (wrong([[0], np.ones(20, bool)]), "and type bool"),
+    (wrong([[0], [20]]), "gives client 1 a sample number outside 0 … 19"),
+    (wrong([[0], [-1]]), "gives client 1 a sample number outside 0 … 19"),
+    (wrong([[0, 3], [3]]), "gives sample 3 to more than one client"),
+    (lambda: Empty().split(LABELS, 2), "Empty must implement assign(self, targets, clients, rng)"),
+    (lambda: as_partition(ByLabel), "is the class ByLabel, but must be a partition such as"),
     (lambda: as_partition("dirichelt:0.3"), "did you mean 'dirichlet'?"),
-    (lambda: as_partition("dirichlet:much"), "must give a number after the colon"),
+    (lambda: as_partition("dirichlet:much"), "must have a number after the colon"),
     (lambda: as_partition("iid:3"), "takes no number"),
-    (lambda: as_partition("dirichlet-per-class:1", "balanced"), "decides the sizes itself"),
+    (lambda: as_partition("dirichlet-per-class:1", "balanced"), "determines the sizes itself"),
     (lambda: as_partition("classes:2.5").split(LABELS, 2), "k is 2.5, but must be a whole number"),
     (lambda: as_partition(3), "must be a partition such as"),
     (lambda: D.Dirichlet(0), "alpha is 0, but must be above 0"),
@@ -374,7 +452,7 @@ REFUSED = [
     (lambda: D.Classes(4).split(LABELS, 6), "has 5 samples for 6 clients, but each needs 1"),
     (lambda: D.Classes(4, sizes=D.PowerLaw()).split(LABELS, 6), "but each needs 1 of them"),
     (lambda: D.Dirichlet(1).split(LABELS / 2, 2), "use IID for other targets"),
-    (lambda: D.Natural().split(LABELS, 2), "do not say whose samples are whose"),
+    (lambda: D.Natural().split(LABELS, 2), "do not name the owner of each sample"),
     (lambda: D.Natural().split(LABELS, 9, owners=LABELS), "There are 4 owners"),
     (lambda: D.Natural().split([0, 1], 2, owners=[1.5, 2]), "A client's id is 1.5"),
     (lambda: D.Natural().split([0, 1], 2, owners=[None, 2]), "A client's id is None"),

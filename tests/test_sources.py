@@ -306,7 +306,7 @@ def test_texts_with_speakers_in_both_forms():
         ],
         "THE COMEDY OF ERRORS / DUKE": ["Merchant of Syracuse, plead no more;"],
     }
-    with pytest.raises(ud.UndriftError, match="a file has no speakers"):
+    with pytest.raises(ud.UndriftError, match="a file has no speeches"):
         read_speeches("once upon a time", "a file")
 
 
@@ -331,7 +331,7 @@ def test_shakespeares_points_are_80_characters_and_the_next(tmp_path):
     )
     data = D.shakespeare(clients=None, most=None, folder=tmp_path)
     assert data.ids == ["Play / ROLE 0", "Play / ROLE 2", "Play / ROLE 3"]
-    assert "1 of 4 roles say at most 80 characters" in data.notes[0]
+    assert "1 of 4 roles with at most 80 characters" in data.notes[0]
     assert len(data.classes) == 80
     for k, id in enumerate(data.ids):
         whole = " ".join(" ".join(texts[id]).split()).replace("€", "}").replace("{", "}")
@@ -363,7 +363,7 @@ def test_shakespeare_takes_stretches_of_roles_that_say_enough(tmp_path):
     other = D.shakespeare(clients=3, most=400, folder=tmp_path, seed=4)
     assert other.ids != data.ids or other.train.of(0).tolist() != rows.tolist()
     all_of_them = D.shakespeare(clients=6, most=400, folder=tmp_path)
-    assert "the 6 longest are taken" in all_of_them.notes[0]
+    assert "the 6 longest roles are taken" in all_of_them.notes[0]
     assert all_of_them.train.sizes.max() == 400
     iid = D.shakespeare("iid", 4, most=200, folder=tmp_path)
     assert iid.train.sizes.tolist() == [200] * 4
@@ -480,7 +480,7 @@ REFUSED = [
     (lambda p: lambda: D.mnist(folder=3), "folder is 3, but must be a folder"),
     (
         lambda p: lambda: D.shakespeare(D.Natural(most=3), folder=p),
-        "`most` is one of shakespeare's",
+        "use shakespeare's own `most`",
     ),
     (lambda p: lambda: D.feddyn_synthetic(3, spread=200), "spread is 200"),
     (
@@ -496,14 +496,14 @@ REFUSED = [
             write(p / "shakespeare" / "plays_by_role.json", b'{"a": "b"}'),
             lambda: D.shakespeare(folder=p),
         )[1],
-        'must be of the form {"play / role": [speech, …]}',
+        'must have the form {"play / role": [speech, …]}',
     ),
     (
         lambda p: (
             write(p / "shakespeare" / "plays_by_role.json", b'{"a": ["short"]}'),
             lambda: D.shakespeare(folder=p),
         )[1],
-        "says more than 80 characters",
+        "has more than 80 characters of text",
     ),
     (
         lambda p: (
@@ -538,7 +538,7 @@ def test_a_missing_file_says_where_to_put_it_and_how_to_get_it(tmp_path, monkeyp
         D.mnist(folder=tmp_path)
     sentence = str(error.value)
     assert "mnist/train-images-idx3-ubyte.gz is missing" in sentence
-    assert f"put it into {tmp_path / 'mnist'}" in sentence
+    assert f"to {tmp_path / 'mnist'}" in sentence
     assert "http://127.0.0.1:9/mnist/train-images-idx3-ubyte.gz" in sentence
     assert "UNDRIFT_DATA" in sentence
 
@@ -578,5 +578,5 @@ def test_a_few_bytes_cannot_ask_for_all_memory(tmp_path):
     bomb = b"\x80\x02}r" + struct.pack("<I", 0x7FFFFFFF) + b"."
     for name in [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]:
         write(tmp_path / "cifar-10-batches-py" / name, bomb)
-    with pytest.raises(ud.UndriftError, match="has no 'data'"):
+    with pytest.raises(ud.UndriftError, match="has no key 'data'"):
         D.cifar10(folder=tmp_path)
