@@ -1,4 +1,4 @@
-"""Random crops and flips of training images."""
+"""Augmentations: random crops and flips of training images, and users' own."""
 
 import numpy as np
 import pytest
@@ -116,7 +116,7 @@ def test_training_uses_changed_images_and_evaluation_does_not():
         again = loss.gradient(x, batch).clone()
         whole = loss.full_gradient(x).clone()
     assert torch.equal(whole, plain.gradient(1, x))
-    # The same, by hand: the draws of each batch follow those of the batch before.
+    # The same by hand: one generator per client draws for one batch after another.
     rng = generator(5, "augmentation")
     for wanted in (found, again):
         inputs, targets = (values[batch] for values in images(6, seed=1))
@@ -152,7 +152,7 @@ def test_augmentation_is_a_function_of_seed_round_and_client():
         (lambda: federated("flip"), "must be such as RandomCrop(padding=4)"),
     ],
 )
-def test_what_does_not_fit_is_said_in_a_sentence(action, words):
+def test_invalid_augmentations_raise_a_clear_error(action, words):
     with pytest.raises(ud.UndriftError) as error:
         action()
     assert words in str(error.value)

@@ -1,4 +1,4 @@
-"""Devices and windows from files, and how a wrong file is refused."""
+"""Devices and windows from CSV files, and the errors for wrong files."""
 
 import math
 
@@ -32,11 +32,11 @@ def test_a_file_gives_each_client_its_row(write):
     assert fleet.windows.always
 
 
-def test_a_spreadsheet_s_mark_at_the_beginning_is_no_part_of_a_name(write):
+def test_a_byte_order_mark_is_not_part_of_a_column_name(write):
     assert DeviceFile(str(write("\ufeffclient,speed\n0,2\n"))).fleet(roster(1), 0).speed == [2]
 
 
-def test_windows_of_a_file_say_when_clients_are_there(write):
+def test_windows_of_a_file_make_clients_available(write):
     path = write("client,speed\n0,1\n1,1\n2,1\n")
     windows = write("client,to,from\n0,6,4\n1,3,0\n0,2,1\n", "windows.csv")
     fleet = DeviceFile(path, windows=windows, repeat=10).fleet(roster(3), 0)

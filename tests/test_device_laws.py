@@ -1,4 +1,4 @@
-"""The laws from which devices are drawn, and every sentence of refusal."""
+"""The distributions of device quantities, and the errors for invalid ones."""
 
 import math
 
@@ -62,11 +62,11 @@ def test_laws_are_finite_and_grow_with_the_uniform_number(law):
     assert type(law) in LAWS.values()
 
 
-def test_a_uniform_number_of_zero_is_no_infinite_score():
+def test_a_uniform_number_of_zero_has_a_finite_quantile():
     assert LogNormal(1, 1).values(np.array([0.0])) == pytest.approx(math.exp(-8.29), rel=0.01)
 
 
-def test_a_number_is_the_same_for_everyone():
+def test_a_number_is_the_same_for_all_clients():
     assert as_law(2.5) == Same(2.5)
     assert as_law(Between(1, 2)) == Between(1, 2)
 
@@ -91,7 +91,7 @@ def test_a_correlation_of_one_follows_the_sizes_and_breaks_ties_by_hash():
     assert opposed == pytest.approx(1 - found)
 
 
-def test_speed_goes_with_the_data_when_asked():
+def test_speed_correlates_with_data_size_if_asked():
     speed = Devices(speed=Ladder(1, 2), size_correlation=1.0).fleet(MANY, 0).speed
     assert (np.argsort(speed) == np.argsort(MANY.sizes.numpy())).all()
     down = Devices(down=Ladder(1, 2), size_correlation=1.0).fleet(MANY, 0).down

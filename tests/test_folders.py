@@ -1,4 +1,4 @@
-"""A user's folder of client files."""
+"""Federated data from a user's folder with one file per client."""
 
 import gzip
 import json
@@ -41,7 +41,7 @@ def test_npz_csv_and_parquet_files_are_clients(tmp_path):
     arrow = pytest.importorskip("pyarrow")
     x, y = samples(0)
     write_csv(tmp_path / "tables" / "south.csv", x, y.tolist())
-    columns = {"label": y, "b": x[:, 1], "c": x[:, 2], "a": x[:, 0]}  # in another order
+    columns = {"label": y, "b": x[:, 1], "c": x[:, 2], "a": x[:, 0]}  # columns in another order
     parquet.write_table(arrow.table(columns), tmp_path / "tables" / "west.parquet")
     (tmp_path / "tables" / "README.txt").write_text("not a client")
     (tmp_path / "arrays").mkdir()
@@ -180,7 +180,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("steps", "words"), REFUSED, ids=[words for _, words in REFUSED])
-def test_what_is_wrong_with_a_folder_is_said_in_a_sentence(steps, words, tmp_path):
+def test_wrong_folders_raise_a_clear_error(steps, words, tmp_path):
     for step in steps:
         step(tmp_path)
     with pytest.raises(ud.UndriftError) as error:
@@ -188,7 +188,7 @@ def test_what_is_wrong_with_a_folder_is_said_in_a_sentence(steps, words, tmp_pat
     assert words in str(error.value)
 
 
-def test_a_damaged_npz_is_always_a_sentence(tmp_path):
+def test_a_damaged_npz_always_raises_a_clear_error(tmp_path):
     np.savez_compressed(tmp_path / "a.npz", x=np.arange(600.0).reshape(100, 6), y=np.arange(100))
     whole = (tmp_path / "a.npz").read_bytes()
     rng = np.random.default_rng(0)
@@ -197,11 +197,11 @@ def test_a_damaged_npz_is_always_a_sentence(tmp_path):
         damaged = bytearray(whole)
         damaged[place] ^= int(rng.integers(1, 256))
         (tmp_path / "a.npz").write_bytes(damaged)
-        with suppress(ud.UndriftError):  # anything else is a traceback
+        with suppress(ud.UndriftError):  # any other exception fails the test
             FROM(tmp_path)
 
 
-def test_a_folder_that_is_not_there(tmp_path):
+def test_a_missing_folder(tmp_path):
     with pytest.raises(ud.UndriftError, match="There is no folder"):
         FROM(tmp_path / "nowhere")
     write_npz(tmp_path / "train", ["a"])
@@ -210,7 +210,7 @@ def test_a_folder_that_is_not_there(tmp_path):
         FROM(tmp_path)
 
 
-def test_inputs_are_normalised_over_what_is_left_for_training(tmp_path):
+def test_inputs_are_normalised_over_the_remaining_training_samples(tmp_path):
     x = np.arange(60, dtype=np.float32).reshape(20, 3) * [1, 10, 100]
     write_csv(tmp_path / "clinics" / "a.csv", x, [0, 1] * 10)
     whole = FROM(tmp_path / "clinics", normalise="features")
@@ -228,4 +228,4 @@ def test_inputs_are_normalised_over_what_is_left_for_training(tmp_path):
     held, kept = data.test.x[data.test.rows], data.train.x[data.train.rows]
     assert len(held) == 10
     assert kept.mean(0).tolist() == pytest.approx([0, 0, 0], abs=1e-6)
-    assert held.mean(0).abs().max() > 1e-3  # the test samples had no part in it
+    assert held.mean(0).abs().max() > 1e-3  # the scale was computed without the test samples

@@ -1,4 +1,4 @@
-"""The file formats, on small files that the tests write from the formats' descriptions."""
+"""Readers of file formats, on small files that the tests write from the formats' descriptions."""
 
 import gzip
 import json
@@ -20,7 +20,7 @@ TYPES = {8: "B", 9: "b", 11: "h", 12: "i", 13: "f", 14: "d"}
 
 
 def refused(read, path, *args):
-    """The sentence with which a file is refused, which names it."""
+    """The message of the error that a file raises; it must name the file."""
     with pytest.raises(UndriftError) as error:
         read(path, *args)
     message = str(error.value)
@@ -56,7 +56,7 @@ def test_idx_arrays_come_back(data, kind, packed):
     assert found.dtype == code and found.dtype.isnative
     assert list(found.shape) == shape
     assert np.array_equal(found.ravel(), np.array(values, code), equal_nan=code.kind == "f")
-    found[...] = 1  # would fail if it could not be written to
+    found[...] = 1  # fails if the array is read-only
     assert (found == 1).all()
 
 
@@ -98,7 +98,7 @@ LABELS = np.array([3, 0, 9, 3])
 
 
 def python2_batch(images, labels):
-    """What Python 2 wrote with protocol 2: texts are bytes, and NumPy has its old names."""
+    """A batch as Python 2 wrote it with protocol 2: strings are bytes, NumPy has its old names."""
     content = images.tobytes()
     array = (
         b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\0\x85U\x01b\x87R"
@@ -136,7 +136,7 @@ def test_python_batches_come_back(tmp_path, protocol, as_list, order):
             images, labels = read_cifar_python(path, key)
             assert images.dtype == np.uint8 and np.array_equal(images, IMAGES)
             assert labels.dtype == np.int64 and np.array_equal(labels, LABELS)
-            images[...], labels[...] = 0, 0  # would fail if they could not be written to
+            images[...], labels[...] = 0, 0  # fails if the arrays are read-only
 
 
 @pytest.mark.parametrize("code", ["<i2", ">i4", ">u8", "i1"])
@@ -166,7 +166,7 @@ def test_a_pickle_that_runs_a_command_is_refused_and_does_not_run_it(tmp_path, p
     assert f"{os.system.__module__}.system" in refused(read_cifar_python, path, "labels")
     assert not mark.exists()
     pickle.loads(path.read_bytes())
-    assert mark.exists()  # the file is as dangerous as it is meant to be
+    assert mark.exists()  # the file does run the command when unpickled normally
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_binary_batches_come_back(tmp_path, label_bytes):
 
 
 def leaf(path, users, /, **changes):
-    """A LEAF file of users with their x and y, and what is to be wrong with it."""
+    """Write a LEAF file of users with their x and y; `changes` replace top-level keys."""
     whole = {
         "users": list(users),
         "num_samples": [len(y) for _, y in users.values()],

@@ -1,4 +1,4 @@
-"""Data of Hugging Face's library and partitions of flwr-datasets, as these libraries give them."""
+"""Federated data from objects of Hugging Face's datasets and of flwr-datasets."""
 
 import os
 
@@ -8,7 +8,7 @@ import torch
 
 import undrift as ud
 
-os.environ["FLWR_TELEMETRY_ENABLED"] = "0"  # nothing is reported from tests
+os.environ["FLWR_TELEMETRY_ENABLED"] = "0"  # tests send no telemetry
 datasets = pytest.importorskip("datasets", reason="the library datasets is not installed")
 FROM = ud.data.FederatedData.from_huggingface
 
@@ -112,7 +112,7 @@ def test_partitions_of_flwr_datasets():
 def test_a_federated_dataset_of_flwr():
     flwr = pytest.importorskip("flwr_datasets", reason="flwr-datasets is not installed")
     federated = flwr.FederatedDataset(dataset="local", partitioners={"train": 3})
-    federated._dataset = datasets.DatasetDict({"train": table()})  # what it downloads otherwise
+    federated._dataset = datasets.DatasetDict({"train": table()})  # instead of a download
     federated._dataset_prepared = True
     data = FROM(federated, "vector", "label")
     assert data.train.sizes.tolist() == [8] * 3
@@ -137,7 +137,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("action", "words"), REFUSED, ids=[words for _, words in REFUSED])
-def test_what_does_not_fit_is_said_in_a_sentence(action, words):
+def test_invalid_sources_raise_a_clear_error(action, words):
     with pytest.raises(ud.UndriftError) as error:
         action()
     assert words in str(error.value)

@@ -1,4 +1,4 @@
-"""Partitions: what every one of them must hold, and what the papers say of each."""
+"""Partitions: properties of all of them, and what the papers say about each."""
 
 import time
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ labelled = st.builds(
 
 
 def counts(labels, split):
-    """How many samples of each class each client has, [N, C]."""
+    """The number of samples of each class per client, [N, C]."""
     names, place = np.unique(labels, return_inverse=True)
     found = np.zeros((len(split.sizes), len(names)), dtype=int)
     owner = np.repeat(np.arange(len(split.sizes)), split.sizes)
@@ -58,13 +58,13 @@ def counts(labels, split):
 
 @given(rule=rules, labels=labelled, clients=st.integers(1, 60), seed=st.integers(0, 3))
 @settings(max_examples=400, deadline=None)
-def test_every_partition_is_disjoint_complete_deterministic_and_full_or_says_so(
+def test_every_partition_is_disjoint_complete_and_deterministic_or_says_why_not(
     rule, labels, clients, seed
 ):
     try:
         split = rule.split(labels, clients, seed)
     except ud.UndriftError as refused:
-        # Only what cannot be done is refused.
+        # A partition may refuse only what is impossible.
         sentence = str(refused)
         assert sentence.count(". ") == 0
         scarce = len(labels) < clients * max(1, rule.min_size) or isinstance(rule, D.Classes)
@@ -104,7 +104,7 @@ def test_dirichlet_keeps_the_sizes_it_was_given(alpha, law, labels, clients, see
     least=st.integers(0, 5),
 )
 @settings(max_examples=200, deadline=None)
-def test_whole_numbers_in_proportion_add_up_and_keep_their_order(weights, spare, least):
+def test_apportioned_numbers_add_up_and_keep_their_order(weights, spare, least):
     weights = np.array(weights)
     total = len(weights) * least + spare
     numbers = apportion(weights, total, least)
@@ -117,7 +117,7 @@ def test_whole_numbers_in_proportion_add_up_and_keep_their_order(weights, spare,
         assert np.abs(numbers - exact).max() <= 1
 
 
-def test_another_seed_is_another_partition():
+def test_another_seed_gives_another_partition():
     labels = np.arange(600) % 10
     for rule in (D.IID(), D.Dirichlet(0.3), D.DirichletPerClass(0.5), D.Classes(2)):
         first, second = rule.split(labels, 10, 0), rule.split(labels, 10, 1)
@@ -132,7 +132,7 @@ def test_a_client_of_iid_data_has_the_labels_of_all():
 
 
 def test_dirichlet_draws_labels_by_the_clients_priors():
-    # With far more samples than are used no class runs out, so shares follow the Dirichlet law:
+    # Far more samples than are used: no class runs out, and shares follow the Dirichlet law:
     # mean 1/C, variance (1/C)(1 − 1/C)/(Cα + 1), plus that of 200 draws.
     classes, alpha, clients = 5, 0.5, 2000
     labels = np.repeat(np.arange(classes), 400_000)
@@ -146,7 +146,7 @@ def test_dirichlet_draws_labels_by_the_clients_priors():
 
 
 def test_dirichlet_is_the_paper_s_procedure_turn_by_turn():
-    """Sequential draws, each among the classes that are not used up, have the same law."""
+    """A sequential implementation, one turn after another, has the same distribution."""
 
     def sequentially(labels, clients, alpha, rng):
         classes = labels.max() + 1
@@ -161,7 +161,7 @@ def test_dirichlet_is_the_paper_s_procedure_turn_by_turn():
             found[k, c] += 1
         return found
 
-    labels = np.repeat(np.arange(3), [4, 8, 12])  # scarce classes, so that they are used up
+    labels = np.repeat(np.arange(3), [4, 8, 12])  # classes so small that they run out
     rng = np.random.default_rng(0)
     wanted = np.array([sequentially(labels, 4, 0.5, rng) for _ in range(1500)])
     rule = D.Dirichlet(0.5)
@@ -174,18 +174,18 @@ def test_dirichlet_is_the_paper_s_procedure_turn_by_turn():
     assert alone[0].mean() == pytest.approx(alone[1].mean(), abs=0.02)
 
 
-def test_nobody_is_served_first():
-    """With turns at random, the clients' shares of the scarce classes do not follow their order."""
+def test_the_order_of_clients_gives_no_advantage():
+    """Turns are in random order, so the first clients get no more of a scarce class."""
     labels = np.repeat(np.arange(2), [200, 1800])
-    rule = D.Dirichlet(100.0)  # everyone wants half of each class, but one is scarce
+    rule = D.Dirichlet(100.0)  # all clients want half of each class, but one class is scarce
     scarce = np.mean([counts(labels, rule.split(labels, 10, s))[:, 0] for s in range(40)], axis=0)
     assert scarce.min() > 15
     assert scarce.max() < 25
 
 
-def test_what_was_taken_from_the_rest_is_counted():
+def test_samples_taken_from_the_remaining_ones_are_counted():
     labels = np.repeat(np.arange(2), [10, 30])
-    rule = D.Dirichlet(1e-3)  # everyone wants one class only
+    rule = D.Dirichlet(1e-3)  # every client wants one class only
     for seed in range(20):
         split = rule.split(labels, 4, seed)
         found = counts(labels, split)
@@ -193,18 +193,18 @@ def test_what_was_taken_from_the_rest_is_counted():
         if not split.notes:
             continue
         outside = int(split.notes[0].split(" ")[0])
-        # Ten of the first class serve one client: whoever else wants it takes what is left.
+        # The ten samples of the first class suffice for one client: others take remaining ones.
         assert 0 < outside <= 30
         assert len(mixed) or outside % 10 == 0
 
 
-def test_redraws_are_new_draws_and_stop_when_everyone_has_enough():
+def test_drawing_repeats_until_every_client_has_enough():
     labels = np.repeat(np.arange(4), 25)
     once = D.DirichletPerClass(0.3, draws=1, min_size=5)
     often = D.DirichletPerClass(0.3, draws=200, min_size=5)
     moved = [bool(once.split(labels, 4, seed).notes) for seed in range(30)]
     assert 5 < sum(moved) < 30
-    # With enough draws, one of them fills everyone, and nothing need be moved.
+    # With enough draws, one of them fills all clients, and no sample is moved.
     assert not any(often.split(labels, 4, seed).notes for seed in range(30))
     first = D.DirichletPerClass(0.3, draws=1, min_size=0)
     for seed in range(30):
@@ -232,25 +232,25 @@ def test_a_capped_client_gets_nothing_of_further_classes():
     assert (found[before >= 1000 / 8] == 0).all()
 
 
-def test_small_alpha_and_many_clients_take_a_second_and_say_what_was_done():
+def test_small_alpha_and_many_clients_are_fast_and_noted():
     labels = np.random.default_rng(0).integers(0, 10, 60_000)
     start = time.perf_counter()
     own = D.Dirichlet(0.01).split(labels, 1000)
     per_class = D.DirichletPerClass(0.01).split(labels, 1000)
     tiny = D.Dirichlet(1e-3).split(labels, 1000)
-    assert time.perf_counter() - start < 10  # ten times what it takes, on a busy machine
+    assert time.perf_counter() - start < 10  # ten times the usual duration, for a busy machine
     assert own.sizes.tolist() == [60] * 1000
     assert per_class.sizes.min() >= 1
     assert "moved to them from the largest clients" in " ".join(per_class.notes)
     assert "taken from the remaining ones" in " ".join(tiny.notes)
 
 
-def test_samples_are_moved_from_the_fullest_only():
+def test_samples_are_moved_from_the_largest_clients_only():
     labels = np.zeros(100, dtype=int)
     rule = D.DirichletPerClass(1e-3, min_size=4, draws=1)
     before = D.DirichletPerClass(1e-3, min_size=0, draws=1).split(labels, 10).sizes
     after = rule.split(labels, 10).sizes
-    assert before.max() > 90  # one client had nearly all
+    assert before.max() > 90  # one client had nearly all samples
     assert sorted(after)[:9] == [4] * 9
     assert after.argmax() == before.argmax()
 
@@ -261,7 +261,7 @@ def test_two_classes_each_in_equal_disjoint_shards():
     found = counts(labels, split)
     assert ((found > 0).sum(1) == 2).all()
     assert set(found[found > 0]) == {542 // 20}
-    assert ((found > 0).sum(0) == 20).all()  # every class has as many clients
+    assert ((found > 0).sum(0) == 20).all()  # every class has the same number of clients
 
 
 @given(k=st.integers(1, 7), classes=st.integers(7, 12), clients=st.integers(1, 40))
@@ -299,7 +299,7 @@ def test_sizes_follow_their_laws():
     assert (D.LogNormal(5.0).numbers(100, 10, 0, min_size=2) >= 2).all()
 
 
-def test_who_is_largest_is_drawn():
+def test_which_client_is_largest_is_random():
     firsts = {int(D.PowerLaw(1.0).numbers(1000, 10, seed).argmax()) for seed in range(40)}
     assert len(firsts) > 5
 
@@ -312,7 +312,7 @@ def test_a_remainder_goes_to_the_first_classes():
         assert sorted(row[row > 0].tolist()) == [3, 3, 4]
 
 
-def test_the_most_samples_of_a_client_are_drawn_from_all_of_its_own():
+def test_a_limited_client_gets_random_samples_of_all_its_own():
     chosen = [
         D.Natural(most=2).split(np.zeros(20), None, seed, ["a"] * 20).rows for seed in range(60)
     ]
@@ -342,7 +342,7 @@ def test_natural_partitions_follow_the_owners():
     assert set(chosen) == {"a", "b", "c"}
 
 
-def test_words_stand_for_partitions():
+def test_partitions_from_text():
     assert as_partition("iid") == D.IID()
     assert as_partition("dirichlet:0.3") == D.Dirichlet(0.3)
     assert as_partition("classes:3") == D.Classes(3)
@@ -474,7 +474,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("action", "words"), REFUSED, ids=[words for _, words in REFUSED])
-def test_what_cannot_be_done_is_refused_with_a_sentence(action, words):
+def test_impossible_partitions_raise_a_clear_error(action, words):
     with pytest.raises(ud.UndriftError) as error:
         action()
     assert words in str(error.value)

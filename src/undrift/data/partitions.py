@@ -29,7 +29,7 @@ BLOCK_SAMPLES = 65536
 """Number of samples that get a label at once; it bounds the memory of a partition."""
 BLOCK_CELLS = 1 << 22
 """Number of (sample, class) probabilities in memory at once."""
-HOPELESS_CLIENTS = 10
+MAX_UNFILLED_CLIENTS = 10
 """If more clients than this lack samples, drawing again is very unlikely to fill them all."""
 
 
@@ -291,7 +291,7 @@ class DirichletPerClass(Partition):
             short = int((counts.sum(0) < self.min_size).sum())
             if short < fewest:
                 best, fewest = counts, short
-            if not 0 < short <= HOPELESS_CLIENTS:
+            if not 0 < short <= MAX_UNFILLED_CLIENTS:
                 break
         assert best is not None
         owner = np.concatenate([np.repeat(np.arange(clients), row) for row in best])
@@ -320,9 +320,7 @@ class DirichletPerClass(Partition):
                 shares = shares * room if (shares * room).sum() > 0 else room / room.sum()
             ends = np.floor(np.cumsum(shares) / shares.sum() * samples).astype(np.int64)
             counts[c] = np.diff(ends, prepend=0)
-            counts[c, shares.argmax()] += (
-                samples - ends[-1]
-            )  # what rounding leaves goes to the largest share
+            counts[c, shares.argmax()] += samples - ends[-1]  # the rest of rounding
         return counts
 
 

@@ -18,7 +18,7 @@ from undrift.data.sizes import apportion
 from undrift.devices.availability import Always, Availability
 from undrift.devices.fleet import Fleet
 from undrift.devices.laws import Law, as_law, correlated, ranks
-from undrift.devices.quantities import ABSENT, LIMITS, UNITS
+from undrift.devices.quantities import DEFAULTS, LIMITS, UNITS
 from undrift.devices.traces import read_devices, read_windows
 from undrift.devices.windows import AlwaysWindows, ListedWindows, MixedWindows, Windows
 from undrift.utils.errors import (
@@ -82,7 +82,7 @@ class Devices:
     def __post_init__(self) -> None:
         for name, limits in LIMITS.items():
             value = getattr(self, name)
-            optional = ABSENT.get(name) == math.inf
+            optional = DEFAULTS.get(name) == math.inf
             if not isinstance(value, Law) and not (optional and value is None):
                 require_range(f"Devices' {name}", value, **limits)
         require_choice("Devices' unit", self.unit, UNITS)
@@ -104,7 +104,7 @@ class Devices:
         for name in LIMITS:
             law = getattr(self, name)
             if law is None:
-                values[name] = np.full(len(who), ABSENT[name])
+                values[name] = np.full(len(who), DEFAULTS[name])
                 continue
             u = uniforms(seed, f"device {name}", 0, hashes)
             if name == "speed":

@@ -19,7 +19,7 @@ LIMITS: dict[str, dict[str, float]] = {
 }
 """The limits of each quantity, as keyword arguments of `require_range`."""
 
-ABSENT: dict[str, float] = {
+DEFAULTS: dict[str, float] = {
     "down": math.inf,
     "up": math.inf,
     "latency": 0.0,

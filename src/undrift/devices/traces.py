@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from undrift.devices.quantities import ABSENT, LIMITS
+from undrift.devices.quantities import DEFAULTS, LIMITS
 from undrift.devices.windows import Span
 from undrift.utils.errors import UndriftError, first_line, require, require_choice, require_range
 
@@ -52,8 +52,8 @@ def read_devices(path: Path) -> tuple[dict[str, int], dict[str, np.ndarray]]:
                 value = row.number(column)
                 require_range(f"{row.where}: {column}", value, **limits)
             else:
-                require(column in ABSENT, f"{row.where} has no {column} of {row.name!r}.")
-                value = ABSENT[column]
+                require(column in DEFAULTS, f"{row.where} has no {column} of {row.name!r}.")
+                value = DEFAULTS[column]
             values[column].append(value)
     require(bool(lines), f"{path} has no rows below its header.")
     places = {name: place for place, name in enumerate(lines)}
