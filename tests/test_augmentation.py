@@ -1,10 +1,11 @@
-"""Random crops and flips of training images."""
+"""Augmentations: random crops and flips of training images, and users' own."""
 
 import numpy as np
 import pytest
 import torch
 
 import undrift as ud
+from undrift.data.fingerprint import fingerprint
 from undrift.nets.modules import ModuleLosses
 from undrift.utils.keys import generator
 
@@ -33,6 +34,57 @@ def test_a_flip_mirrors_about_half_of_the_images():
     assert torch.equal(changed[drawn], x[drawn].flip(-1))
     assert torch.equal(changed[~drawn], x[~drawn])
     assert 150 < int(drawn.sum()) < 250
+
+
+class Brightness(ud.data.Augmentation):
+    """The example of `Augmentation`'s docstring, with an argument."""
+
+    def __init__(self, low=0.8):
+        self.low = low
+
+    def draw(self, samples, rng):
+        return torch.from_numpy(rng.uniform(self.low, 1.2, samples))
+
+    def apply(self, x, drawn):
+        return x * drawn.to(x)[:, None, None, None]
+
+
+class Wrong(ud.data.Augmentation):
+    def __init__(self, change):
+        self.change = change
+
+    def draw(self, samples, rng):
+        return torch.zeros(samples)
+
+    def apply(self, x, drawn):
+        return self.change(x)
+
+
+def test_a_users_augmentation_trains_alike_in_every_engine():
+    data = federated(Brightness())
+    serial, vectorised = (train(data, engine=name).x for name in ("serial", "vectorised"))
+    assert torch.allclose(serial, vectorised, atol=1e-6)
+    assert not torch.allclose(serial, train(federated()).x, atol=1e-4)
+
+
+def test_the_fingerprint_of_a_users_augmentation_depends_on_its_arguments():
+    found = [fingerprint(federated(Brightness(low))) for low in (0.8, 0.8, 0.5)]
+    assert found[0] == found[1] != found[2]
+    assert repr(Brightness()) == "Brightness(low=0.8)"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda x: x[:, :1], "must keep the shape [2, 3, 8, 8] and the type torch.float32"),
+        (lambda x: x.double(), "but returned [2, 3, 8, 8] and torch.float64"),
+        (lambda x: None, "is None, but must be a tensor"),
+    ],
+)
+def test_an_augmentation_must_keep_shape_and_type(change, words):
+    with pytest.raises(ud.UndriftError) as error:
+        federated(Wrong(change))
+    assert words in str(error.value)
 
 
 def federated(*augmentations):
@@ -64,7 +116,7 @@ def test_training_uses_changed_images_and_evaluation_does_not():
         again = loss.gradient(x, batch).clone()
         whole = loss.full_gradient(x).clone()
     assert torch.equal(whole, plain.gradient(1, x))
-    # The same, by hand: the draws of each batch follow those of the batch before.
+    # The same by hand: one generator per client draws for one batch after another.
     rng = generator(5, "augmentation")
     for wanted in (found, again):
         inputs, targets = (values[batch] for values in images(6, seed=1))
@@ -100,7 +152,7 @@ def test_augmentation_is_a_function_of_seed_round_and_client():
         (lambda: federated("flip"), "must be such as RandomCrop(padding=4)"),
     ],
 )
-def test_what_does_not_fit_is_said_in_a_sentence(action, words):
+def test_invalid_augmentations_raise_a_clear_error(action, words):
     with pytest.raises(ud.UndriftError) as error:
         action()
     assert words in str(error.value)

@@ -1,4 +1,4 @@
-"""When clients are there: windows by duty, by a list, always."""
+"""Availability windows: periodic, listed in a trace, and always open."""
 
 import math
 from itertools import pairwise
@@ -14,8 +14,8 @@ from undrift.devices.windows import DutyWindows, ListedWindows
 from undrift.utils.keys import uniforms
 
 
-def hold_together(windows, t, clients):
-    """What must be true of any windows at any time."""
+def check_consistency(windows, t, clients):
+    """Check properties that all windows have at any time."""
     agree_for_one_and_all(windows, t, range(clients))
     there = windows.available(t)
     following = windows.next(t)
@@ -40,10 +40,10 @@ def hold_together(windows, t, clients):
     fraction=st.floats(0, 1, exclude_max=True),
     together=st.booleans(),
 )
-def test_duty_windows_hold_together(t, period, share, fraction, together):
+def test_duty_windows_are_consistent(t, period, share, fraction, together):
     who = roster(3)
-    hold_together(Duty(period, share, together).of(who, 1), t, 3)
-    hold_together(DutyWindows(np.array([fraction * period]), period, share * period), t, 1)
+    check_consistency(Duty(period, share, together).of(who, 1), t, 3)
+    check_consistency(DutyWindows(np.array([fraction * period]), period, share * period), t, 1)
 
 
 @given(
@@ -52,14 +52,14 @@ def test_duty_windows_hold_together(t, period, share, fraction, together):
     share=st.floats(0.01, 0.99),
     fraction=st.floats(0, 1, exclude_max=True),
 )
-def test_duty_windows_are_right_at_their_very_ends(m, period, share, fraction):
+def test_duty_windows_are_exact_at_their_ends(m, period, share, fraction):
     phase = fraction * period
     windows = DutyWindows(np.array([phase]), period, share * period)
     begin = phase + m * period
     end = begin + share * period
     assume(begin < end < begin + period)
     for t in (begin, end, np.nextafter(begin, -math.inf), np.nextafter(end, 0)):
-        hold_together(windows, float(t), 1)
+        check_consistency(windows, float(t), 1)
     assert windows.is_available(0, begin)
     assert windows.until(0, begin) == end
     assert not windows.is_available(0, end)
@@ -94,7 +94,7 @@ def test_always_has_no_end():
         assert windows.always
         assert windows.until(np.array([0, 2]), 5.0).tolist() == [math.inf, math.inf]
         assert windows.until(1, 5.0) == math.inf
-        hold_together(windows, 5.0, 3)
+        check_consistency(windows, 5.0, 3)
 
 
 @st.composite
@@ -111,10 +111,10 @@ def spans(draw):
     repeat=st.sampled_from([None, 100.0, 130.7]),
 )
 @settings(max_examples=300)
-def test_listed_windows_hold_together_and_are_what_is_listed(devices, device, t, repeat):
+def test_listed_windows_are_consistent_and_as_listed(devices, device, t, repeat):
     device = np.array(device) % len(devices)
     windows = ListedWindows(devices, device, repeat)
-    hold_together(windows, t, len(device))
+    check_consistency(windows, t, len(device))
     turn = 0.0 if repeat is None else t // repeat * repeat
     for k, place in enumerate(device):
         listed = any(turn + begin <= t < turn + end for begin, end in devices[place])

@@ -149,7 +149,7 @@ def test_inspect_reads_a_folder(tmp_path):
         (("inspect", "synthetic", "--model", "mlp:a"), "must be whole numbers, as in mlp:200-100"),
         (("inspect", "synthetic", "--model", "cifar_cnn"), "takes images of shape"),
         (("inspect", "synthetic", "--model", "logstic"), "did you mean 'logistic'?"),
-        (("inspect", "synthetic", "--gamma"), "Γ belongs to a model, so it needs one"),
+        (("inspect", "synthetic", "--gamma"), "gamma=True needs a model"),
         (("inspect", "synthetic", "--picture", "x.gif"), "must end in .png, .svg or .pdf"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Rounds with a clock: who is waited for, who is lost, what it costs."""
+"""Synchronous rounds on the virtual clock: waiting, lost replies, and costs."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def problem(clients=6, seed=0):
 
 
 def devices(tmp_path, **columns):
-    """Devices from a table, a row per client."""
+    """Devices from a CSV file with a row per client."""
     rows = [",".join(["client", *columns])]
     for k, values in enumerate(zip(*columns.values(), strict=True)):
         rows.append(",".join(map(str, [k, *values])))
@@ -124,7 +124,7 @@ def test_the_first_to_respond_are_used_and_the_others_are_wasted(tmp_path):
     assert torch.equal(result.x, alone.x)
 
 
-def test_who_misses_the_deadline_is_dropped(tmp_path):
+def test_clients_that_miss_the_deadline_are_dropped(tmp_path):
     losses = problem()
     fleet = devices(tmp_path, speed=SPEEDS)
     result = run(ud.SCAFFOLD(), losses, 5, devices=fleet, pace=ud.Deadline(1.0, late="dropped"))
@@ -146,7 +146,7 @@ def test_a_device_that_cannot_do_one_step_in_time_is_absent(tmp_path):
 
 
 @pytest.mark.parametrize("scheme", ["original", "II-delta", "renormalised", "II"])
-def test_weights_are_formed_anew_for_those_who_replied(tmp_path, scheme):
+def test_weights_are_recomputed_over_the_clients_that_replied(tmp_path, scheme):
     losses = problem()
     fleet = devices(tmp_path, speed=SPEEDS, dropout=[0, 1, 0, 0, 1, 0])
     result = run(ud.FedAvg(scheme), losses, 4, devices=fleet)
@@ -159,7 +159,7 @@ def test_weights_are_formed_anew_for_those_who_replied(tmp_path, scheme):
     "method",
     [ud.SCAFFOLD(), ud.FedDyn(1.0), ud.FedDR(0.4, 1.0), ud.FedNova(variance_reduction=True)],
 )
-def test_the_state_of_who_did_not_report_stays_as_it_was(tmp_path, method):
+def test_the_state_of_clients_without_a_reply_does_not_change(tmp_path, method):
     losses = problem()
     fleet = devices(tmp_path, speed=SPEEDS, dropout=[0, 0.5, 0.5, 0.5, 0.5, 0], damage=[0.5] * 6)
     before, lost = {}, set()
@@ -211,7 +211,7 @@ def test_fewer_replies_than_are_required_change_nothing(tmp_path):
     assert record.wasted_steps >= 16
     enough = run(ud.SCAFFOLD(), losses, 2, devices=fleet, pace=ud.WaitForAll(min_replies=4))
     assert not torch.equal(enough.x, losses.initial())
-    # Without a clock, too.
+    # The same holds without a clock.
     absent = run(
         ud.FedAvg(), losses, 2, limit={0: 0, 1: 0, 2: 0}, pace=ud.WaitForAll(min_replies=4)
     )
@@ -234,7 +234,7 @@ def test_more_replies_than_there_can_be_are_not_required(pace, cohort, sentence)
 
 
 @pytest.mark.parametrize("method", [ud.FedPD(), ud.FedSplit(), ud.VRLSGD()])
-def test_a_method_that_needs_everyone_is_not_run_without_some(method):
+def test_a_method_that_needs_all_clients_is_not_run_with_some(method):
     slow = ud.Devices(speed=ud.devices.Ladder(0.1, 100))
     with pytest.raises(ud.UndriftError, match="manages no work, but"):
         run(method, problem(), 2, devices=slow, pace=ud.Deadline(1.0))
@@ -262,12 +262,12 @@ def test_work_that_was_refused_or_cut_short_is_wasted():
 @pytest.mark.parametrize(
     ("devices", "options", "sentence"),
     [
-        (ud.Devices(speed=1e-320), {}, "longer than the clock can count"),
-        (ud.Devices(latency=1e308), {}, "longer than the clock can count"),
+        (ud.Devices(speed=1e-320), {}, "longer than the virtual clock can count"),
+        (ud.Devices(latency=1e308), {}, "longer than the virtual clock can count"),
         (ud.Devices(speed=5.0), {"pace": ud.Deadline(1e308)}, None),
     ],
 )
-def test_extreme_devices_get_a_sentence_or_an_answer(devices, options, sentence):
+def test_extreme_devices_give_a_result_or_a_clear_error(devices, options, sentence):
     if sentence is None:
         assert run(ud.FedAvg(), problem(), 1, devices=devices, **options).records[1].steps == 24
         return
@@ -283,20 +283,20 @@ def reasons(lost):
     return found
 
 
-def test_who_has_vanished_for_good_is_not_asked_again(tmp_path):
+def test_clients_past_their_lifetime_are_not_asked_again(tmp_path):
     fleet = devices(tmp_path, speed=[4] * 6, lifetime=[2.5, *[1e9] * 5])
     result = run(ud.FedAvg(), problem(), 6, devices=fleet)
     assert [0 in record.cohort for record in result.records[1:]] == [True] * 3 + [False] * 3
     assert result.records[3].lost == [(0, "left")]
 
 
-def test_when_everyone_has_vanished_the_run_ends():
+def test_the_run_ends_when_all_clients_have_left():
     result = run(ud.FedAvg(), problem(), 50, devices=ud.Devices(lifetime=10.0))
     assert result.stopped == "no client is available any more"
     assert len(result.records) < 10
 
 
-def test_cohorts_are_drawn_among_those_that_are_there():
+def test_cohorts_are_sampled_from_available_clients():
     duty = ud.Devices(speed=4, availability=ud.devices.Duty(period=10, share=0.4))
     for cohort in (2, None, ud.Weighted(3), ud.Bernoulli(0.8), ud.Fixed([0, 1, 2])):
         objective = "clients"
@@ -310,7 +310,7 @@ def test_cohorts_are_drawn_among_those_that_are_there():
         assert result.records[-1].virtual_seconds > 20
 
 
-def test_the_server_waits_when_nobody_is_there():
+def test_the_server_waits_while_no_client_is_available():
     night = ud.Devices(speed=4, availability=ud.devices.Duty(period=10, share=0.3, together=True))
     result = run(ud.FedAvg(), problem(), 6, devices=night)
     # Each round takes a second: three by day, then the night.
@@ -335,7 +335,7 @@ def test_without_devices_there_is_no_clock():
         (ud.FedAvg("full"), {"devices": ud.Devices(lifetime=9)}),
     ],
 )
-def test_a_method_that_needs_everyone_is_refused_where_some_may_be_lost(method, options):
+def test_a_method_that_needs_all_clients_rejects_devices_that_fail(method, options):
     with pytest.raises(ud.UndriftError, match="with these devices and this pace some may not"):
         run(method, problem(), 1, **options)
 
@@ -360,8 +360,8 @@ def test_jitter_and_failures_are_the_same_for_all_methods():
     assert any(lost[0])
 
 
-def test_a_round_in_which_nobody_is_drawn_takes_no_time(tmp_path):
-    """The server does not wait for a client that is away as long as others are there."""
+def test_a_round_with_an_empty_cohort_takes_no_time(tmp_path):
+    """The server does not wait for an unavailable client while others are available."""
     table, windows = tmp_path / "devices.csv", tmp_path / "windows.csv"
     table.write_text("client,speed\n0,1\n1,1\n2,1\n")
     windows.write_text("client,from,to\n0,0,1e9\n1,0,1e9\n2,50000,1e9\n")
@@ -374,7 +374,7 @@ def test_a_round_in_which_nobody_is_drawn_takes_no_time(tmp_path):
     assert [record.virtual_seconds for record in fixed.records] == [0, 50004, 50008]
 
 
-def test_the_server_waits_until_the_deadline_for_who_will_not_reply(tmp_path):
+def test_the_server_waits_until_the_deadline_for_missing_replies(tmp_path):
     fleet = devices(tmp_path, speed=[0.5, 8, 8])
     result = run(ud.FedAvg(), problem(3), 2, devices=fleet, pace=ud.Deadline(1.0))
     assert [record.virtual_seconds for record in result.records] == [0, 1, 2]

@@ -1,4 +1,4 @@
-"""Federated data of a user's own, and the synthetic generator."""
+"""Federated data from users' arrays and Datasets, and the synthetic data of FedProx."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 import undrift as ud
 
 
-def test_a_clients_data_do_not_depend_on_how_many_there_are():
+def test_a_clients_data_do_not_depend_on_the_number_of_clients():
     few, many = (
         ud.data.synthetic(1, 1, clients=3, seed=4),
         ud.data.synthetic(1, 1, clients=6, seed=4),
@@ -85,12 +85,12 @@ def test_test_data_may_be_common_or_per_client():
     each = ud.data.FederatedData.from_clients(own, {"a": (torch.ones(1, 1), [0]), "b": own["b"]})
     assert each.test.sizes.tolist() == [1, 3]
     assert "2 clients; 5 training, 4 test samples" in repr(common)
-    with pytest.raises(ud.UndriftError, match="nothing for client 'b'"):
+    with pytest.raises(ud.UndriftError, match="no entry for client 'b'"):
         ud.data.FederatedData.from_clients(own, {"a": own["a"]})
 
 
 class Squares(Dataset):
-    """Items that are no tensors."""
+    """A Dataset whose items are lists and numbers, not tensors."""
 
     def __init__(self, n, width=2):
         self.n, self.width = n, width
@@ -127,7 +127,7 @@ def test_a_hundred_thousand_clients_are_a_few_tensors():
     assert held.train.sizes.min() >= 1
 
 
-def test_samples_that_lie_together_are_views():
+def test_contiguous_samples_are_views():
     data = ud.data.FederatedData.from_clients(
         [(torch.ones(3, 2), [0, 1, 2]), (torch.ones(4, 2), [0] * 4)]
     )
@@ -142,7 +142,7 @@ def test_samples_that_lie_together_are_views():
     seed=st.integers(0, 5),
 )
 @settings(max_examples=100, deadline=None)
-def test_what_is_held_out_is_a_share_and_leaves_everyone_something(sizes, share, by, seed):
+def test_the_share_is_held_out_and_every_client_keeps_a_sample(sizes, share, by, seed):
     n = sum(sizes)
     parts = np.split(np.arange(n), np.cumsum(sizes)[:-1])
     data = ud.data.FederatedData.from_arrays(np.arange(n)[:, None], np.arange(n) % 2, parts)
@@ -159,7 +159,7 @@ def test_what_is_held_out_is_a_share_and_leaves_everyone_something(sizes, share,
         assert len(held.validation) == min(n - len(sizes), int(share * n + 0.5))
 
 
-def test_what_is_held_out_of_a_client_does_not_depend_on_the_others():
+def test_held_out_samples_of_a_client_do_not_depend_on_other_clients():
     own = {name: (np.arange(20.0)[:, None], np.arange(20) % 2) for name in "abc"}
     few = ud.data.FederatedData.from_clients({"c": own["c"]}).with_test(0.3, seed=1)
     many = ud.data.FederatedData.from_clients(own).with_test(0.3, seed=1)
@@ -208,7 +208,7 @@ REFUSED = [
     (lambda: ud.data.FederatedData.from_dataset(Squares(0), clients=2), "has no samples"),
     (
         lambda: ud.data.FederatedData.from_dataset(Endless(), clients=2),
-        "must have a length and items by number",
+        "must have a length and items by index",
     ),
     (
         lambda: ud.data.FederatedData.from_clients([ONES]),
@@ -222,28 +222,28 @@ REFUSED = [
         lambda: ud.data.FederatedData.from_arrays(
             ONES, [0, 1, 0, 1], owners=range(4), partition=ud.data.Natural(min_size=5)
         ),
-        "There are no clients",
+        "has no clients, but needs at least one",
     ),
     (lambda: ud.data.FederatedData.from_clients(None), "must be a list or a mapping from ids"),
     (lambda: part(ids=["a", "a"]), "Two clients have the same id 'a'"),
     (lambda: part(ids=[1.5, 2]), "A client's id is 1.5"),
     (
         lambda: part(validation=ud.data.Part.joined([(ONES, torch.zeros(4).long())])),
-        "The validation part is of 1 clients, but there are 2",
+        "The validation part has 1 clients, but the training part has 2",
     ),
     (
         lambda: part(validation=ud.data.Part.common(ONES[:, :1], torch.zeros(4).long())),
-        "The validation inputs have shape [1] per sample, but those for training have [2]",
+        "The validation inputs have shape [1] per sample, but the training inputs have [2]",
     ),
     (
         lambda: part(test=ud.data.Part.common(ONES, torch.zeros(4))),
-        "The test targets are torch.float32, but those for training are torch.int64",
+        "The test targets are torch.float32, but the training targets are torch.int64",
     ),
     (lambda: ud.data.synthetic(most=1), "most is 1"),
     (lambda: ud.data.synthetic(seed=-1), "seed is -1"),
     (
         lambda: ud.data.FederatedData.from_arrays(ONES, [0, 1, 0, 1], [[0]], clients=2),
-        "either parts or a partition, not both: clients",
+        "leave clients out",
     ),
     (
         lambda: ud.data.FederatedData.from_arrays(ONES, [0, 1, 0, 2], clients=2, classes="ab"),
@@ -284,7 +284,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("action", "words"), REFUSED, ids=[words for _, words in REFUSED])
-def test_what_does_not_fit_is_said_in_a_sentence(action, words):
+def test_invalid_data_raise_a_clear_error(action, words):
     with pytest.raises(ud.UndriftError) as error:
         action()
     assert words in str(error.value)
@@ -295,7 +295,7 @@ def test_a_dataset_names_the_item_that_does_not_fit():
         def __getitem__(self, k):
             return ("no", k) if k == 3 and self.width == 2 else (np.ones(1 + (k == 3)), k)
 
-    with pytest.raises(ud.UndriftError, match="Item 3 of the Dataset of the data is no pair"):
+    with pytest.raises(ud.UndriftError, match="Item 3 of the Dataset of the data is not a pair"):
         ud.data.FederatedData.from_dataset(Ragged(5), clients=2)
     with pytest.raises(ud.UndriftError, match="number 3 has shape"):
         ud.data.FederatedData.from_dataset(Ragged(5, 1), clients=2)
@@ -310,7 +310,7 @@ def test_clients_that_a_partition_leaves_empty_are_left_out_and_counted():
     assert data.train.sizes.sum() == 30
 
 
-def test_arrays_of_every_make_are_taken():
+def test_arrays_of_many_libraries_are_accepted():
     x = np.arange(12.0).reshape(6, 2)
     y = np.array([0, 1, 0, 1, 2, 2])
     forms = {
@@ -330,7 +330,7 @@ def test_arrays_of_every_make_are_taken():
     assert bools.train.y.tolist() == [0, 1, 0, 1, 1, 1]
 
 
-def test_ids_of_numpys_are_pythons():
+def test_numpy_ids_become_python_ids():
     own = (np.arange(20.0)[:, None], np.arange(20) % 2)
     one, other = (
         ud.data.FederatedData.from_clients({id: own}).with_test(0.3) for id in (1, np.int64(1))
@@ -341,7 +341,7 @@ def test_ids_of_numpys_are_pythons():
 
 
 def test_biases_of_synthetic_clients_lie_about_the_clients_own_mean():
-    """b_k ~ N(u_k, 1): with W and b about the same u_k, only differences to u_k decide y."""
+    """b_k ~ N(u_k, 1): W and b have the mean u_k, so only differences from u_k decide y."""
     few = ud.data.synthetic(30.0, 0, clients=200, seed=1, most=50)
     none = ud.data.synthetic(0.0, 0, clients=200, seed=1, most=50)
     # u_k adds the same number to all classes' scores, so it changes no label.

@@ -1,4 +1,4 @@
-"""How heterogeneous data are: by hand, against plain loops, and against closed forms."""
+"""Descriptions of data: checked by hand, against plain loops, and against closed forms."""
 
 import json
 import math
@@ -15,13 +15,13 @@ from torch import nn
 import undrift as ud
 from undrift.data.description import describe, label_counts
 from undrift.data.part import Part
-from undrift.data.picture import draw, plot_description
+from undrift.data.plotting import draw, plot_description
 from undrift.theory import heterogeneity
 from undrift.theory.minima import find_gamma, minimum
 
 
 def labelled(*labels, **options):
-    """Clients with the given labels, and inputs that do not matter."""
+    """Clients with the given labels; the inputs are irrelevant."""
     clients = [(torch.zeros(len(y), 1), torch.tensor(y)) for y in labels]
     return ud.data.FederatedData.from_clients(clients, **options)
 
@@ -44,10 +44,10 @@ def test_an_example_by_hand():
     found = describe(labelled([0, 0, 0, 1], [1, 1], [0, 0, 1, 2], classes=("a", "b", "c", "d")))
     assert (found.clients, found.samples["train"]) == (3, 10)
     assert found.sizes.mean == pytest.approx(10 / 3)
-    assert found.sizes.std == pytest.approx(math.sqrt(8 / 9))  # of the population
+    assert found.sizes.std == pytest.approx(math.sqrt(8 / 9))  # divided by N
     assert (found.sizes.min, found.sizes.median, found.sizes.max) == (2, 4, 4)
     labels = found.labels
-    assert labels.classes == 4  # also the one that nobody has
+    assert labels.classes == 4  # including the one that no client has
     assert labels.counts == (5, 4, 1, 0)
     assert labels.per_client.mean == pytest.approx(2)
     assert (labels.per_client.min, labels.per_client.max) == (1, 3)
@@ -71,7 +71,7 @@ def test_counts_by_hand_and_labels_outside():
     x, y = torch.zeros(5, 1), torch.tensor([2, 0, 1, 1, 0], dtype=torch.uint8)
     part = Part(x, y, torch.tensor([4, 3, 2, 0]), torch.tensor([0, 1, 4]))
     assert label_counts(part, 4).tolist() == [[1, 0, 0, 0], [0, 2, 1, 0]]
-    with pytest.raises(ud.UndriftError, match=r"from 0 to 2, but there are classes 0 … 1\.$"):
+    with pytest.raises(ud.UndriftError, match=r"from 0 to 2, but the classes are 0 … 1\.$"):
         label_counts(part, 2)
 
 
@@ -165,7 +165,7 @@ def numbers(value):
     spread=st.lists(st.floats(1, 1e3), min_size=1, max_size=30),
 )
 @settings(max_examples=80, deadline=None)
-def test_every_bar_of_the_sizes_has_room_for_a_size(low, spread):
+def test_every_bar_covers_a_size_that_can_occur(low, spread):
     sizes = [int(low * factor) for factor in spread]
     bounds = torch.tensor([0, *sizes]).cumsum(0)
     n = int(bounds[-1])
@@ -189,7 +189,7 @@ def test_samples_of_all_parts_and_classes_that_only_the_test_part_has():
 
 
 @pytest.mark.parametrize("y", [torch.zeros(6), torch.zeros(6, 2), torch.zeros(6, 2).long()])
-def test_targets_that_are_no_classes_have_sizes_only(y, tmp_path):
+def test_targets_that_are_not_classes_have_sizes_only(y, tmp_path):
     data = ud.data.FederatedData.from_arrays(torch.zeros(6, 1), y, [[0, 1], [2, 3, 4, 5]])
     found = describe(data)
     assert found.labels is None and found.sizes.mean == 3 and not found.notes
@@ -197,10 +197,10 @@ def test_targets_that_are_no_classes_have_sizes_only(y, tmp_path):
     assert found.plot(tmp_path / "sizes.png").stat().st_size > 5000
 
 
-def test_whole_numbers_that_are_no_classes_get_a_note():
+def test_integers_that_are_not_classes_get_a_note():
     found = describe(labelled([-1, 1], [1, 1]))
     assert found.labels is None
-    assert "they are not described" in " ".join(str(found).split())
+    assert "so labels are not described" in " ".join(str(found).split())
 
 
 def test_a_hundred_thousand_clients():
@@ -213,11 +213,11 @@ def test_a_hundred_thousand_clients():
     found = describe(ud.data.FederatedData(part))
     assert found.clients == 100_000 and found.labels.classes == 62
     assert sum(found.labels.needed["80"].clients) == 100_000
-    assert len(found.picked.ids) == 40
-    assert (found.picked.ids[0], found.picked.ids[-1]) == ("0", "99999")
+    assert len(found.plotted.ids) == 40
+    assert (found.plotted.ids[0], found.plotted.ids[-1]) == ("0", "99999")
 
 
-# Words
+# Text
 
 
 @pytest.mark.parametrize(
@@ -229,21 +229,21 @@ def test_a_hundred_thousand_clients():
         labelled([0], [0], name="a [bold]name[/bold] of :smile: that is " + "long " * 30),
     ],
 )
-def test_text_has_eighty_columns_and_says_the_name(data):
+def test_text_has_eighty_columns_and_the_name(data):
     text = str(describe(data))
     assert max(map(len, text.splitlines())) <= 80
     assert " ".join(text.split()).startswith(" ".join(data.name.split())[:60])
-    assert "…" not in text  # nothing was cut off
+    assert "…" not in text  # no text was truncated
     assert "█" in text
 
 
-def test_notes_are_said():
+def test_notes_are_printed():
     data = labelled([0, 1], [1])
     noted = ud.data.FederatedData(data.train, notes=["Two clients were left out."])
     assert "Two clients were left out." in str(describe(noted))
 
 
-def test_json_has_only_what_json_has(tmp_path):
+def test_json_is_valid(tmp_path):
     x = torch.ones(4, 1)
     data = ud.data.FederatedData.from_clients([(x, torch.ones(4, 1)), (x, -torch.ones(4, 1))])
     model = nn.Linear(1, 1, bias=False)
@@ -358,7 +358,7 @@ def test_gamma_of_a_network_is_not_negative():
     assert found.gamma.value >= 0
 
 
-def test_what_is_not_reached_is_said():
+def test_a_tolerance_that_is_not_reached_is_reported():
     data = logistic_data()
     model = ud.models.logistic(60, 10)
     found = describe(data, model, gamma=True, weight_decay=0.1, tolerance=1e-30)
@@ -366,7 +366,7 @@ def test_what_is_not_reached_is_said():
     assert "not all minima found" in " ".join(str(found).split())
 
 
-def test_clients_of_weight_zero_are_never_asked():
+def test_clients_of_weight_zero_are_never_evaluated():
     class Empty(ud.theory.Quadratics):
         def value(self, k, x):
             assert k != 1
@@ -386,7 +386,7 @@ def test_clients_of_weight_zero_are_never_asked():
     assert heterogeneity.dissimilarity(problem, q, points[1]).variance == pytest.approx(1)
 
 
-def test_a_model_that_refuses_double_precision_is_measured_in_its_own():
+def test_a_model_that_fails_in_double_precision_is_measured_in_single():
     class Single(nn.Module):
         def __init__(self):
             super().__init__()
@@ -402,7 +402,7 @@ def test_a_model_that_refuses_double_precision_is_measured_in_its_own():
     assert single.gamma.value == pytest.approx(double.gamma.value, abs=1e-4)
 
 
-def test_the_users_model_is_left_alone():
+def test_the_users_model_is_not_changed():
     model = ud.models.mlp(60, 5, classes=10)
     before = [p.clone() for p in model.parameters()]
     describe(logistic_data(), model, gamma=True, weight_decay=0.1, tolerance=1e-2)
@@ -413,7 +413,7 @@ def test_the_users_model_is_left_alone():
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda d: describe(d, gamma=True), "so it needs one"),
+        (lambda d: describe(d, gamma=True), "gamma=True needs a model"),
         (lambda d: describe(d, nn.Linear(1, 2), objective="sample"), "did you mean 'samples'"),
         (lambda d: describe(d, "cnn"), "torch nn.Module"),
         (lambda d: describe([1]), "a FederatedData"),
@@ -421,12 +421,12 @@ def test_the_users_model_is_left_alone():
         (lambda d: plot_description(d, "picture.jpg"), "did you mean"),
     ],
 )
-def test_what_cannot_be_done_gets_a_sentence(call, sentence):
+def test_invalid_requests_raise_a_clear_error(call, sentence):
     with pytest.raises(ud.UndriftError, match=sentence):
         call(labelled([0, 1], [1]))
 
 
-# Pictures
+# Plots
 
 
 NAMES = string.digits + string.ascii_letters
@@ -442,14 +442,14 @@ PICTURES = {
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
-def test_a_picture_of_each_kind(suffix, tmp_path):
+def test_a_plot_of_each_file_type(suffix, tmp_path):
     path = plot_description(PICTURES["3 clients"], tmp_path / f"picture{suffix}")
     assert path.stat().st_size > 5000
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_pictures_have_labels_that_can_be_read(name):
+def test_plots_have_readable_labels(name):
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     found = describe(PICTURES[name])
@@ -468,7 +468,7 @@ def test_pictures_have_labels_that_can_be_read(name):
     bubbles = figure.axes[0]
     assert found.name in figure.get_suptitle().replace("\\", "")
     shown = sum(len(c.get_offsets()) for c in bubbles.collections)
-    held = sum(n > 0 for row in found.picked.counts for n in row)
+    held = sum(n > 0 for row in found.plotted.counts for n in row)
     assert shown == held
     assert ("40 of" in bubbles.get_title("left")) == (found.clients > 40)
 

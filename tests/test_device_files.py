@@ -1,4 +1,4 @@
-"""Devices and windows from files, and how a wrong file is refused."""
+"""Devices and windows from CSV files, and the errors for wrong files."""
 
 import math
 
@@ -32,11 +32,11 @@ def test_a_file_gives_each_client_its_row(write):
     assert fleet.windows.always
 
 
-def test_a_spreadsheet_s_mark_at_the_beginning_is_no_part_of_a_name(write):
+def test_a_byte_order_mark_is_not_part_of_a_column_name(write):
     assert DeviceFile(str(write("\ufeffclient,speed\n0,2\n"))).fleet(roster(1), 0).speed == [2]
 
 
-def test_windows_of_a_file_say_when_clients_are_there(write):
+def test_windows_of_a_file_make_clients_available(write):
     path = write("client,speed\n0,1\n1,1\n2,1\n")
     windows = write("client,to,from\n0,6,4\n1,3,0\n0,2,1\n", "windows.csv")
     fleet = DeviceFile(path, windows=windows, repeat=10).fleet(roster(3), 0)
@@ -71,7 +71,7 @@ def test_clients_draw_their_device_from_a_file_with_its_windows(write):
         ("client,speed,speed\n0,1,1\n", "devices.csv, line 1 has the column 'speed' twice."),
         ("client,speed\n", "devices.csv has no rows below its header."),
         ("client,speed\n0,1\n1\n", "devices.csv, line 3 has 1 cells, but the header has 2."),
-        ("client,speed\n0,1\n,2\n", "devices.csv, line 3 has nothing in column 'client'."),
+        ("client,speed\n0,1\n,2\n", "devices.csv, line 3 has no value in column 'client'."),
         ("client,speed\n0,1\n1,\n", "devices.csv, line 3 has no speed of '1'."),
         ("client,speed\n0,fast\n", "devices.csv, line 2 has 'fast' in column 'speed', which must"),
         ("client,speed\n0,nan\n", "devices.csv, line 2: speed is nan, but must be a number above"),
@@ -80,8 +80,8 @@ def test_clients_draw_their_device_from_a_file_with_its_windows(write):
             "client,speed,damage\n0,1,2\n",
             "devices.csv, line 2: damage is 2.0, but must be at least 0 and at most 1.",
         ),
-        ("client,speed\n0,1\n\n0,2\n", "devices.csv, line 4 describes '0' again, which "),
-        ("client,speed\n0,1\n", "devices.csv has no row of client 1; match='random' draws"),
+        ("client,speed\n0,1\n\n0,2\n", "devices.csv, line 4 describes '0' again, after "),
+        ("client,speed\n0,1\n", "devices.csv has no row for client 1; match='random' takes"),
         ("client,speed\n0,1\x00\n", "devices.csv"),
     ],
 )

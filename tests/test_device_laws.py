@@ -1,4 +1,4 @@
-"""The laws from which devices are drawn, and every sentence of refusal."""
+"""The distributions of device quantities, and the errors for invalid ones."""
 
 import math
 
@@ -62,11 +62,11 @@ def test_laws_are_finite_and_grow_with_the_uniform_number(law):
     assert type(law) in LAWS.values()
 
 
-def test_a_uniform_number_of_zero_is_no_infinite_score():
+def test_a_uniform_number_of_zero_has_a_finite_quantile():
     assert LogNormal(1, 1).values(np.array([0.0])) == pytest.approx(math.exp(-8.29), rel=0.01)
 
 
-def test_a_number_is_the_same_for_everyone():
+def test_a_number_is_the_same_for_all_clients():
     assert as_law(2.5) == Same(2.5)
     assert as_law(Between(1, 2)) == Between(1, 2)
 
@@ -91,7 +91,7 @@ def test_a_correlation_of_one_follows_the_sizes_and_breaks_ties_by_hash():
     assert opposed == pytest.approx(1 - found)
 
 
-def test_speed_goes_with_the_data_when_asked():
+def test_speed_correlates_with_data_size_if_asked():
     speed = Devices(speed=Ladder(1, 2), size_correlation=1.0).fleet(MANY, 0).speed
     assert (np.argsort(speed) == np.argsort(MANY.sizes.numpy())).all()
     down = Devices(down=Ladder(1, 2), size_correlation=1.0).fleet(MANY, 0).down
@@ -131,7 +131,10 @@ def test_speed_goes_with_the_data_when_asked():
         (lambda: Devices(size_correlation=2), "Devices' size_correlation is 2, but must be"),
         (lambda: Devices(seed=-1), "Devices' seed is -1, but must be a whole number of at least 0"),
         (lambda: DeviceClasses({}), "DeviceClasses needs at least one class."),
-        (lambda: DeviceClasses([1]), "DeviceClasses' classes is [1], but must be names with a"),
+        (
+            lambda: DeviceClasses([1]),
+            "DeviceClasses' classes is [1], but must be a mapping from names to a",
+        ),
         (
             lambda: DeviceClasses({"a": 1.0}),
             "The class 'a' of DeviceClasses is 1.0, but must be a share and Devices(…).",
@@ -151,7 +154,7 @@ def test_speed_goes_with_the_data_when_asked():
         ),
         (
             lambda: DeviceClasses({"a": (0.5, Devices()), "b": (0.5, Devices(unit="samples"))}),
-            "units, but must agree: 'a' in steps, 'b' in samples.",
+            "but they differ: 'a' in steps, 'b' in samples.",
         ),
         (
             lambda: DeviceClasses({"a": (1, Devices())}, size_correlation=-2),
@@ -161,7 +164,10 @@ def test_speed_goes_with_the_data_when_asked():
         (lambda: DeviceFile("a", unit="x"), "DeviceFile's unit is 'x', but must be one of"),
         (lambda: DeviceFile("a", windows=3), "DeviceFile's windows is 3, but must be the path"),
         (lambda: DeviceFile("a", windows="b", repeat=0), "DeviceFile's repeat is 0, but must be"),
-        (lambda: DeviceFile("a", repeat=5.0), "there is no file of windows to repeat."),
+        (
+            lambda: DeviceFile("a", repeat=5.0),
+            "repeat needs windows, the file with the times to repeat.",
+        ),
         (lambda: DeviceFile("a", match="x"), "DeviceFile's match is 'x', but must be one of"),
         (lambda: DeviceFile("a", seed=0.5), "DeviceFile's seed is 0.5, but must be a whole"),
     ],

@@ -1,4 +1,4 @@
-"""Devices: how they are drawn, their classes, their fleets, what becomes of trips."""
+"""Devices: random quantities, device classes, fleets, and the outcomes of trips."""
 
 import math
 
@@ -8,7 +8,7 @@ import pytest
 from fleets import EVERYONE, MANY, agree_for_one_and_all, roster
 from undrift.devices import Between, DeviceClasses, Devices, Duty, Ladder, LogNormal, journey
 
-# Draws
+# Random quantities
 
 
 ALL_LAWS = Devices(
@@ -41,7 +41,7 @@ def test_a_fleet_depends_on_the_seed_alone():
     assert own.seed == 77
 
 
-def test_a_client_keeps_its_device_whatever_the_order_and_the_others():
+def test_a_clients_device_does_not_depend_on_order_or_other_clients():
     ids = ["ann", "bob", "cid", 7]
     reference = ALL_LAWS.fleet(roster(ids), 1)
     more = roster([12, "zoe", *reversed(ids), "aaa"])
@@ -86,7 +86,7 @@ def test_classes_have_their_shares_of_the_clients_and_their_own_laws():
     assert fleet.classes == classes(seed=2).fleet(who, 3).classes
 
 
-def test_a_class_may_have_a_seed_of_its_own():
+def test_a_class_may_have_its_own_seed():
     laws = dict(speed=LogNormal(10, 1), availability=Duty(100, 0.5))
     fleet = DeviceClasses({"a": (1.0, Devices(**laws, seed=8))}, seed=5).fleet(roster(9), 3)
     alone = Devices(**laws).fleet(roster(9), 8)
@@ -115,13 +115,13 @@ def test_each_class_has_its_own_windows():
     agree_for_one_and_all(fleet, 3.0, range(50))
 
 
-def test_faster_classes_go_to_those_with_more_data_when_asked():
+def test_faster_classes_go_to_clients_with_more_data_if_correlated():
     fleet = classes(size_correlation=1.0).fleet(MANY, 2)
     order = [fleet.classes[k] for k in np.argsort(MANY.sizes.numpy())]
     assert order == ["phone"] * 12_000 + ["tablet"] * 6_000 + ["server"] * 2_000
 
 
-def test_classes_that_are_always_there_are_steady():
+def test_classes_that_are_always_available_are_steady():
     parts = {"a": (0.5, Devices()), "b": (0.5, Devices(speed=2, availability=Duty(9, 1)))}
     assert DeviceClasses(parts).fleet(roster(4), 0).reliable
 
@@ -158,7 +158,7 @@ def test_damage_has_its_frequency_and_changes_by_round():
     assert not Devices().fleet(MANY, 3).damaged(0, EVERYONE).any()
 
 
-def test_the_gone_are_gone_for_good():
+def test_clients_past_their_lifetime_never_return():
     fleet = Devices(lifetime=Ladder(10, 30), availability=Duty(8, 0.5, together=True)).fleet(
         roster(3), 0
     )
@@ -186,7 +186,7 @@ def test_the_gone_are_gone_for_good():
     ],
     ids=repr,
 )
-def test_who_is_steady_and_reliable(devices, steady, reliable):
+def test_steady_and_reliable_fleets(devices, steady, reliable):
     fleet = devices.fleet(roster(4), 0)
     assert (fleet.steady, fleet.reliable) == (steady, reliable)
 
@@ -194,7 +194,7 @@ def test_who_is_steady_and_reliable(devices, steady, reliable):
 # Trips
 
 
-def test_a_journey_is_the_same_for_one_and_for_many():
+def test_trip_times_are_the_same_for_one_client_and_for_many():
     rng = np.random.default_rng(0)
     parts = rng.random((4, 50))
     many = journey(3.7, *parts)
@@ -263,7 +263,7 @@ def test_clients_leave_when_their_window_ends_or_they_are_gone():
     assert (just.outcome[0], just.end[0]) == ("arrives", 7.5)
 
 
-def test_whichever_comes_first_ends_a_trip():
+def test_the_earlier_of_failing_and_leaving_ends_a_trip():
     fleet = Devices(dropout=1.0, lifetime=3.0).fleet(MANY, 1)
     nothing = np.zeros(len(MANY))
     trips = fleet.trips(EVERYONE, 10, 0.0, nothing, nothing, 0)

@@ -1,4 +1,4 @@
-"""Downloads from a real server that misbehaves in the ways real servers do."""
+"""Downloads from a local HTTP server that misbehaves in the ways real servers do."""
 
 import hashlib
 import io
@@ -56,7 +56,7 @@ class Handler(BaseHTTPRequestHandler):
             server.go_on.wait(server.patience)
             self.wfile.write(body[stop:])
         elif server.how == "reset":
-            time.sleep(0.2)  # so that what was sent has been read
+            time.sleep(0.2)  # gives the client time to read what was sent
             linger = struct.pack("ii", 1, 0)
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             self.connection.close()
@@ -66,8 +66,8 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-class ServerState(ThreadingHTTPServer):
-    """Serves `content`; each request is interrupted after the next number in `stops_after`."""
+class FlakyServer(ThreadingHTTPServer):
+    """Serves `content`; request i is interrupted after `stops_after[i]` bytes."""
 
     def __init__(self, content=CONTENT, stops_after=(), how="drop", **habits):
         super().__init__(("127.0.0.1", 0), Handler)
@@ -89,7 +89,7 @@ def serve():
     servers = []
 
     def start(*args, **habits):
-        servers.append(ServerState(*args, **habits))
+        servers.append(FlakyServer(*args, **habits))
         return servers[-1]
 
     yield start
@@ -101,7 +101,7 @@ def serve():
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr(downloads, "_PAUSES", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(downloads, "_RETRY_SECONDS", (0.0, 0.0, 0.0))
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
 
@@ -110,12 +110,12 @@ def published(*urls, checksum=SHA256, size=len(CONTENT)):
 
 
 def left(folder):
-    """What is in a folder, but for the locks."""
+    """The names of the files in a folder, without locks."""
     return sorted(path.name for path in folder.rglob("*") if path.suffix != ".lock")
 
 
 def refused(call, *args, **options):
-    """The sentence with which a call is refused."""
+    """The message of the error that a call raises."""
     with pytest.raises(UndriftError) as error:
         call(*args, **options)
     message = str(error.value)
@@ -124,7 +124,7 @@ def refused(call, *args, **options):
 
 
 def nobody():
-    """A url where nothing listens."""
+    """A URL at which no server listens."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{unused.getsockname()[1]}/file.bin"
@@ -165,7 +165,7 @@ def test_a_dropped_connection_is_continued_where_it_stopped(serve, tmp_path):
 
 @pytest.mark.parametrize("how", ["wait", "reset"])
 def test_a_stalled_or_reset_connection_is_continued(serve, tmp_path, monkeypatch, how):
-    monkeypatch.setattr(downloads, "_TIMEOUT", 0.5)
+    monkeypatch.setattr(downloads, "_TIMEOUT_SECONDS", 0.5)
     server = serve(stops_after=[1000], how=how, patience=5)
     assert fetch(published(server.url), tmp_path).read_bytes() == CONTENT
     assert server.ranges == [None, "bytes=1000-"]
@@ -177,7 +177,7 @@ def test_a_server_that_does_not_tell_the_length_is_continued_too(serve, tmp_path
     assert server.ranges == [None, "bytes=1000-"]
 
 
-def test_what_came_before_giving_up_is_kept_for_the_next_time(serve, tmp_path):
+def test_a_partial_download_is_kept_for_the_next_call(serve, tmp_path):
     server = serve(stops_after=[100] * 4)
     message = refused(fetch, published(server.url), tmp_path)
     assert "dropped after 400 of 100000 bytes" in message and server.url in message
@@ -258,7 +258,7 @@ def test_a_wrong_file_in_the_folder_is_refused_unless_it_is_trusted(serve, tmp_p
     assert server.ranges == []
 
 
-def test_without_a_network_the_message_says_what_to_put_where(tmp_path):
+def test_without_a_network_the_error_says_how_to_get_the_file(tmp_path):
     url, other = nobody(), nobody()
     message = refused(fetch, published(url, other), tmp_path)
     for part in ("set/file.bin", str(tmp_path / "set"), url, other, "UNDRIFT_DATA", "refused"):
@@ -266,8 +266,10 @@ def test_without_a_network_the_message_says_what_to_put_where(tmp_path):
     assert left(tmp_path / "set") == []
 
 
-@pytest.mark.parametrize("url", ["no url", "http://127.0.0.1:1x/", "http://[/", "gopher://a/"])
-def test_a_malformed_url_is_a_sentence_too(tmp_path, url):
+@pytest.mark.parametrize(
+    "url", ["at least one URL", "http://127.0.0.1:1x/", "http://[/", "gopher://a/"]
+)
+def test_a_malformed_url_raises_a_clear_error(tmp_path, url):
     assert "cannot be downloaded" in refused(fetch, published(url), tmp_path)
 
 
@@ -276,10 +278,10 @@ def test_a_server_that_does_not_have_the_file_is_named_with_its_answer(serve, tm
     message = refused(fetch, published(server.url), tmp_path)
     assert f"{server.url}: HTTP 404" in message
     assert server.ranges == [None]
-    assert list(tmp_path.iterdir()) == []  # no empty folder, no lock
+    assert list(tmp_path.iterdir()) == []  # neither an empty folder nor a lock is left
 
 
-def test_a_folder_that_cannot_be_written_is_a_sentence(serve, tmp_path):
+def test_a_read_only_folder_raises_a_clear_error(serve, tmp_path):
     server = serve()
     (tmp_path / "set").write_text("a file where the folder should be")
     message = refused(fetch, published(server.url), tmp_path)
@@ -291,7 +293,7 @@ def test_a_folder_that_cannot_be_written_is_a_sentence(serve, tmp_path):
 
 
 def test_a_standard_file_needs_a_url_and_a_known_checksum():
-    assert "no url" in refused(published)
+    assert "at least one URL" in refused(published)
     assert "'sha1:0'" in refused(published, "http://a", checksum="sha1:0")
 
 
@@ -349,7 +351,7 @@ def test_two_processes_at_once_download_once(serve, tmp_path):
         for process in (one, two):
             assert process.stdout.readline() == "ready\n"
         assert server.stopped.wait(60)
-        time.sleep(0.5)  # the other one is in the midst of its call, too
+        time.sleep(0.5)  # by then the other process is inside its call too
         assert not (tmp_path / "set" / "file.bin").exists()
         server.go_on.set()
         results = [process.communicate()[0].strip() for process in (one, two)]
@@ -390,7 +392,7 @@ def test_an_archive_is_unpacked_whole_or_in_part(tmp_path, name):
 
 
 @both
-def test_what_is_unpacked_stays_and_what_a_killed_process_left_goes(tmp_path, name):
+def test_an_unpacked_folder_is_kept_and_a_partial_one_is_removed(tmp_path, name):
     archive = pack(tmp_path / name)
     stale = tmp_path / ".into.part"
     stale.mkdir()
@@ -398,13 +400,13 @@ def test_what_is_unpacked_stays_and_what_a_killed_process_left_goes(tmp_path, na
     into = unpack(archive, tmp_path / "into")
     assert not stale.exists() and not (into / "half").exists()
     (into / "top" / "a.txt").write_text("mine")
-    archive.unlink()  # is not needed any more
+    archive.unlink()  # not needed after unpacking
     assert (unpack(archive, into) / "top" / "a.txt").read_text() == "mine"
 
 
 @both
 @pytest.mark.parametrize("damage", ["cut", "overwritten", "empty", "text"])
-def test_a_damaged_archive_is_a_sentence_and_leaves_nothing(tmp_path, name, damage):
+def test_a_damaged_archive_raises_a_clear_error_and_leaves_nothing(tmp_path, name, damage):
     big = {"first": b"fine", "second": CONTENT}
     archive = pack(tmp_path / name, big)
     whole = archive.read_bytes()
@@ -428,7 +430,7 @@ def test_an_archive_may_not_write_outside(tmp_path, name, bad):
     outside = str(tmp_path / "outside") if bad == "/outside" else bad
     archive = pack(tmp_path / name, {"fine": b"fine", outside: b"harm"})
     if bad == "/outside" and name == "archive.tar.gz":
-        # tarfile takes the leading slash away, so that the member is inside.
+        # tarfile removes the leading slash, so the member stays inside.
         unpack(archive, tmp_path / "in" / "into")
     else:
         assert "outside" in refused(unpack, archive, tmp_path / "in" / "into")
@@ -436,7 +438,7 @@ def test_an_archive_may_not_write_outside(tmp_path, name, bad):
     assert not (tmp_path / "outside").exists()
 
 
-def test_an_archive_must_be_there_and_be_one(tmp_path):
+def test_an_archive_must_exist_and_have_a_known_type(tmp_path):
     assert "no archive" in refused(unpack, tmp_path / "absent.zip", tmp_path / "into")
     (tmp_path / "a.rar").write_text("")
     assert ".tar.gz or a .zip" in refused(unpack, tmp_path / "a.rar", tmp_path / "into")

@@ -214,8 +214,8 @@ def notebook(monkeypatch):
 
 
 def test_a_notebook_has_one_place_of_progress_that_is_drawn_over(notebook, monkeypatch):
-    assert display.in_notebook() and display.watched()
-    monkeypatch.setattr(display, "PAUSE", 0.0)
+    assert display.in_notebook() and display.progress_is_visible()
+    monkeypatch.setattr(display, "REDRAW_SECONDS", 0.0)
     small()
     (place,) = notebook
     assert len(place) > 3

@@ -1,4 +1,4 @@
-"""A user's folder of client files."""
+"""Federated data from a user's folder with one file per client."""
 
 import gzip
 import json
@@ -41,7 +41,7 @@ def test_npz_csv_and_parquet_files_are_clients(tmp_path):
     arrow = pytest.importorskip("pyarrow")
     x, y = samples(0)
     write_csv(tmp_path / "tables" / "south.csv", x, y.tolist())
-    columns = {"label": y, "b": x[:, 1], "c": x[:, 2], "a": x[:, 0]}  # in another order
+    columns = {"label": y, "b": x[:, 1], "c": x[:, 2], "a": x[:, 0]}  # columns in another order
     parquet.write_table(arrow.table(columns), tmp_path / "tables" / "west.parquet")
     (tmp_path / "tables" / "README.txt").write_text("not a client")
     (tmp_path / "arrays").mkdir()
@@ -92,11 +92,14 @@ def test_columns_are_chosen_by_name_and_words_are_classes(tmp_path):
     assert data.client("a")[0].tolist() == [[40, 20], [50, 25]]
     assert data.client("b")[0].tolist() == [[60, 30]]
     assert data.train.y.tolist() == [0, 1, 1]
-    with pytest.raises(ud.UndriftError, match="column 'id', which must be a number; name the"):
+    with pytest.raises(
+        ud.UndriftError,
+        match="column 'id', which must be a number; to leave the column out, name the",
+    ):
         FROM(tmp_path, "outcome", classes=["no", "yes"])
     with pytest.raises(ud.UndriftError, match=r"A target in .*a.csv is 'yes'"):
         FROM(tmp_path, "outcome", ["age"], classes=["no", "ja"])
-    with pytest.raises(ud.UndriftError, match=r"a.csv is a file, but must be the folder"):
+    with pytest.raises(ud.UndriftError, match=r"a.csv is a file, but must be a folder"):
         FROM(tmp_path / "a.csv")
     scaled = data.normalised()
     assert scaled.train.x.mean(0).tolist() == pytest.approx([0, 0], abs=1e-6)
@@ -133,36 +136,36 @@ REFUSED = [
     ([npz("a.npz", x=X * np.nan, y=Y)], "inputs of client 'a' contain NaN or Inf"),
     (
         [file("a.csv", b"a,label\n1,2\nnan,3\n")],
-        "has 'nan' in column 'a', which must be a finite number: fill it, or leave the row out",
+        "has 'nan' in column 'a', which must be a finite number: fill it in, or leave the row out",
     ),
     (
         [file("a.csv", b"a,label\n1,2\n"), file("b.csv", b"a,label\n1,yes\n")],
         "has 'yes' in column 'label', which must be a number; the targets of",
     ),
     ([file("a.csv", b"a,a,label\n1,2,3\n")], "two columns named 'a'"),
-    ([file("a.csv", b"a;label\n1;2\n")], "is it separated by ';'?"),
+    ([file("a.csv", b"a;label\n1;2\n")], "are its columns separated by ';'"),
     ([file("a.csv", b"a,label\n1,yes\n")], "has words such as 'yes': give classes"),
     (
         [file("a.csv", b"a,b,label\n1,2,0\n"), file("b.csv", b"a,c,label\n1,2,0\n")],
         "b.csv has no column 'b', which a.csv has",
     ),
     ([npz("a.npz", x=X, y=Y), file("b.csv", b"a,y\n1,2\n")], "both tables and arrays"),
-    ([npz("a.npz", x=np.array([{}, {}]), y=Y[:2])], "is damaged or no npz file"),
-    ([file("a.npz", b"not a zip")], "is damaged or no npz file"),
+    ([npz("a.npz", x=np.array([{}, {}]), y=Y[:2])], "is damaged or not an npz file"),
+    ([file("a.npz", b"not a zip")], "is damaged or not an npz file"),
     ([npz("a.npz", x=np.array(1), y=np.array(1))], "a.npz has no samples"),
     ([file("a.csv", b"a,label\n" + b"1" * 200_000 + b",2\n")], "cannot be read as csv"),
-    ([file("a.csv", b"")], "a.csv is empty, but must begin with the names of its columns"),
+    ([file("a.csv", b"")], "a.csv is empty, but must begin with a line of column names"),
     ([file("a.csv", b"a,label\n")], "a.csv has no samples"),
     ([file("a.csv", b"a,label\n1,2\n3\n")], "Line 3 of"),
     ([file("a.csv", b"a,label\n1,2\nx,3\n")], "has 'x' in column 'a', which must be a number"),
     ([file("a.csv", b"a,b\n1,2\n")], "has no column 'label' or 'target' or 'y' to predict"),
-    ([file("a.csv", b"label\n1\n")], "has no column besides the target"),
-    ([file("a.parquet", b"PAR")], "is damaged or no parquet file"),
+    ([file("a.csv", b"label\n1\n")], "has no column except the target"),
+    ([file("a.parquet", b"PAR")], "is damaged or not a parquet file"),
     (
         [npz("a.npz", x=X, y=Y), file("a.csv", b"a,label\n1,2\n")],
         "more than one file for client 'a'",
     ),
-    ([npz("a.npz", x=X, y=Y), file("b.json", b"{}")], "either a file per client or LEAF json"),
+    ([npz("a.npz", x=X, y=Y), file("b.json", b"{}")], "either one file per client or LEAF json"),
     (
         [
             file(
@@ -171,13 +174,13 @@ REFUSED = [
                 b'"user_data": {"u": {"x": ["to be"], "y": ["!"]}}}',
             )
         ],
-        "are texts: turn them into numbers",
+        "are text, but must be numbers",
     ),
 ]
 
 
 @pytest.mark.parametrize(("steps", "words"), REFUSED, ids=[words for _, words in REFUSED])
-def test_what_is_wrong_with_a_folder_is_said_in_a_sentence(steps, words, tmp_path):
+def test_wrong_folders_raise_a_clear_error(steps, words, tmp_path):
     for step in steps:
         step(tmp_path)
     with pytest.raises(ud.UndriftError) as error:
@@ -185,7 +188,7 @@ def test_what_is_wrong_with_a_folder_is_said_in_a_sentence(steps, words, tmp_pat
     assert words in str(error.value)
 
 
-def test_a_damaged_npz_is_always_a_sentence(tmp_path):
+def test_a_damaged_npz_always_raises_a_clear_error(tmp_path):
     np.savez_compressed(tmp_path / "a.npz", x=np.arange(600.0).reshape(100, 6), y=np.arange(100))
     whole = (tmp_path / "a.npz").read_bytes()
     rng = np.random.default_rng(0)
@@ -194,11 +197,11 @@ def test_a_damaged_npz_is_always_a_sentence(tmp_path):
         damaged = bytearray(whole)
         damaged[place] ^= int(rng.integers(1, 256))
         (tmp_path / "a.npz").write_bytes(damaged)
-        with suppress(ud.UndriftError):  # anything else is a traceback
+        with suppress(ud.UndriftError):  # any other exception fails the test
             FROM(tmp_path)
 
 
-def test_a_folder_that_is_not_there(tmp_path):
+def test_a_missing_folder(tmp_path):
     with pytest.raises(ud.UndriftError, match="There is no folder"):
         FROM(tmp_path / "nowhere")
     write_npz(tmp_path / "train", ["a"])
@@ -207,7 +210,7 @@ def test_a_folder_that_is_not_there(tmp_path):
         FROM(tmp_path)
 
 
-def test_inputs_are_normalised_over_what_is_left_for_training(tmp_path):
+def test_inputs_are_normalised_over_the_remaining_training_samples(tmp_path):
     x = np.arange(60, dtype=np.float32).reshape(20, 3) * [1, 10, 100]
     write_csv(tmp_path / "clinics" / "a.csv", x, [0, 1] * 10)
     whole = FROM(tmp_path / "clinics", normalise="features")
@@ -225,4 +228,4 @@ def test_inputs_are_normalised_over_what_is_left_for_training(tmp_path):
     held, kept = data.test.x[data.test.rows], data.train.x[data.train.rows]
     assert len(held) == 10
     assert kept.mean(0).tolist() == pytest.approx([0, 0, 0], abs=1e-6)
-    assert held.mean(0).abs().max() > 1e-3  # the test samples had no part in it
+    assert held.mean(0).abs().max() > 1e-3  # the scale was computed without the test samples

@@ -1,4 +1,4 @@
-"""Data of Hugging Face's library and partitions of flwr-datasets, as these libraries give them."""
+"""Federated data from objects of Hugging Face's datasets and of flwr-datasets."""
 
 import os
 
@@ -8,7 +8,7 @@ import torch
 
 import undrift as ud
 
-os.environ["FLWR_TELEMETRY_ENABLED"] = "0"  # nothing is reported from tests
+os.environ["FLWR_TELEMETRY_ENABLED"] = "0"  # tests send no telemetry
 datasets = pytest.importorskip("datasets", reason="the library datasets is not installed")
 FROM = ud.data.FederatedData.from_huggingface
 
@@ -112,7 +112,7 @@ def test_partitions_of_flwr_datasets():
 def test_a_federated_dataset_of_flwr():
     flwr = pytest.importorskip("flwr_datasets", reason="flwr-datasets is not installed")
     federated = flwr.FederatedDataset(dataset="local", partitioners={"train": 3})
-    federated._dataset = datasets.DatasetDict({"train": table()})  # what it downloads otherwise
+    federated._dataset = datasets.DatasetDict({"train": table()})  # instead of a download
     federated._dataset_prepared = True
     data = FROM(federated, "vector", "label")
     assert data.train.sizes.tolist() == [8] * 3
@@ -122,19 +122,22 @@ def test_a_federated_dataset_of_flwr():
 
 REFUSED = [
     (lambda: FROM(table(), "vectr", "label", clients=2), "did you mean 'vector'?"),
-    (lambda: FROM(table(), "who", "label", clients=2), "must have numbers or images of one size"),
+    (lambda: FROM(table(), "who", "label", clients=2), "must have numbers, or images of one size"),
     (lambda: FROM(table(), "vector", "label"), "clients=100"),
-    (lambda: FROM([table()], "vector", "label", clients=2), "so clients means nothing"),
-    (lambda: FROM(3, "vector", "label"), "The source is int"),
-    (lambda: FROM([3], "vector", "label"), "client 0 is int, but must be a datasets.Dataset"),
-    (lambda: FROM([], "vector", "label"), "There are no clients"),
-    (lambda: FROM(table(), [], "label", clients=2), "inputs must name a column"),
+    (lambda: FROM([table()], "vector", "label", clients=2), "so clients must be left out"),
+    (lambda: FROM(3, "vector", "label"), "The source is of type int"),
+    (
+        lambda: FROM([3], "vector", "label"),
+        "client 0 is of type int, but must be a datasets.Dataset",
+    ),
+    (lambda: FROM([], "vector", "label"), "The source has no partitions"),
+    (lambda: FROM(table(), [], "label", clients=2), "inputs must name at least one column"),
     (lambda: FROM(table(), "vector", "label", by="whom"), "by is 'whom'"),
 ]
 
 
 @pytest.mark.parametrize(("action", "words"), REFUSED, ids=[words for _, words in REFUSED])
-def test_what_does_not_fit_is_said_in_a_sentence(action, words):
+def test_invalid_sources_raise_a_clear_error(action, words):
     with pytest.raises(ud.UndriftError) as error:
         action()
     assert words in str(error.value)

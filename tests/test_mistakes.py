@@ -67,7 +67,7 @@ MISTAKES = {
     ),
     "loader": (lambda t: train(data=DataLoader(SAMPLES)), "from_dataset(loader.dataset"),
     "dataset": (lambda t: train(data=SAMPLES), "from_dataset(dataset"),
-    "loaders": (lambda t: Data.from_clients([DataLoader(SAMPLES)]), "give its dataset"),
+    "loaders": (lambda t: Data.from_clients([DataLoader(SAMPLES)]), "pass loader.dataset"),
     "pair": (lambda t: train(data=(X, Y)), "from_clients([(inputs, targets), …])"),
     "rate": (
         lambda t: train(data=clients(y=Y), local=ud.SGD(lr=1e38, batch_size=5, epochs=5), rounds=9),

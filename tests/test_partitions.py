@@ -1,6 +1,7 @@
-"""Partitions: what every one of them must hold, and what the papers say of each."""
+"""Partitions: properties of all of them, and what the papers say about each."""
 
 import time
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -47,7 +48,7 @@ labelled = st.builds(
 
 
 def counts(labels, split):
-    """How many samples of each class each client has, [N, C]."""
+    """The number of samples of each class per client, [N, C]."""
     names, place = np.unique(labels, return_inverse=True)
     found = np.zeros((len(split.sizes), len(names)), dtype=int)
     owner = np.repeat(np.arange(len(split.sizes)), split.sizes)
@@ -57,13 +58,13 @@ def counts(labels, split):
 
 @given(rule=rules, labels=labelled, clients=st.integers(1, 60), seed=st.integers(0, 3))
 @settings(max_examples=400, deadline=None)
-def test_every_partition_is_disjoint_complete_deterministic_and_full_or_says_so(
+def test_every_partition_is_disjoint_complete_and_deterministic_or_says_why_not(
     rule, labels, clients, seed
 ):
     try:
         split = rule.split(labels, clients, seed)
     except ud.UndriftError as refused:
-        # Only what cannot be done is refused.
+        # A partition may refuse only what is impossible.
         sentence = str(refused)
         assert sentence.count(". ") == 0
         scarce = len(labels) < clients * max(1, rule.min_size) or isinstance(rule, D.Classes)
@@ -103,7 +104,7 @@ def test_dirichlet_keeps_the_sizes_it_was_given(alpha, law, labels, clients, see
     least=st.integers(0, 5),
 )
 @settings(max_examples=200, deadline=None)
-def test_whole_numbers_in_proportion_add_up_and_keep_their_order(weights, spare, least):
+def test_apportioned_numbers_add_up_and_keep_their_order(weights, spare, least):
     weights = np.array(weights)
     total = len(weights) * least + spare
     numbers = apportion(weights, total, least)
@@ -116,7 +117,7 @@ def test_whole_numbers_in_proportion_add_up_and_keep_their_order(weights, spare,
         assert np.abs(numbers - exact).max() <= 1
 
 
-def test_another_seed_is_another_partition():
+def test_another_seed_gives_another_partition():
     labels = np.arange(600) % 10
     for rule in (D.IID(), D.Dirichlet(0.3), D.DirichletPerClass(0.5), D.Classes(2)):
         first, second = rule.split(labels, 10, 0), rule.split(labels, 10, 1)
@@ -131,7 +132,7 @@ def test_a_client_of_iid_data_has_the_labels_of_all():
 
 
 def test_dirichlet_draws_labels_by_the_clients_priors():
-    # With far more samples than are used no class runs out, so shares follow the Dirichlet law:
+    # Far more samples than are used: no class runs out, and shares follow the Dirichlet law:
     # mean 1/C, variance (1/C)(1 − 1/C)/(Cα + 1), plus that of 200 draws.
     classes, alpha, clients = 5, 0.5, 2000
     labels = np.repeat(np.arange(classes), 400_000)
@@ -145,7 +146,7 @@ def test_dirichlet_draws_labels_by_the_clients_priors():
 
 
 def test_dirichlet_is_the_paper_s_procedure_turn_by_turn():
-    """Sequential draws, each among the classes that are not used up, have the same law."""
+    """A sequential implementation, one turn after another, has the same distribution."""
 
     def sequentially(labels, clients, alpha, rng):
         classes = labels.max() + 1
@@ -160,7 +161,7 @@ def test_dirichlet_is_the_paper_s_procedure_turn_by_turn():
             found[k, c] += 1
         return found
 
-    labels = np.repeat(np.arange(3), [4, 8, 12])  # scarce classes, so that they are used up
+    labels = np.repeat(np.arange(3), [4, 8, 12])  # classes so small that they run out
     rng = np.random.default_rng(0)
     wanted = np.array([sequentially(labels, 4, 0.5, rng) for _ in range(1500)])
     rule = D.Dirichlet(0.5)
@@ -173,18 +174,18 @@ def test_dirichlet_is_the_paper_s_procedure_turn_by_turn():
     assert alone[0].mean() == pytest.approx(alone[1].mean(), abs=0.02)
 
 
-def test_nobody_is_served_first():
-    """With turns at random, the clients' shares of the scarce classes do not follow their order."""
+def test_the_order_of_clients_gives_no_advantage():
+    """Turns are in random order, so the first clients get no more of a scarce class."""
     labels = np.repeat(np.arange(2), [200, 1800])
-    rule = D.Dirichlet(100.0)  # everyone wants half of each class, but one is scarce
+    rule = D.Dirichlet(100.0)  # all clients want half of each class, but one class is scarce
     scarce = np.mean([counts(labels, rule.split(labels, 10, s))[:, 0] for s in range(40)], axis=0)
     assert scarce.min() > 15
     assert scarce.max() < 25
 
 
-def test_what_was_taken_from_the_rest_is_counted():
+def test_samples_taken_from_the_remaining_ones_are_counted():
     labels = np.repeat(np.arange(2), [10, 30])
-    rule = D.Dirichlet(1e-3)  # everyone wants one class only
+    rule = D.Dirichlet(1e-3)  # every client wants one class only
     for seed in range(20):
         split = rule.split(labels, 4, seed)
         found = counts(labels, split)
@@ -192,18 +193,18 @@ def test_what_was_taken_from_the_rest_is_counted():
         if not split.notes:
             continue
         outside = int(split.notes[0].split(" ")[0])
-        # Ten of the first class serve one client: whoever else wants it takes what is left.
+        # The ten samples of the first class suffice for one client: others take remaining ones.
         assert 0 < outside <= 30
         assert len(mixed) or outside % 10 == 0
 
 
-def test_redraws_are_new_draws_and_stop_when_everyone_has_enough():
+def test_drawing_repeats_until_every_client_has_enough():
     labels = np.repeat(np.arange(4), 25)
     once = D.DirichletPerClass(0.3, draws=1, min_size=5)
     often = D.DirichletPerClass(0.3, draws=200, min_size=5)
     moved = [bool(once.split(labels, 4, seed).notes) for seed in range(30)]
     assert 5 < sum(moved) < 30
-    # With enough draws, one of them fills everyone, and nothing need be moved.
+    # With enough draws, one of them fills all clients, and no sample is moved.
     assert not any(often.split(labels, 4, seed).notes for seed in range(30))
     first = D.DirichletPerClass(0.3, draws=1, min_size=0)
     for seed in range(30):
@@ -231,25 +232,25 @@ def test_a_capped_client_gets_nothing_of_further_classes():
     assert (found[before >= 1000 / 8] == 0).all()
 
 
-def test_small_alpha_and_many_clients_take_a_second_and_say_what_was_done():
+def test_small_alpha_and_many_clients_are_fast_and_noted():
     labels = np.random.default_rng(0).integers(0, 10, 60_000)
     start = time.perf_counter()
     own = D.Dirichlet(0.01).split(labels, 1000)
     per_class = D.DirichletPerClass(0.01).split(labels, 1000)
     tiny = D.Dirichlet(1e-3).split(labels, 1000)
-    assert time.perf_counter() - start < 10  # ten times what it takes, on a busy machine
+    assert time.perf_counter() - start < 10  # ten times the usual duration, for a busy machine
     assert own.sizes.tolist() == [60] * 1000
     assert per_class.sizes.min() >= 1
-    assert "moved to them from the fullest" in " ".join(per_class.notes)
-    assert "taken from what was left" in " ".join(tiny.notes)
+    assert "moved to them from the largest clients" in " ".join(per_class.notes)
+    assert "taken from the remaining ones" in " ".join(tiny.notes)
 
 
-def test_samples_are_moved_from_the_fullest_only():
+def test_samples_are_moved_from_the_largest_clients_only():
     labels = np.zeros(100, dtype=int)
     rule = D.DirichletPerClass(1e-3, min_size=4, draws=1)
     before = D.DirichletPerClass(1e-3, min_size=0, draws=1).split(labels, 10).sizes
     after = rule.split(labels, 10).sizes
-    assert before.max() > 90  # one client had nearly all
+    assert before.max() > 90  # one client had nearly all samples
     assert sorted(after)[:9] == [4] * 9
     assert after.argmax() == before.argmax()
 
@@ -260,7 +261,7 @@ def test_two_classes_each_in_equal_disjoint_shards():
     found = counts(labels, split)
     assert ((found > 0).sum(1) == 2).all()
     assert set(found[found > 0]) == {542 // 20}
-    assert ((found > 0).sum(0) == 20).all()  # every class has as many clients
+    assert ((found > 0).sum(0) == 20).all()  # every class has the same number of clients
 
 
 @given(k=st.integers(1, 7), classes=st.integers(7, 12), clients=st.integers(1, 40))
@@ -298,7 +299,7 @@ def test_sizes_follow_their_laws():
     assert (D.LogNormal(5.0).numbers(100, 10, 0, min_size=2) >= 2).all()
 
 
-def test_who_is_largest_is_drawn():
+def test_which_client_is_largest_is_random():
     firsts = {int(D.PowerLaw(1.0).numbers(1000, 10, seed).argmax()) for seed in range(40)}
     assert len(firsts) > 5
 
@@ -311,7 +312,7 @@ def test_a_remainder_goes_to_the_first_classes():
         assert sorted(row[row > 0].tolist()) == [3, 3, 4]
 
 
-def test_the_most_samples_of_a_client_are_drawn_from_all_of_its_own():
+def test_a_limited_client_gets_random_samples_of_all_its_own():
     chosen = [
         D.Natural(most=2).split(np.zeros(20), None, seed, ["a"] * 20).rows for seed in range(60)
     ]
@@ -341,7 +342,7 @@ def test_natural_partitions_follow_the_owners():
     assert set(chosen) == {"a", "b", "c"}
 
 
-def test_words_stand_for_partitions():
+def test_partitions_from_text():
     assert as_partition("iid") == D.IID()
     assert as_partition("dirichlet:0.3") == D.Dirichlet(0.3)
     assert as_partition("classes:3") == D.Classes(3)
@@ -352,12 +353,89 @@ def test_words_stand_for_partitions():
     assert as_partition("classes:2", "power-law") == D.Classes(2, sizes=D.PowerLaw())
 
 
+class ByLabel(D.Partition):
+    """The example of `Partition`'s docstring."""
+
+    def assign(self, targets, clients, rng):
+        order = rng.permutation(len(targets))
+        by_label = order[np.argsort(targets[order], kind="stable")]
+        return np.array_split(by_label, clients)
+
+
+def by_label(targets, clients, rng):
+    return ByLabel().assign(targets, clients, rng)
+
+
+@dataclass(frozen=True)
+class FirstOf(D.Partition):
+    share: float
+
+    def assign(self, targets, clients, rng):
+        return np.array_split(np.arange(int(self.share * len(targets))), clients)
+
+
+class Empty(D.Partition):
+    pass
+
+
+def test_a_users_class_or_function_is_a_partition():
+    labels = np.repeat(np.arange(4), 6)
+    split = ByLabel().split(labels, 4)
+    assert (counts(labels, split) == 6 * np.eye(4)).all()
+    assert np.array_equal(split.rows, ByLabel().split(labels, 4).rows)
+    assert not np.array_equal(split.rows, ByLabel().split(labels, 4, seed=1).rows)
+    function = as_partition(by_label)
+    assert np.array_equal(function.split(labels, 4).rows, split.rows)
+    assert (str(ByLabel()), str(FirstOf(0.5)), str(function)) == (
+        "ByLabel()",
+        "FirstOf(0.5)",
+        "by_label",
+    )
+    some = FirstOf(0.5).split(labels, 3)
+    assert some.sizes.tolist() == [4, 4, 4]
+    assert some.notes == ("12 of 24 samples stay unused by FirstOf(0.5).",)
+
+
+def test_a_users_partition_shares_out_any_source():
+    x, y = np.zeros((24, 2)), np.repeat(np.arange(4), 6)
+    from_arrays = D.FederatedData.from_arrays(x, y, partition=ByLabel(), clients=4)
+    assert [set(from_arrays.client(k)[1].tolist()) for k in range(4)] == [{0}, {1}, {2}, {3}]
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+    data = D.digits(by_label, clients=30)
+    assert data.name == "digits, by_label"
+    assert data.describe().labels.per_client.max <= 3
+
+
+def test_clients_that_a_users_partition_leaves_empty_are_left_out():
+    data = D.FederatedData.from_arrays(
+        np.zeros((4, 1)), [0, 1, 0, 1], partition=lambda y, n, rng: [[2, 0], [], [1]], clients=3
+    )
+    assert data.ids == [0, 2]
+    assert "1 clients without samples are left out." in data.notes
+
+
 LABELS = np.arange(20) % 4
+
+
+def wrong(assigned, clients=2):
+    return lambda: as_partition(lambda targets, clients, rng: assigned).split(LABELS, clients)
+
+
 REFUSED = [
+    (wrong([[0]]), "must return 2 arrays of sample numbers, one per client, but returned 1"),
+    (wrong(None), "but returned NoneType"),
+    (wrong([[0], [[1], [2]]]), "that of client 1 has shape [2, 1]"),
+    (wrong([[0], [0.5]]), "that of client 1 has shape [1] and type float64"),
+    (wrong([[0], np.ones(20, bool)]), "and type bool"),
+    (wrong([[0], [20]]), "gives client 1 a sample number outside 0 … 19"),
+    (wrong([[0], [-1]]), "gives client 1 a sample number outside 0 … 19"),
+    (wrong([[0, 3], [3]]), "gives sample 3 to more than one client"),
+    (lambda: Empty().split(LABELS, 2), "Empty must implement assign(self, targets, clients, rng)"),
+    (lambda: as_partition(ByLabel), "is the class ByLabel, but must be a partition such as"),
     (lambda: as_partition("dirichelt:0.3"), "did you mean 'dirichlet'?"),
-    (lambda: as_partition("dirichlet:much"), "must give a number after the colon"),
+    (lambda: as_partition("dirichlet:much"), "must have a number after the colon"),
     (lambda: as_partition("iid:3"), "takes no number"),
-    (lambda: as_partition("dirichlet-per-class:1", "balanced"), "decides the sizes itself"),
+    (lambda: as_partition("dirichlet-per-class:1", "balanced"), "determines the sizes itself"),
     (lambda: as_partition("classes:2.5").split(LABELS, 2), "k is 2.5, but must be a whole number"),
     (lambda: as_partition(3), "must be a partition such as"),
     (lambda: D.Dirichlet(0), "alpha is 0, but must be above 0"),
@@ -374,7 +452,7 @@ REFUSED = [
     (lambda: D.Classes(4).split(LABELS, 6), "has 5 samples for 6 clients, but each needs 1"),
     (lambda: D.Classes(4, sizes=D.PowerLaw()).split(LABELS, 6), "but each needs 1 of them"),
     (lambda: D.Dirichlet(1).split(LABELS / 2, 2), "use IID for other targets"),
-    (lambda: D.Natural().split(LABELS, 2), "do not say whose samples are whose"),
+    (lambda: D.Natural().split(LABELS, 2), "do not name the owner of each sample"),
     (lambda: D.Natural().split(LABELS, 9, owners=LABELS), "There are 4 owners"),
     (lambda: D.Natural().split([0, 1], 2, owners=[1.5, 2]), "A client's id is 1.5"),
     (lambda: D.Natural().split([0, 1], 2, owners=[None, 2]), "A client's id is None"),
@@ -396,7 +474,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("action", "words"), REFUSED, ids=[words for _, words in REFUSED])
-def test_what_cannot_be_done_is_refused_with_a_sentence(action, words):
+def test_impossible_partitions_raise_a_clear_error(action, words):
     with pytest.raises(ud.UndriftError) as error:
         action()
     assert words in str(error.value)

@@ -1,4 +1,4 @@
-"""MNIST, Fashion-MNIST and Shakespeare as published, from the folder `UNDRIFT_DATA`."""
+"""The published files of MNIST, Fashion-MNIST and Shakespeare, from the folder `UNDRIFT_DATA`."""
 
 import os
 from pathlib import Path
@@ -13,7 +13,7 @@ FOLDER = os.environ.get("UNDRIFT_DATA")
 
 @pytest.fixture
 def folder(request):
-    """The folder that has a data set, or a skip that says what is missing."""
+    """The folder of a data set; the test is skipped if it is missing."""
     wanted = request.param
     if not FOLDER:
         pytest.skip(f"{wanted}: UNDRIFT_DATA names no folder of data")
@@ -80,7 +80,7 @@ def test_shakespeare_trains_for_a_round(folder):
 
 @with_("mnist")
 def test_mnist_over_dirichlet_clients_is_as_skewed_as_feddyn_says(folder):
-    """Appendix A.2: 80 % of a client's data are mostly of 3 or 4 and of 4 or 5 classes."""
+    """Appendix A.2: 80 % of a client's data belong mostly to 3 or 4, and to 4 or 5 classes."""
     for alpha, wanted in ((0.3, (3, 4)), (0.6, (4, 5))):
         medians = []
         for seed in range(3):

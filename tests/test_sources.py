@@ -1,4 +1,4 @@
-"""The sources' loaders, on small files of the published formats that the tests write."""
+"""The sources, on small files that the tests write in the published formats."""
 
 import gzip
 import io
@@ -24,7 +24,7 @@ RNG = np.random.default_rng(0)
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
-    """Nothing of the user's is read or written."""
+    """Use an empty cache, so that the user's is neither read nor written."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("UNDRIFT_DATA", raising=False)
 
@@ -40,7 +40,7 @@ def write(path, content):
 
 
 def write_idx_set(folder, prefixes, train, test, first=0, classes=10):
-    """A small set of images and labels; gives what was written."""
+    """Write small files of images and labels, and return the arrays."""
     written = []
     for prefix, n in zip(prefixes, (train, test), strict=True):
         x, y = RNG.integers(0, 256, (n, 28, 28)), np.arange(n) % classes
@@ -247,7 +247,9 @@ def test_femnist_is_by_writer_and_read_once(tmp_path, monkeypatch):
     changed = root / "test" / "all_data_0.json"
     before = changed.stat()
     os.utime(changed, ns=(before.st_atime_ns, before.st_mtime_ns + 1000))
-    with pytest.raises(AssertionError, match="read again"):  # the files may have changed
+    with pytest.raises(
+        AssertionError, match="read again"
+    ):  # a new time stamp means that the file may have changed
         D.femnist(clients=None, folder=tmp_path)
 
 
@@ -306,7 +308,7 @@ def test_texts_with_speakers_in_both_forms():
         ],
         "THE COMEDY OF ERRORS / DUKE": ["Merchant of Syracuse, plead no more;"],
     }
-    with pytest.raises(ud.UndriftError, match="a file has no speakers"):
+    with pytest.raises(ud.UndriftError, match="a file has no speeches"):
         read_speeches("once upon a time", "a file")
 
 
@@ -331,7 +333,7 @@ def test_shakespeares_points_are_80_characters_and_the_next(tmp_path):
     )
     data = D.shakespeare(clients=None, most=None, folder=tmp_path)
     assert data.ids == ["Play / ROLE 0", "Play / ROLE 2", "Play / ROLE 3"]
-    assert "1 of 4 roles say at most 80 characters" in data.notes[0]
+    assert "1 of 4 roles with at most 80 characters" in data.notes[0]
     assert len(data.classes) == 80
     for k, id in enumerate(data.ids):
         whole = " ".join(" ".join(texts[id]).split()).replace("€", "}").replace("{", "}")
@@ -348,7 +350,7 @@ def test_shakespeares_points_are_80_characters_and_the_next(tmp_path):
         assert ALPHABET[y[-1]] == whole[-1]
 
 
-def test_shakespeare_takes_stretches_of_roles_that_say_enough(tmp_path):
+def test_shakespeare_takes_consecutive_points_of_long_enough_roles(tmp_path):
     texts = roles([900, 50, 1200, 300, 1000, 2000, 1500])
     write(tmp_path / "shakespeare" / "plays_by_role.json", json.dumps(texts).encode())
     data = D.shakespeare(clients=3, most=400, folder=tmp_path, seed=3)
@@ -356,14 +358,14 @@ def test_shakespeare_takes_stretches_of_roles_that_say_enough(tmp_path):
     assert data.test.sizes.tolist() == [80] * 3
     assert data.notes == ()
     rows = data.train.of(0)
-    assert (rows.diff() == 1).all()  # one stretch of the text
+    assert (rows.diff() == 1).all()  # consecutive points of the text
     for k in range(3):
-        # No window of test overlaps one of training.
+        # No test window overlaps a training window.
         assert data.test.of(k).min() - data.train.of(k).max() >= 80
     other = D.shakespeare(clients=3, most=400, folder=tmp_path, seed=4)
     assert other.ids != data.ids or other.train.of(0).tolist() != rows.tolist()
     all_of_them = D.shakespeare(clients=6, most=400, folder=tmp_path)
-    assert "the 6 longest are taken" in all_of_them.notes[0]
+    assert "the 6 longest roles are taken" in all_of_them.notes[0]
     assert all_of_them.train.sizes.max() == 400
     iid = D.shakespeare("iid", 4, most=200, folder=tmp_path)
     assert iid.train.sizes.tolist() == [200] * 4
@@ -410,7 +412,7 @@ def test_feddyns_four_types():
         fit = ud.theory.LogisticRegression([x], [y], 5, weight_decay=1e-4)
         w = fit.optimum(torch.ones(1, dtype=torch.float64), tolerance=1e-3)
         right = (x.double() @ w[:150].view(5, 30).T + w[150:]).argmax(1) == y
-        agree = float(right.double().mean())  # with the one model that is best for all
+        agree = float(right.double().mean())  # with one model for all clients
         return float(means.std(0).mean()), float(sizes.std() / sizes.mean()), agree
 
     spread, size, agree = zip(*(features(kind) for kind in range(4)), strict=True)
@@ -480,7 +482,7 @@ REFUSED = [
     (lambda p: lambda: D.mnist(folder=3), "folder is 3, but must be a folder"),
     (
         lambda p: lambda: D.shakespeare(D.Natural(most=3), folder=p),
-        "`most` is one of shakespeare's",
+        "use shakespeare's own `most`",
     ),
     (lambda p: lambda: D.feddyn_synthetic(3, spread=200), "spread is 200"),
     (
@@ -496,14 +498,14 @@ REFUSED = [
             write(p / "shakespeare" / "plays_by_role.json", b'{"a": "b"}'),
             lambda: D.shakespeare(folder=p),
         )[1],
-        'must be of the form {"play / role": [speech, …]}',
+        'must have the form {"play / role": [speech, …]}',
     ),
     (
         lambda p: (
             write(p / "shakespeare" / "plays_by_role.json", b'{"a": ["short"]}'),
             lambda: D.shakespeare(folder=p),
         )[1],
-        "says more than 80 characters",
+        "has more than 80 characters of text",
     ),
     (
         lambda p: (
@@ -524,7 +526,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("setting", "words"), REFUSED, ids=[words for _, words in REFUSED])
-def test_what_is_wrong_with_a_file_is_said_in_a_sentence(setting, words, tmp_path):
+def test_wrong_files_and_options_raise_a_clear_error(setting, words, tmp_path):
     action = setting(tmp_path)
     with pytest.raises(ud.UndriftError) as error:
         action()
@@ -532,18 +534,18 @@ def test_what_is_wrong_with_a_file_is_said_in_a_sentence(setting, words, tmp_pat
     assert not list((tmp_path / "cache").rglob("*.safetensors*"))
 
 
-def test_a_missing_file_says_where_to_put_it_and_how_to_get_it(tmp_path, monkeypatch):
+def test_the_error_for_a_missing_file_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setattr("undrift.data.sources.images.MNIST_URLS", ("http://127.0.0.1:9/mnist/",))
     with pytest.raises(ud.UndriftError) as error:
         D.mnist(folder=tmp_path)
     sentence = str(error.value)
     assert "mnist/train-images-idx3-ubyte.gz is missing" in sentence
-    assert f"put it into {tmp_path / 'mnist'}" in sentence
+    assert f"to {tmp_path / 'mnist'}" in sentence
     assert "http://127.0.0.1:9/mnist/train-images-idx3-ubyte.gz" in sentence
     assert "UNDRIFT_DATA" in sentence
 
 
-def test_the_environment_names_the_folder(tmp_path, monkeypatch):
+def test_an_environment_variable_sets_the_folder(tmp_path, monkeypatch):
     write_idx_set(tmp_path / "mnist", ("train", "t10k"), 40, 10)
     monkeypatch.setenv("UNDRIFT_DATA", str(tmp_path))
     assert len(D.mnist(clients=4, verify=False)) == 4
@@ -563,7 +565,7 @@ def test_a_malicious_batch_is_not_executed(tmp_path):
     assert not (tmp_path / "harm").exists()
 
 
-def test_a_partly_filled_folder_is_not_taken_for_the_whole(tmp_path):
+def test_an_incomplete_folder_is_not_used(tmp_path):
     x, y = cifar_batch(3)
     write(
         tmp_path / "cifar-10-batches-py" / "data_batch_1", pickle.dumps({b"data": x, b"labels": y})
@@ -578,5 +580,5 @@ def test_a_few_bytes_cannot_ask_for_all_memory(tmp_path):
     bomb = b"\x80\x02}r" + struct.pack("<I", 0x7FFFFFFF) + b"."
     for name in [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]:
         write(tmp_path / "cifar-10-batches-py" / name, bomb)
-    with pytest.raises(ud.UndriftError, match="has no 'data'"):
+    with pytest.raises(ud.UndriftError, match="has no key 'data'"):
         D.cifar10(folder=tmp_path)

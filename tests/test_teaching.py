@@ -102,7 +102,7 @@ class TestTeaching:
 
     def test_parameters_that_are_explained_elsewhere(self):
         assert "the weights of the average" in printed(showing("method", "FedProx"))
-        assert "their number" in printed(showing("data", "cifar100"))
+        assert "number of clients" in printed(showing("data", "cifar100"))
 
     def test_a_wrong_word(self):
         with pytest.raises(UndriftError, match="did you mean 'FedDyn'"):

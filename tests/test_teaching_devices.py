@@ -19,7 +19,7 @@ class TestTeaching:
         ("kind", "name", "words"),
         [
             ("device", "classes", ["[devices.classes.phone]", "share = 0.8"]),
-            ("device", "drawn", ["how much a device computes", "availability"]),
+            ("device", "drawn", ["work per second", "availability"]),
             ("pace", "deadline", ["seconds", "[pace]", 'late = "partial"']),
             ("pace", "asynchronous", ["max_delay", "FedBuff"]),
             ("law", "ladder", ['law = "ladder"', "slowest"]),

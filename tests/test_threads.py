@@ -1,4 +1,4 @@
-"""How threads compute: subnormal numbers, on which products are slow, are zero."""
+"""Thread settings: subnormal numbers, with which products are slow, are treated as zero."""
 
 import sys
 
@@ -34,11 +34,11 @@ def test_in_other_threads_too():
 
 @pytest.mark.parametrize("engine", ["serial", "auto"])
 def test_clients_that_fit_their_data_have_gradients_of_zero(engine):
-    """A model so sure that the losses' gradients are subnormal does not move."""
+    """A model whose gradients are subnormal does not change."""
     data = ud.data.FederatedData.from_clients({k: (torch.ones(4, 1), torch.zeros(4)) for k in "ab"})
     model = torch.nn.Linear(1, 1, bias=False)
     with torch.no_grad():
-        model.weight.fill_(-88.0)  # the gradient is e^-88, next to the smallest normal number
+        model.weight.fill_(-88.0)  # the gradient is e^-88, close to the smallest normal number
     result = ud.train(
         ud.FedAvg(),
         model=model,

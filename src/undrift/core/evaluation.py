@@ -12,7 +12,7 @@ from torch import Tensor
 from undrift.core.targets import PARTS
 from undrift.utils.errors import require, require_choice, require_range, require_whole
 from undrift.utils.keys import uniforms
-from undrift.utils.reprs import short
+from undrift.utils.reprs import short_repr
 
 if TYPE_CHECKING:
     from undrift.core.clients import Roster
@@ -45,7 +45,7 @@ class Evaluation:
         every round and for every method; None for all of them
     """
 
-    __repr__ = short
+    __repr__ = short_repr
 
     every: int = 1
     models: tuple[str, ...] = ("server",)

@@ -1,4 +1,4 @@
-"""Federated data sets: the papers' sources, partitions, and a user's own data."""
+"""Federated data: the papers' data sets, partitions over clients, and users' own data."""
 
 from undrift.data.augmentation import Augmentation, HorizontalFlip, RandomCrop
 from undrift.data.description import Description

@@ -1,4 +1,4 @@
-"""Inputs and targets as two tensors, from whatever form a user has them in."""
+"""Conversion of users' data to two tensors: from arrays, data frames and torch Datasets."""
 
 from __future__ import annotations
 
@@ -17,24 +17,35 @@ from undrift.utils.errors import UndriftError, first_line, require
 
 Pair = tuple[Any, Any]
 """Inputs and targets: arrays or tensors with one row per sample."""
-MANY = 5000
-"""From so many samples on, reading them one by one shows a progress bar."""
+PROGRESS_SAMPLES = 5000
+"""A Dataset with at least this number of samples is read with a progress bar."""
 
 
 def as_pair(value: Any, where: str) -> tuple[Tensor, Tensor]:
-    """Inputs and targets as tensors with as many rows each: of a pair, or of a torch Dataset."""
+    """Inputs and targets as two tensors with equal numbers of rows.
+
+    Parameters
+    ----------
+    value
+        a pair (inputs, targets), or a torch Dataset of (input, target) items
+    where
+        names the data in error messages
+    """
     if isinstance(value, Dataset):
         return _of_dataset(value, where)
     try:
         x, y = value
     except (TypeError, ValueError):
-        loader = ", not a DataLoader: give its dataset" if isinstance(value, DataLoader) else ""
+        loader = ", not a DataLoader: pass loader.dataset" if isinstance(value, DataLoader) else ""
         raise UndriftError(
             f"{where} must be a pair (inputs, targets), or a Dataset{loader}."
         ) from None
     x, y = as_tensor(x, where), as_tensor(y, where)
     if not y.is_floating_point():
-        require(not y.is_complex(), f"The targets of {where} are complex numbers.")
+        require(
+            not y.is_complex(),
+            f"The targets of {where} are complex, but must be real numbers or class numbers.",
+        )
         y = y.long()
     require(
         x.ndim >= 1 and y.ndim >= 1 and len(x) == len(y),
@@ -45,13 +56,13 @@ def as_pair(value: Any, where: str) -> tuple[Tensor, Tensor]:
 
 
 def as_tensor(values: Any, where: str) -> Tensor:
-    """Numbers as a tensor."""
+    """An array, a list, a data frame or one of its columns as a tensor."""
     try:
         if isinstance(values, Tensor):
             return values
         if hasattr(values, "to_numpy"):  # a data frame or one of its columns
             values = values.to_numpy()
-        if isinstance(values, np.ndarray):  # torch takes no reversed or foreign-endian arrays
+        if isinstance(values, np.ndarray):  # torch rejects reversed and big-endian arrays
             values = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("="))
             values = values if values.flags.writeable else values.copy()
         return torch.as_tensor(values)
@@ -67,37 +78,38 @@ def _of_dataset(dataset: Dataset[Any], where: str) -> tuple[Tensor, Tensor]:
         return dataset.tensors[0], dataset.tensors[1]
     require(
         not isinstance(dataset, IterableDataset) and hasattr(dataset, "__len__"),
-        f"The Dataset of {where} must have a length and items by number.",
+        f"The Dataset of {where} must have a length and items by index (__getitem__).",
     )
     samples = len(dataset)  # type: ignore[arg-type]
     require(samples > 0, f"The Dataset of {where} has no samples.")
     inputs, targets = [], []
-    for number in _watched(range(samples), where):
+    for number in _with_progress(range(samples), where):
         try:
             x, y = dataset[number]
             inputs.append(_item(x))
             targets.append(_item(y))
         except Exception as error:
             raise UndriftError(
-                f"Item {number} of the Dataset of {where} is no pair (input, target) of numbers: "
-                f"{first_line(error)}."
+                f"Item {number} of the Dataset of {where} is not a pair (input, target) of "
+                f"numbers: {first_line(error)}."
             ) from error
     return _stacked(inputs, f"inputs of {where}"), _stacked(targets, f"targets of {where}")
 
 
-def _watched(numbers: Sequence[int], where: str) -> Iterable[int]:
-    """The numbers, with a progress bar if they are many."""
+def _with_progress(numbers: Sequence[int], where: str) -> Iterable[int]:
+    """The indices one by one, with a progress bar if there are many."""
     bar = Console(stderr=True)
-    shown = len(numbers) >= MANY and redraws(bar)
+    shown = len(numbers) >= PROGRESS_SAMPLES and redraws(bar)
     return track(numbers, f"reading {where}", console=bar, transient=True, disable=not shown)
 
 
 def _item(value: Any) -> Tensor:
-    """One input or target; an image of PIL's is an array of its pixels."""
+    """One input or target as a tensor; a PIL image becomes an array of its pixels."""
     return value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
 
 
 def _stacked(items: list[Tensor], what: str) -> Tensor:
+    """Items of one shape as one tensor with a row for each."""
     for number, item in enumerate(items):
         require(
             item.shape == items[0].shape,

@@ -1,7 +1,8 @@
-"""Random changes of training images: each draw is keyed by seed, round and client.
+"""Augmentations: random changes of training inputs, such as crops and flips of images.
 
-An augmentation draws first and applies then, so that an engine may draw for one client and apply
-to many. Evaluation sees the images as they are.
+Random numbers are keyed by seed, round and client. Drawing them is separate from applying them, so
+that an engine may draw client by client and apply to many clients at once. Evaluation uses the
+unchanged inputs.
 """
 
 from __future__ import annotations
@@ -18,22 +19,60 @@ from undrift.utils.errors import require, require_range, require_whole
 
 
 class Augmentation(ABC):
-    """A random change of inputs."""
+    """A random change of training inputs; the base class of your own augmentations.
+
+    A subclass implements `draw`, which makes the random numbers, and `apply`, which uses them:
+
+        class Brightness(ud.data.Augmentation):
+            def draw(self, samples, rng):
+                return torch.from_numpy(rng.uniform(0.8, 1.2, samples))
+
+            def apply(self, x, drawn):
+                return x * drawn.to(x)[:, None, None, None]
+
+        data = data.augmented(Brightness())
+    """
 
     @abstractmethod
     def draw(self, samples: int, rng: np.random.Generator) -> Tensor:
-        """What is random about it, a row per sample."""
+        """The random numbers of a batch: a tensor with one row per sample.
+
+        Parameters
+        ----------
+        samples
+            number of samples in the batch
+        rng
+            the only source of randomness to use: it depends on seed, round and client
+        """
 
     @abstractmethod
     def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
-        """The changed inputs, of the same shape."""
+        """The changed inputs, of the same shape and type; `x` itself must not be changed.
+
+        Parameters
+        ----------
+        x
+            inputs, one row per sample, perhaps on another device than `drawn`
+        drawn
+            what `draw` returned, one row per sample
+        """
+
+    def __repr__(self) -> str:
+        # The repr is part of the data's fingerprint, so it must not contain a memory address.
+        arguments = ", ".join(f"{name}={value!r}" for name, value in sorted(vars(self).items()))
+        return f"{type(self).__name__}({arguments})"
 
 
 @dataclass(frozen=True)
 class RandomCrop(Augmentation):
-    """A window of the image's own size out of the image with a border of zeros around it.
+    """Pad images with zeros and cut out a window of the original size at a random position.
 
-    The border is zero in the units of the data: the mean colour where they are normalised.
+    In normalised data, zero is the mean colour.
+
+    Parameters
+    ----------
+    padding
+        width of the border of zeros, in pixels
     """
 
     padding: int = 4
@@ -52,14 +91,20 @@ class RandomCrop(Augmentation):
         rows = top[:, None] + torch.arange(height, device=x.device)
         columns = left[:, None] + torch.arange(width, device=x.device)
         sample = torch.arange(len(x), device=x.device)[:, None, None]
-        # One index for sample, row and column puts the channels last: bring them back.
+        # Channels go last for indexing by (sample, row, column), and back afterwards.
         window = padded.movedim(1, -1)[sample, rows[:, :, None], columns[:, None, :]]
         return window.movedim(-1, 1).contiguous()
 
 
 @dataclass(frozen=True)
 class HorizontalFlip(Augmentation):
-    """The image or its mirror image, the latter with probability p."""
+    """Mirror each image left to right with probability p.
+
+    Parameters
+    ----------
+    p
+        probability of mirroring an image
+    """
 
     p: float = 0.5
 
@@ -75,8 +120,9 @@ class HorizontalFlip(Augmentation):
 
 
 def _require_images(augmentation: Augmentation, x: Tensor) -> None:
+    """Check that inputs have the shape `[samples, channels, height, width]`."""
     require(
         x.ndim == 4,
-        f"{augmentation} changes images of shape [channels, height, width], but an input has shape "
+        f"{augmentation} needs images of shape [channels, height, width], but an input has shape "
         f"{list(x.shape[1:])}.",
     )

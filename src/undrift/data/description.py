@@ -1,67 +1,61 @@
-"""How heterogeneous federated data are: sizes, labels and gradients, in numbers."""
+"""How heterogeneous federated data are: sizes, labels and gradients, in numbers.
+
+`FederatedData.describe` and `undrift inspect` show a `Description`; run folders store it as JSON.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-import warnings
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from copy import deepcopy
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
-from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor, nn
 
-from undrift.core.losses import objective_weights
 from undrift.data.federated import FederatedData
 from undrift.data.part import Part
-from undrift.utils.display import as_html, redraws
-from undrift.utils.errors import UndriftError, require, require_type
+from undrift.utils.display import as_html
+from undrift.utils.errors import require, require_type
 from undrift.utils.threads import one_thread
+from undrift.utils.wiring import supplied
 
-if TYPE_CHECKING:
-    from undrift.nets.modules import ModuleLosses
-
-SHARES = (40, 60, 80)
-"""The per cents of a client's data in Figure 3 of FedDyn (Acar et al., ICLR 2021)."""
-BINS = 20
-"""Bars of the histogram of sizes, at most."""
-SKEWED = 20
-"""The ratio of the largest to the smallest size above which the bars are logarithmic."""
-FEW = 8
-"""So many clients are named one by one, instead of in a histogram."""
-SHOWN = 40
-"""Clients in a picture, at most."""
-ITERATIONS = 1000
-"""Steps of L-BFGS for each minimum that Γ needs, at most."""
-MOST_CLASSES = 100_000
-"""Whole numbers above this are not the numbers of classes."""
+PERCENTS = (40, 60, 80)
+"""Shares of a client's data, in per cent, as in Figure 3 of FedDyn (Acar et al., ICLR 2021)."""
+MAX_BARS = 20
+"""The largest number of bars in the histogram of sizes."""
+LOGARITHMIC_RATIO = 20
+"""The bars are logarithmic if the largest size is more than this many times the smallest."""
+NAMED_CLIENTS = 8
+"""Up to this number of clients, each one's size is listed instead of a histogram."""
+PLOTTED_CLIENTS = 40
+"""The largest number of clients in a plot; of more clients an evenly spaced selection is shown."""
+MAX_CLASSES = 100_000
+"""Integer targets of this size or above are not taken for class labels."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A number per client, summarised."""
+    """Mean, standard deviation, minimum, median and maximum of a number per client."""
 
     mean: float
     std: float
-    """of the population: divided by N"""
+    """standard deviation of the population: divided by N, not N − 1"""
     min: float
     median: float
     max: float
 
     @staticmethod
     def over(values: np.ndarray) -> Spread:
-        """The summary of one number per client."""
+        """Summarise an array with one number per client."""
         return Spread(
             float(values.mean()),
             float(values.std()),
@@ -73,7 +67,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Histogram:
-    """How many clients have a number between one edge and the next."""
+    """How many clients lie between each pair of neighbouring edges."""
 
     counts: tuple[int, ...]
     edges: tuple[float, ...]
@@ -81,12 +75,12 @@ class Histogram:
 
 
 @dataclass(frozen=True)
-class Needed:
-    """How many of its classes, the most frequent first, make up a share of a client's data."""
+class ClassesNeeded:
+    """How many classes, the most frequent first, make up a share of a client's data."""
 
     spread: Spread
     clients: tuple[int, ...]
-    """how many clients need 1, 2, … classes"""
+    """number of clients that need 1, 2, … classes"""
 
 
 @dataclass(frozen=True)
@@ -95,15 +89,15 @@ class Labels:
 
     classes: int
     counts: tuple[int, ...]
-    """training samples of each class, over all clients"""
+    """number of training samples of each class, over all clients"""
     per_client: Spread
-    """distinct classes of a client"""
-    needed: dict[str, Needed]
-    """for "40", "60" and "80" per cent of a client's data (Figure 3 of FedDyn)"""
+    """number of distinct classes of a client"""
+    needed: dict[str, ClassesNeeded]
+    """classes needed for "40", "60" and "80" per cent of a client's data (Figure 3 of FedDyn)"""
     distance: Spread
-    """total variation ½ Σ_c |p_k(c) − p(c)| between a client's labels and all clients' labels"""
+    """total variation ½ Σ_c |p_k(c) − p(c)| between a client's labels and those of all clients"""
     distance_weighted: float
-    """its mean by samples, Σ (n_k/n) · ½ Σ_c |p_k(c) − p(c)|"""
+    """mean of the distance weighted by samples, Σ (n_k/n) · ½ Σ_c |p_k(c) − p(c)|"""
 
 
 @dataclass(frozen=True)
@@ -113,7 +107,7 @@ class Gradients:
     objective: str
     """the q_k: "samples" for n_k/n, "clients" for 1/N"""
     ratio: float
-    """B² = Σ q_k|∇f_k|² / |∇F|², FedProx's"""
+    """B² = Σ q_k|∇f_k|² / |∇F|², as in FedProx"""
     variance: float
     """σ_g² = Σ q_k|∇f_k − ∇F|²"""
     square_mean: float
@@ -128,19 +122,19 @@ class MinimaGap:
 
     objective: str
     value: float
-    """Γ; of the minima found, if the model is not convex"""
+    """Γ; for a model that is not convex, computed from the local minima found"""
     weight_decay: float
     tolerance: float
-    """the norm of the gradient at which a minimisation stops"""
+    """gradient norm at which a minimisation stops"""
     gradient_norm: float
-    """the largest that remained"""
+    """largest gradient norm at the end of any minimisation"""
     converged: bool
     """whether every minimisation reached the tolerance"""
 
 
 @dataclass(frozen=True)
-class Picked:
-    """The clients that a picture shows, and their samples of each class."""
+class PlottedClients:
+    """The clients that a plot shows, and how many samples of each class they have."""
 
     ids: tuple[str, ...]
     sizes: tuple[int, ...]
@@ -152,34 +146,34 @@ class Picked:
 class Description:
     """How heterogeneous a federated data set is.
 
-    Print it for a table, or take `table()`, `to_json()` or `plot("picture.png")`.
+    Print it to see a table, or use `table()`, `to_json()` or `plot("picture.png")`.
     """
 
     name: str
     clients: int
     samples: dict[str, int]
-    """of the "train", "validation" and "test" parts"""
+    """number of samples of the "train", "validation" and "test" parts"""
     sizes: Spread
-    """training samples per client, n_k"""
+    """number of training samples per client, n_k"""
     histogram: Histogram
-    """of the n_k"""
+    """histogram of the n_k"""
     labels: Labels | None
-    """None for regression and for targets with more than one dimension"""
+    """None for regression and for targets with more than one number per sample"""
     gradients: Gradients | None
     gamma: MinimaGap | None
     notes: tuple[str, ...]
-    """how the data were divided"""
-    picked: Picked
-    """what a picture shows of single clients; not in the JSON"""
+    """what the partition and the source say about how the data were made"""
+    plotted: PlottedClients
+    """the clients that a plot shows one by one; not part of the JSON"""
 
     def as_dict(self) -> dict[str, Any]:
-        """All numbers, as JSON has them: what is infinite or not a number is None."""
+        """All numbers in JSON's types; infinity and NaN become None."""
         found = asdict(self)
-        del found["picked"]
+        del found["plotted"]
         return plain(found)
 
     def to_json(self) -> str:
-        """All numbers, as JSON."""
+        """All numbers as JSON text."""
         return json.dumps(self.as_dict(), indent=2, allow_nan=False, ensure_ascii=False)
 
     def table(self) -> RenderableType:
@@ -201,17 +195,18 @@ class Description:
         return as_html([self.table()], 80)
 
     def plot(self, path: str | Path | None = None) -> Any:
-        """Draw the clients' labels and sizes, as .png, .svg or .pdf.
+        """Plot the clients' labels and sizes.
 
-        Gives the path, or without one a picture that a notebook shows.
+        With a path (.png, .svg or .pdf) the plot is written there and the path returned. Without
+        one the figure is returned; a notebook shows it.
         """
-        from undrift.data.picture import plot_description
+        from undrift.data.plotting import plot_description
 
         return plot_description(self, path)
 
     def svg(self) -> bytes:
-        """The same picture as SVG."""
-        from undrift.data.picture import draw
+        """The plot of `plot` as SVG."""
+        from undrift.data.plotting import draw
         from undrift.utils.plot_style import svg_bytes
 
         return svg_bytes(draw(self))
@@ -228,39 +223,45 @@ def describe(
     tolerance: float = 1e-5,
     device: str | torch.device = "cpu",
 ) -> Description:
-    """How heterogeneous federated data are.
+    """Measure how heterogeneous federated data are.
 
     Parameters
     ----------
+    data
+        the federated data
     model
-        measure the gradients' dissimilarity at this module's weights
+        a module at whose weights the dissimilarity of the clients' gradients is measured
     gamma
-        find Γ = F* − Σ q_k F_k* for the model, by minimising F and every f_k in double precision
-        where the model allows it: exact for convex models such as logistic regression, otherwise
-        of the minima found
+        whether to find Γ = F* − Σ q_k F_k* for the model, by minimising F and every f_k, in double
+        precision if the model allows it. Γ is exact for convex models such as logistic regression;
+        for others it is computed from the local minima found
     objective
-        the q_k of gradients and Γ: n_k/n for "samples", 1/N for "clients"
+        the weights q_k in gradients and Γ: "samples" for n_k/n, "clients" for 1/N
     weight_decay
-        adds (weight_decay/2)|x|² to every loss that Γ minimises
+        adds (weight_decay/2)|x|² to every loss that is minimised for Γ
     loss
-        the user's own, (outputs, targets) → number
+        a loss function (outputs, targets) → number, instead of the one chosen by the targets
     tolerance
-        the norm of the gradient at which a minimisation stops; for a convex model Γ is then
-        within tolerance²/(2 · weight_decay). After 1000 steps it stops all the same, and says so
+        gradient norm at which a minimisation stops; for a convex model the error of Γ is then at
+        most tolerance²/(2 · weight_decay). After 1000 iterations a minimisation stops anyway, and
+        the result says so
     device
-        where the model works
+        the device on which gradients are computed
     """
     require_type("data", data, FederatedData, "a FederatedData")
-    require(model is not None or not gamma, "Γ belongs to a model, so it needs one: model=….")
+    require(
+        model is not None or not gamma,
+        "gamma=True needs a model, because Γ is a property of its losses: add model=….",
+    )
     sizes = data.train.sizes.cpu().numpy().astype(np.int64)
     notes = tuple(data.notes)
-    count = _classes(data)
-    if count == 0 and _whole(data.train):
-        notes += ("The labels are not the numbers 0, 1, … of classes: they are not described.",)
+    count = _class_count(data)
+    if count == 0 and _has_integer_targets(data.train):
+        notes += ("The targets are not class numbers 0, 1, …, so labels are not described.",)
     gradients = gap = None
     if model is not None:
         with one_thread():
-            gradients, gap = _of_model(
+            gradients, gap = supplied("measure_model")(
                 data, model, gamma, objective, loss, weight_decay, tolerance, device
             )
     parts = {"train": data.train, "validation": data.validation, "test": data.test}
@@ -274,59 +275,60 @@ def describe(
         gradients=gradients,
         gamma=gap,
         notes=notes,
-        picked=_picked(data, count),
+        plotted=_plotted_clients(data, count),
     )
 
 
 def label_counts(part: Part, classes: int) -> np.ndarray:
-    """How many samples of each class every client has, `[N, classes]`."""
-    owner, labels = _owned(part, classes)
+    """The number of samples of each class of every client, `[N, classes]`."""
+    owner, labels = _owner_and_label(part, classes)
     clients = len(part.sizes)
     cells = np.bincount(owner * classes + labels, minlength=clients * classes)
     return cells.reshape(clients, classes)
 
 
-def _owned(part: Part, classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """The client and the label of every sample that a client holds."""
+def _owner_and_label(part: Part, classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """For every sample that a client holds: the client's index and the label."""
     sizes = part.sizes.cpu().numpy()
     owner = np.repeat(np.arange(len(sizes)), sizes)
     labels = part.y[part.rows].cpu().numpy().astype(np.int64)
     low, high = (labels.min(), labels.max()) if len(labels) else (0, 0)
     require(
         low >= 0 and high < classes,
-        f"The labels go from {low} to {high}, but there are classes 0 … {classes - 1}.",
+        f"The labels range from {low} to {high}, but the classes are 0 … {classes - 1}.",
     )
     return owner, labels
 
 
-def _whole(part: Part) -> bool:
-    """Whether the targets are one whole number per sample."""
+def _has_integer_targets(part: Part) -> bool:
+    """Whether the targets are one integer per sample."""
     return part.y.ndim == 1 and not part.y.is_floating_point() and not part.y.is_complex()
 
 
-def _classes(data: FederatedData) -> int:
-    """The number of classes; 0 where targets are not classes."""
-    if not _whole(data.train):
+def _class_count(data: FederatedData) -> int:
+    """The number of classes, or 0 if the targets are not class labels."""
+    if not _has_integer_targets(data.train):
         return 0
     if data.classes is not None:
         return len(data.classes)
     found = [part.y[part.rows] for part in data.parts().values() if len(part)]
     low, high = min(int(y.min()) for y in found), max(int(y.max()) for y in found)
-    return high + 1 if low >= 0 and high < MOST_CLASSES else 0
+    return high + 1 if low >= 0 and high < MAX_CLASSES else 0
 
 
 def _histogram(sizes: np.ndarray) -> Histogram:
-    """Bars whose edges lie between whole numbers: every bar is of sizes that can occur."""
+    """A histogram whose edges lie between integers, so every bar covers sizes that can occur."""
     low, high = int(sizes.min()), int(sizes.max())
-    logarithmic = high / low > SKEWED
+    logarithmic = high / low > LOGARITHMIC_RATIO
     if logarithmic:
-        # A bar of one size beside a bar of two would look like a jump: small sizes get wide bars.
-        ratio = max(((high + 1) / low) ** (1 / BINS), min(2.0, 1 + 3 / low))
+        # Each bar covers a similar number of sizes: a bar of one size beside a bar of two would
+        # look like a jump in the distribution. So small sizes get a larger ratio.
+        ratio = max(((high + 1) / low) ** (1 / MAX_BARS), min(2.0, 1 + 3 / low))
         bars = math.ceil(math.log((high + 1) / low, ratio) - 1e-9)
         starts = np.ceil(low * ratio ** np.arange(bars + 1) - 1e-6)
         starts[-1] = max(starts[-1], high + 1)
     else:
-        width = math.ceil((high - low + 1) / BINS)
+        width = math.ceil((high - low + 1) / MAX_BARS)
         starts = np.arange(low, high + width + 1, width, dtype=float)
     edges = starts - 0.5
     counts, _ = np.histogram(sizes, edges)
@@ -334,11 +336,12 @@ def _histogram(sizes: np.ndarray) -> Histogram:
 
 
 def _labels(part: Part, classes: int) -> Labels:
-    """The measures of label skew, from the (client, class) pairs that occur.
+    """The measures of label skew, computed from the (client, class) pairs that occur.
 
-    There are no more of those than samples, whatever the numbers of clients and classes.
+    There are at most as many pairs as samples, whereas a table of clients × classes may not fit
+    into memory.
     """
-    owner, labels = _owned(part, classes)
+    owner, labels = _owner_and_label(part, classes)
     everyone = np.bincount(labels, minlength=classes)
     share = everyone / everyone.sum()  # p(c)
     pairs, count = np.unique(owner * classes + labels, return_counts=True)
@@ -349,13 +352,13 @@ def _labels(part: Part, classes: int) -> Labels:
 
     running = np.cumsum(count) - (np.cumsum(sizes) - sizes)[client]  # within the client
     needed = {}
-    for percent in SHARES:
+    for percent in PERCENTS:
         missing = 100 * running < percent * sizes[client]
         needed[percent] = 1 + np.bincount(client, missing, minlength=len(sizes)).astype(np.int64)
     most = max(int(number.max()) for number in needed.values())
 
     own = count / sizes[client]  # p_k(c)
-    absent = 1 - np.bincount(client, share[label])  # Σ p(c) over the classes it does not have
+    absent = 1 - np.bincount(client, share[label])  # Σ p(c) over the classes that the client lacks
     distance = (np.bincount(client, np.abs(own - share[label])) + absent) / 2
     distance = distance.clip(0, 1)
     return Labels(
@@ -363,7 +366,7 @@ def _labels(part: Part, classes: int) -> Labels:
         counts=tuple(everyone.tolist()),
         per_client=Spread.over(per_client),
         needed={
-            str(percent): Needed(
+            str(percent): ClassesNeeded(
                 Spread.over(number), tuple(np.bincount(number, minlength=most + 1)[1:].tolist())
             )
             for percent, number in needed.items()
@@ -373,79 +376,26 @@ def _labels(part: Part, classes: int) -> Labels:
     )
 
 
-def _picked(data: FederatedData, classes: int) -> Picked:
-    """An evenly spread choice of clients, for a picture."""
+def _plotted_clients(data: FederatedData, classes: int) -> PlottedClients:
+    """At most `PLOTTED_CLIENTS` clients, evenly spaced in the roster."""
     every = np.arange(len(data))
-    if len(every) > SHOWN:
-        every = np.linspace(0, len(data) - 1, SHOWN).round().astype(np.int64)
+    if len(every) > PLOTTED_CLIENTS:
+        every = np.linspace(0, len(data) - 1, PLOTTED_CLIENTS).round().astype(np.int64)
     ids = tuple(str(data.ids[k]) for k in every)
     sizes = tuple(data.train.sizes[torch.from_numpy(every)].tolist())
     if not classes:
-        return Picked(ids, sizes, (), ())
+        return PlottedClients(ids, sizes, (), ())
     rows = [data.train.of(int(k)) for k in every]
     bounds = torch.tensor([0, *(len(own) for own in rows)]).cumsum(0)
     part = Part(data.train.x, data.train.y, torch.cat(rows), bounds)
     counts = label_counts(part, classes)
     names = data.classes if data.classes is not None else range(classes)
     rows_of_counts = tuple(tuple(row) for row in counts.tolist())
-    return Picked(ids, sizes, tuple(map(str, names)), rows_of_counts)
-
-
-def _of_model(
-    data: FederatedData,
-    model: nn.Module,
-    gamma: bool,
-    objective: str,
-    loss: Callable[[Tensor, Tensor], Tensor] | None,
-    weight_decay: float,
-    tolerance: float,
-    device: str | torch.device,
-) -> tuple[Gradients, MinimaGap | None]:
-    from undrift.theory.heterogeneity import dissimilarity
-    from undrift.theory.minima import find_gamma
-
-    q = objective_weights(data.train.sizes, objective)
-    losses = _losses(data, model, gamma, loss, device)
-    start = losses.initial()
-    found = dissimilarity(losses, q, start)
-    gradients = Gradients(
-        objective, found.ratio, found.variance, found.square_mean, found.mean_square
-    )
-    if not gamma:
-        return gradients, None
-    gap = find_gamma(losses, q, start, weight_decay, tolerance, ITERATIONS, _watched)
-    return gradients, MinimaGap(
-        objective, gap.value, weight_decay, tolerance, gap.gradient_norm, gap.converged
-    )
-
-
-def _losses(
-    data: FederatedData,
-    model: nn.Module,
-    double: bool,
-    loss: Callable[[Tensor, Tensor], Tensor] | None,
-    device: str | torch.device,
-) -> ModuleLosses:
-    from undrift.nets.modules import ModuleLosses
-
-    with warnings.catch_warnings():
-        # Nothing is trained here, so it does not matter that training would change buffers.
-        warnings.filterwarnings("ignore", message="The model has buffers")
-        if double and isinstance(model, nn.Module):
-            with suppress(UndriftError):  # not every model works in double precision
-                return ModuleLosses(deepcopy(model).double(), data, loss, device=device)
-        return ModuleLosses(model, data, loss, device=device)
-
-
-def _watched(clients: list[int]) -> Iterable[int]:
-    """The clients, with a progress bar if there is someone to see it."""
-    console = Console(stderr=True)
-    hidden = not redraws(console)
-    return track(clients, "minimising", console=console, transient=True, disable=hidden)
+    return PlottedClients(ids, sizes, tuple(map(str, names)), rows_of_counts)
 
 
 def plain(value: Any) -> Any:
-    """A value in JSON's types."""
+    """A value in JSON's types; infinity and NaN become None."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -456,7 +406,7 @@ def plain(value: Any) -> Any:
 
 
 def _table(described: Description) -> RenderableType:
-    """The title, a row per measure, and what is said in sentences."""
+    """The title, a table with a row per measure, and sentences below it."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("per client", no_wrap=True)
     for name in ("mean", "std", "min", "median", "max"):
@@ -490,8 +440,8 @@ def _table(described: Description) -> RenderableType:
             f"Γ = {_number(gap.value)} (weight decay {gap.weight_decay:g}; {reached} gradient "
             f"norm {gap.tolerance:g}{left})."
         )
-    if described.clients <= FEW:
-        named = zip(described.picked.ids, described.picked.sizes, strict=True)
+    if described.clients <= NAMED_CLIENTS:
+        named = zip(described.plotted.ids, described.plotted.sizes, strict=True)
         lines.insert(0, "Samples: " + ", ".join(f"{id} {size:,}" for id, size in named) + ".")
     lines.extend(described.notes)
     title = Text(described.name, style="bold")
@@ -503,7 +453,7 @@ def _table(described: Description) -> RenderableType:
 
 
 def _inventory(described: Description) -> str:
-    """Clients, classes and samples, in words."""
+    """The numbers of clients, classes and samples as text."""
     parts = [f"{described.clients:,} client{'s' * (described.clients != 1)}"]
     if described.labels is not None:
         parts.append(f"{described.labels.classes:,} classes")
@@ -513,9 +463,9 @@ def _inventory(described: Description) -> str:
 
 
 def _number(value: float) -> str:
-    """A number in at most six characters, if it is not tiny."""
+    """A number with at most six characters, unless it is tiny."""
     size = abs(value)
-    if size < 1e-14:  # rounding
+    if size < 1e-14:  # a rounding error
         return "0"
     if not math.isfinite(value):
         return "∞" if value > 0 else "–"
@@ -528,8 +478,8 @@ def _number(value: float) -> str:
     return f"{value:.3g}"
 
 
-def _bars(counts: Sequence[int], width: int = BINS) -> str:
-    """A histogram as one line of bars, of neighbours together where there are too many."""
+def _bars(counts: Sequence[int], width: int = MAX_BARS) -> str:
+    """A histogram as one line of block characters; neighbours are summed to fit the width."""
     group = math.ceil(len(counts) / width)
     sums = [sum(counts[first : first + group]) for first in range(0, len(counts), group)]
     most = max(sums)

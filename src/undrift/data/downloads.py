@@ -1,4 +1,8 @@
-"""Where data files are, and how they get there."""
+"""The folder of data files, and downloads into it with checksums.
+
+Downloads are resumed after a dropped connection, verified, and put in place atomically, so that
+several processes may ask for the same file.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +38,13 @@ from rich.progress import (
 from undrift.utils.display import progress
 from undrift.utils.errors import UndriftError, first_line, require, require_type
 
-_TIMEOUT = 30.0  # seconds without a byte
-_PAUSES = (1.0, 2.0, 4.0)  # seconds before each new try after a dropped connection
-_BLOCK = 1 << 18
+_TIMEOUT_SECONDS = 30.0  # longest time without a byte
+_RETRY_SECONDS = (1.0, 2.0, 4.0)  # pauses before the retries after a dropped connection
+_BLOCK_BYTES = 1 << 18
 
 
 def data_folder() -> Path:
-    """The folder of all data files: `UNDRIFT_DATA` if that is set, else the user's cache."""
+    """The default folder of data files: `UNDRIFT_DATA` if it is set, else in the user's cache."""
     chosen = os.environ.get("UNDRIFT_DATA")
     if chosen:
         return Path(chosen).expanduser()
@@ -48,7 +52,7 @@ def data_folder() -> Path:
 
 
 def chosen_folder(folder: str | Path | None) -> Path:
-    """The folder a user names, or the one of all data files."""
+    """The folder that the user names, or the default one."""
     if folder is None:
         return data_folder()
     require_type("folder", folder, (str, Path), "a folder")
@@ -57,19 +61,19 @@ def chosen_folder(folder: str | Path | None) -> Path:
 
 @dataclass(frozen=True)
 class StandardFile:
-    """A published file: where it belongs, where it can be had, and how to know it."""
+    """A published file: its path in the data folder, its URLs and its checksum."""
 
     path: str
-    """Relative to the data folder."""
+    """path relative to the data folder"""
     urls: tuple[str, ...]
-    """Tried in order."""
+    """URLs to try, in this order"""
     checksum: str
-    """`sha256:` or `md5:`, and the digest in hexadecimal digits."""
+    """`sha256:` or `md5:`, followed by the digest in hexadecimal digits"""
     size: int | None = None
-    """In bytes, if known."""
+    """size in bytes, if known"""
 
     def __post_init__(self) -> None:
-        require(len(self.urls) > 0, f"{self.path} has no url, but needs at least one.")
+        require(len(self.urls) > 0, f"{self.path} needs at least one URL.")
         require(
             self.checksum.startswith(("sha256:", "md5:")),
             f"The checksum of {self.path} is {self.checksum!r}, but must begin with 'sha256:' "
@@ -78,9 +82,16 @@ class StandardFile:
 
 
 def fetch(file: StandardFile, folder: Path | None = None, verify: bool = True) -> Path:
-    """The path of a file in the folder (the data folder), downloaded if it is not there yet.
+    """The path of a file in a folder, after a download if the file is missing.
 
-    A download is always verified; `verify` says whether a file that was there is, too.
+    Parameters
+    ----------
+    file
+        the file
+    folder
+        where to look and to download to; by default `data_folder()`
+    verify
+        whether to check a file that already exists; a download is always checked
     """
     target = (data_folder() if folder is None else folder) / file.path
     if target.is_file():
@@ -88,22 +99,22 @@ def fetch(file: StandardFile, folder: Path | None = None, verify: bool = True) -
             _verify(file, target)
         return target
     try:
-        with _alone(target):
-            if not target.is_file():  # another process may have been faster
+        with _locked(target):
+            if not target.is_file():  # another process may have downloaded it meanwhile
                 _download(file, target)
     except OSError as error:
         raise UndriftError(
             f"{file.path} is missing, and cannot be written to {target.parent} "
-            f"({first_line(error)}): get it from {file.urls[0]}, or let UNDRIFT_DATA name another "
-            f"folder for the data."
+            f"({first_line(error)}): download it from {file.urls[0]}, or set UNDRIFT_DATA to "
+            f"another folder."
         ) from error
     return target
 
 
 def unpack(archive: Path, into: Path, members: Callable[[str], bool] = lambda name: True) -> Path:
-    """Unpack those members of a .tar.gz or .zip into a new folder, whole or not at all.
+    """Unpack a .tar.gz or .zip into a new folder atomically, and return the folder.
 
-    A folder that is there already is complete, and stays as it is.
+    An existing folder is complete, and is left unchanged. `members` says which members to unpack.
     """
     if into.is_dir():
         return into
@@ -112,13 +123,13 @@ def unpack(archive: Path, into: Path, members: Callable[[str], bool] = lambda na
         is_zip or archive.name.endswith((".tar.gz", ".tgz")),
         f"{archive} cannot be unpacked: it must be a .tar.gz or a .zip.",
     )
-    require(archive.is_file(), f"There is no archive {archive} to unpack.")
+    require(archive.is_file(), f"There is no archive {archive}.")
     partial = into.with_name(f".{into.name}.part")
     try:
-        with _alone(into):
+        with _locked(into):
             if into.is_dir():
                 return into
-            shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+            shutil.rmtree(partial, ignore_errors=True)  # left by a process that was killed
             partial.mkdir()
             (_unzip if is_zip else _untar)(archive, partial, members)
             partial.rename(into)
@@ -138,7 +149,7 @@ def _untar(archive: Path, folder: Path, members: Callable[[str], bool]) -> None:
     with gzip.open(archive) as content, tarfile.open(fileobj=content, mode="r:") as tar:
         wanted = (member for member in tar if members(member.name))
         tar.extractall(folder, wanted, filter="data")
-        while content.read(_BLOCK):  # gzip finds damage at its very end, after that of tar
+        while content.read(_BLOCK_BYTES):  # gzip's checksum is at its end, behind the end of tar
             pass
 
 
@@ -152,12 +163,12 @@ def _unzip(archive: Path, folder: Path, members: Callable[[str], bool]) -> None:
 
 
 @contextmanager
-def _alone(target: Path) -> Iterator[None]:
-    """Make the target's folder, and let one process at a time write the target.
+def _locked(target: Path) -> Iterator[None]:
+    """Create the target's folder and hold a lock, so that only one process writes the target.
 
-    Where nothing came of it, no empty folder or lock is left behind.
+    If the target is not written, the lock and folders created here are removed again.
     """
-    made = [folder for folder in target.parents if not folder.exists()]
+    created = [folder for folder in target.parents if not folder.exists()]
     target.parent.mkdir(parents=True, exist_ok=True)
     lock = target.with_name(f".{target.name}.lock")
     try:
@@ -166,13 +177,13 @@ def _alone(target: Path) -> Iterator[None]:
     finally:
         if not target.exists():
             lock.unlink(missing_ok=True)
-            with suppress(OSError):  # a folder with a part of the file in it stays
-                for folder in made:
+            with suppress(OSError):  # a folder with a partial download is not empty, and stays
+                for folder in created:
                     folder.rmdir()
 
 
 def _checksum(path: Path, like: str) -> str:
-    """A file's checksum, by the same algorithm as another one."""
+    """A file's checksum, by the algorithm of the checksum `like`."""
     algorithm = like.partition(":")[0]
     with path.open("rb") as content:
         digest = hashlib.file_digest(content, lambda: hashlib.new(algorithm, usedforsecurity=False))
@@ -180,42 +191,42 @@ def _checksum(path: Path, like: str) -> str:
 
 
 def _verify(file: StandardFile, path: Path) -> None:
-    """Refuse a file that is not the published one."""
-    again = "delete it so that it is downloaded again"
+    """Raise unless a file has the published size and checksum."""
+    remedy = "delete it so that it is downloaded again"
     try:
         length, found = path.stat().st_size, _checksum(path, file.checksum)
     except OSError as error:
         raise UndriftError(f"{path} cannot be read: {first_line(error)}.") from error
     if file.size is not None and length < file.size:
-        raise UndriftError(f"{path} is truncated to {length} of {file.size} bytes; {again}.")
+        raise UndriftError(f"{path} is truncated to {length} of {file.size} bytes; {remedy}.")
     if found != file.checksum.lower():
         raise UndriftError(
-            f"{path} has the checksum {found}, but must have {file.checksum}; {again}."
+            f"{path} has the checksum {found}, but must have {file.checksum}; {remedy}."
         )
 
 
-class _Failed(Exception):
-    """A url that gives nothing."""
+class _DownloadFailed(Exception):
+    """A URL cannot be read."""
 
 
-class _Dropped(_Failed):
-    """A url that stopped giving before the end."""
+class _ConnectionDropped(_DownloadFailed):
+    """The connection broke before the end of the file."""
 
 
 def _download(file: StandardFile, target: Path) -> None:
-    """Place the target, from the first url that gives the right bytes.
+    """Download a file to the target, from the first URL that gives the right bytes.
 
-    What a dropped connection or a killed process leaves behind is continued, by any url:
-    the checksum decides in the end.
+    A partial download that a dropped connection or a killed process left is continued, from
+    whichever URL: the checksum of the whole decides.
     """
     part = target.with_name(f".{target.name}.part")
     failures, wrong = [], []
     for url in file.urls:
-        # A wrong file may come from an old beginning, and then deserves one more try.
+        # The checksum may be wrong because of an old partial download: then start anew once.
         for _ in range(2 if part.exists() else 1):
             try:
-                _receive_whole(url, part, file)
-            except _Failed as failed:
+                _receive_with_retries(url, part, file)
+            except _DownloadFailed as failed:
                 failures.append(f"{url}: {failed}")
                 break
             found = _checksum(part, file.checksum)
@@ -230,36 +241,35 @@ def _download(file: StandardFile, target: Path) -> None:
             f"{file.checksum}."
         )
     raise UndriftError(
-        f"{file.path} is missing and cannot be downloaded ({'; '.join(failures)}): get it from "
-        f"{file.urls[0]} and put it into {target.parent}, or let UNDRIFT_DATA name another folder "
-        "for the data."
+        f"{file.path} is missing and cannot be downloaded ({'; '.join(failures)}): download it "
+        f"from {file.urls[0]} to {target.parent}, or set UNDRIFT_DATA to the folder that has it."
     )
 
 
-def _receive_whole(url: str, part: Path, file: StandardFile) -> None:
-    """Continue the part to the end, through a few dropped connections."""
+def _receive_with_retries(url: str, part: Path, file: StandardFile) -> None:
+    """Continue a partial download to the end, with retries after dropped connections."""
     dropped = False
-    for pause in (*_PAUSES, None):
+    for pause in (*_RETRY_SECONDS, None):
         try:
             return _receive(url, part, file)
-        except _Failed as failed:
-            # A url that never answered will not do so in a few seconds; one that did may.
-            dropped |= isinstance(failed, _Dropped)
+        except _DownloadFailed as failed:
+            # A URL that never answered will not answer a few seconds later; one that did may.
+            dropped |= isinstance(failed, _ConnectionDropped)
             if pause is None or not dropped:
                 raise
             time.sleep(pause)
 
 
 def _receive(url: str, part: Path, file: StandardFile) -> None:
-    """Continue the part for as long as the connection holds."""
+    """Continue a partial download over one connection."""
     start = part.stat().st_size if part.exists() else 0
     response = _open(url, start)
-    if response is None:  # nothing follows the part: it is whole, or useless
+    if response is None:  # there are no more bytes: the part is complete or wrong
         if _checksum(part, file.checksum) == file.checksum.lower():
             return
         response = _open(url, 0)
     with response, _bar() as bar:
-        if response.status != 206:  # the server sends the file from its beginning
+        if response.status != 206:  # the server ignores the range and sends the whole file
             start = 0
         length = response.headers.get("Content-Length")
         total = start + int(length) if length else file.size
@@ -267,14 +277,16 @@ def _receive(url: str, part: Path, file: StandardFile) -> None:
         with part.open("ab" if start else "wb") as out:
             for block in _blocks(response):
                 out.write(block)
-                out.flush()  # so that a killed process leaves what it had
+                out.flush()  # so that a killed process leaves all bytes it received
                 bar.advance(task, len(block))
             if total is not None and out.tell() < total:
-                raise _Dropped(f"the connection dropped after {out.tell()} of {total} bytes")
+                raise _ConnectionDropped(
+                    f"the connection dropped after {out.tell()} of {total} bytes"
+                )
 
 
 def _bar() -> Progress:
-    """A progress bar for bytes, if there is someone to see it."""
+    """A progress bar for bytes, drawn only if someone can see it."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),
@@ -286,25 +298,27 @@ def _bar() -> Progress:
 
 
 def _open(url: str, start: int) -> Any:
-    """The server's answer, or None if it has no bytes after the start."""
+    """The server's response from byte `start` on, or None if the file has no bytes after it."""
     headers = {"User-Agent": "undrift"} | ({"Range": f"bytes={start}-"} if start else {})
     try:
         request = urllib.request.Request(url, headers=headers)
-        return urllib.request.urlopen(request, timeout=_TIMEOUT)
+        return urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS)
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == 416 and start:
             return None
-        raise _Failed(f"HTTP {error.code} {error.reason}") from error
+        raise _DownloadFailed(f"HTTP {error.code} {error.reason}") from error
     except (OSError, http.client.HTTPException, ValueError) as error:
-        reason = getattr(error, "reason", None)  # urllib hides the cause in there
-        raise _Failed(first_line(reason if isinstance(reason, Exception) else error)) from error
+        reason = getattr(error, "reason", None)  # urllib wraps the cause in this attribute
+        raise _DownloadFailed(
+            first_line(reason if isinstance(reason, Exception) else error)
+        ) from error
 
 
 def _blocks(response: Any) -> Iterator[bytes]:
-    """What arrives, as it arrives."""
+    """The bytes of a response, block by block as they arrive."""
     try:
-        while block := response.read1(_BLOCK):
+        while block := response.read1(_BLOCK_BYTES):
             yield block
     except (OSError, http.client.HTTPException) as error:
-        raise _Dropped(first_line(error)) from error
+        raise _ConnectionDropped(first_line(error)) from error

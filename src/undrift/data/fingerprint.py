@@ -1,4 +1,4 @@
-"""A fingerprint of federated data: the same data give the same, other data another."""
+"""A fingerprint of federated data, by which a resumed run checks that its data are the same."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from undrift.data.federated import FederatedData
 
 
 def fingerprint(data: FederatedData) -> str:
-    """Sixteen bytes, in hexadecimal digits, that depend on every sample and on who holds it."""
+    """A 128-bit hash, in hexadecimal digits, of every sample, its client and the augmentations."""
     found = blake2b(repr((data.ids, data.augmentations)).encode(), digest_size=16)
     for name, part in data.parts().items():
         found.update(name.encode())
@@ -24,6 +24,9 @@ def fingerprint(data: FederatedData) -> str:
 
 
 def _bytes(values: Tensor) -> Any:
-    """What a tensor rests on, without a copy: windows on one text are that text."""
+    """The bytes of a tensor's storage, without a copy.
+
+    Overlapping windows on one text, which are views, are hashed as that text once.
+    """
     whole = torch.empty(0, dtype=torch.uint8).set_(values.cpu().untyped_storage())  # type: ignore[call-overload]
     return whole.numpy()

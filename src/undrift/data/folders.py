@@ -1,4 +1,4 @@
-"""A user's folder of client files: npz, csv or parquet for one client each, LEAF json for many."""
+"""Reader of a user's folder: npz, csv or parquet files of one client each, or LEAF json files."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from undrift.data.formats import read_leaf
 from undrift.utils.errors import UndriftError, first_line, require, require_choice
 
 Pair = tuple[np.ndarray, np.ndarray]
-TARGETS = ("label", "target", "y")
-"""What a target column may be called if the user does not say."""
+DEFAULT_TARGETS = ("label", "target", "y")
+"""Names that a target column may have if the user names none."""
 
 
 def from_folder(
@@ -26,9 +26,9 @@ def from_folder(
     name: str | None,
     classes: Sequence[str] | None,
 ) -> FederatedData:
-    """See `FederatedData.from_folder`."""
+    """The implementation of `FederatedData.from_folder`, which explains the parameters."""
     require(folder.exists(), f"There is no folder {folder}.")
-    require(folder.is_dir(), f"{folder} is a file, but must be the folder with a file per client.")
+    require(folder.is_dir(), f"{folder} is a file, but must be a folder with one file per client.")
     train, test = folder / "train", folder / "test"
     both = [train, test] if train.is_dir() and test.is_dir() else []
     places = both or [train if train.is_dir() else folder]
@@ -41,27 +41,37 @@ def from_folder(
     kinds = {type(each) for part in parts for each in part.values()}
     require(
         len(kinds) == 1,
-        f"{folder} has both tables and arrays, but all its files must be of one kind.",
+        f"{folder} has both tables and arrays, but all files must be of one kind.",
     )
     if kinds == {Table}:
         columns = Columns(next(iter(parts[0].values())), target, inputs, classes)
-        pairs = [{id: columns.of(table) for id, table in part.items()} for part in parts]
+        pairs = [{id: columns.pair(table) for id, table in part.items()} for part in parts]
         classes = columns.classes
     else:
         for word, value in (("target", target), ("inputs", inputs)):
-            require(value is None, f"The files of {folder} have no columns: {word} means nothing.")
+            require(value is None, f"The files of {folder} have no columns, so leave {word} out.")
         pairs = parts
-    held = None
+    held = None  # the test samples of each client
     if both:
         like = next(iter(pairs[0].values()))
-        nothing = like[0][:0], like[1][:0]
-        held = {id: pairs[1].get(id, nothing) for id in pairs[0]}
+        no_samples = like[0][:0], like[1][:0]
+        held = {id: pairs[1].get(id, no_samples) for id in pairs[0]}
     title = folder.resolve().name if name is None else name
     return FederatedData.from_clients(pairs[0], held, title, classes=classes)
 
 
 class Table:
-    """The columns of a client's file, by name, with what the file calls its rows."""
+    """The columns of a client's csv or parquet file.
+
+    Parameters
+    ----------
+    path
+        the file
+    columns
+        the values of each column, by name
+    row, first
+        what error messages call a row ("Line" or "Row"), and the number of the first one
+    """
 
     def __init__(self, path: Path, columns: dict[str, list[Any]], row: str, first: int):
         self.path = path
@@ -70,16 +80,16 @@ class Table:
         self.first = first
 
     def require_filled(self, column: str) -> None:
-        """Refuse a column in which values are missing."""
+        """Raise if the column has missing values."""
         for place, value in enumerate(self.columns[column]):
             require(
                 value is not None and str(value).strip() != "",
                 f"{self.row} {self.first + place} of {self.path} has no value in column "
-                f"{column!r}: fill it, or leave the row out.",
+                f"{column!r}: fill it in, or leave the row out.",
             )
 
-    def numbers(self, column: str, otherwise: str) -> np.ndarray:
-        """A column's values as numbers; `otherwise` says what to do where they are not."""
+    def numbers(self, column: str, remedy: str) -> np.ndarray:
+        """A column's values as numbers; the error message ends with the remedy."""
         self.require_filled(column)
         found = np.empty(len(self.columns[column]))
         for place, value in enumerate(self.columns[column]):
@@ -88,19 +98,18 @@ class Table:
                 found[place] = float(value)
             except (TypeError, ValueError):
                 raise UndriftError(
-                    f"{where} has {value!r} in column {column!r}, which must be a number; "
-                    f"{otherwise}."
+                    f"{where} has {value!r} in column {column!r}, which must be a number; {remedy}."
                 ) from None
             require(
                 math.isfinite(found[place]),
                 f"{where} has {value!r} in column {column!r}, which must be a finite number: fill "
-                f"it, or leave the row out.",
+                f"it in, or leave the row out.",
             )
         return found
 
 
 class Columns:
-    """Which columns are inputs and target, the same in every file."""
+    """The input columns and the target column, which are the same in every file."""
 
     def __init__(
         self,
@@ -109,10 +118,14 @@ class Columns:
         inputs: Sequence[str] | None,
         classes: Sequence[str] | None,
     ):
-        known = [target] if target is not None else TARGETS
+        known = [target] if target is not None else DEFAULT_TARGETS
         named = next((name for name in known if name in first.columns), None)
         if named is None:
-            hint = " (is it separated by ';'?)" if any(";" in n for n in first.columns) else ""
+            hint = (
+                " (are its columns separated by ';' instead of ','?)"
+                if any(";" in n for n in first.columns)
+                else ""
+            )
             raise UndriftError(
                 f"{first.path} has no column {' or '.join(map(repr, known))} to predict; name one "
                 f"of its columns {', '.join(map(repr, first.columns))} as the target{hint}."
@@ -124,9 +137,8 @@ class Columns:
         for name in inputs or ():
             require_choice("A column of inputs", name, first.columns)
         self.inputs = list(inputs) if inputs else [n for n in first.columns if n != named]
-        require(bool(self.inputs), f"{first.path} has no column besides the target {named!r}.")
+        require(bool(self.inputs), f"{first.path} has no column except the target {named!r}.")
         self.classes = None if classes is None else [str(each) for each in classes]
-        self.fractions = False
         values = first.columns[named]
         first.require_filled(named)
         self.words = any(not _is_number(value) for value in values)
@@ -137,26 +149,28 @@ class Columns:
                 f"classes=[…] with all of them, in the order of their numbers 0, 1, …"
             )
 
-    def of(self, table: Table) -> Pair:
-        """A client's inputs and targets; whole numbers as targets are classes."""
+    def pair(self, table: Table) -> Pair:
+        """Inputs and targets of a client; whole numbers as targets are class numbers."""
         for name in [*self.inputs, self.target]:
             require(
                 name in table.columns,
                 f"{table.path} has no column {name!r}, which {self.first.name} has.",
             )
-        others = "name the columns to learn from in inputs to leave others out"
-        columns = [table.numbers(name, others) for name in self.inputs]
+        remedy = "to leave the column out, name the others in inputs"
+        columns = [table.numbers(name, remedy) for name in self.inputs]
         x = np.stack(columns, axis=1).astype(np.float32)
         values = table.columns[self.target]
         table.require_filled(self.target)
         if self.words:
-            return x, np.array([self._place(value, table) for value in values], dtype=np.int64)
+            return x, np.array(
+                [self._class_number(value, table) for value in values], dtype=np.int64
+            )
         y = table.numbers(self.target, f"the targets of {self.first} are numbers")
         whole = np.equal(np.mod(y, 1), 0).all() and not any(map(_is_fraction, values))
         whole = whole and np.abs(y).max() < 2**53
         return x, y.astype(np.int64 if whole else np.float32)
 
-    def _place(self, word: Any, table: Table) -> int:
+    def _class_number(self, word: Any, table: Table) -> int:
         assert self.classes is not None
         require_choice(f"A target in {table.path}", str(word), self.classes)
         return self.classes.index(str(word))
@@ -171,12 +185,12 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_fraction(value: Any) -> bool:
-    """Whether a whole value is written 1.0 rather than 1: then it is a measurement."""
+    """Whether a whole number is written 1.0 instead of 1: then it is a measurement, not a class."""
     return isinstance(value, float) or "." in str(value)
 
 
 def _files(folder: Path) -> dict[Hashable, Any]:
-    """A table or a pair of arrays for each client, by the name of its file or LEAF's name of it."""
+    """A table or a pair of arrays for each client, by the file's name or LEAF's user name."""
     visible = [file for file in folder.iterdir() if not file.name.startswith(".")]
     files = sorted(file for file in visible if file.suffix in READERS and file.is_file())
     leaf = sorted([*folder.glob("*.json"), *folder.glob("*.json.gz")])
@@ -186,7 +200,7 @@ def _files(folder: Path) -> dict[Hashable, Any]:
     require(
         not (files and leaf),
         f"{folder} has both {files[0].name if files else ''} and {leaf[0].name if leaf else ''}, "
-        f"but must have either a file per client or LEAF json.",
+        f"but must have either one file per client or LEAF json files.",
     )
     if leaf:
         return {id: _leaf(id, pair, folder) for id, pair in read_leaf(leaf).items()}
@@ -200,16 +214,17 @@ def _files(folder: Path) -> dict[Hashable, Any]:
 
 
 def _leaf(id: str, pair: tuple[Any, Any], folder: Path) -> Pair:
+    """The samples of a LEAF user, after a check that they are numbers."""
     require(
         all(isinstance(values, np.ndarray) for values in pair),
-        f"The samples of {id!r} in {folder} are texts: turn them into numbers first (for "
-        f"Shakespeare use ud.data.shakespeare).",
+        f"The samples of {id!r} in {folder} are text, but must be numbers (for Shakespeare use "
+        f"ud.data.shakespeare).",
     )
     return pair
 
 
 def _npz(path: Path) -> Pair:
-    """Arrays `x` and `y`."""
+    """The arrays `x` and `y` of an npz file."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
             names = list(found)
@@ -221,20 +236,20 @@ def _npz(path: Path) -> Pair:
     except UndriftError:
         raise
     except Exception as error:  # a damaged file may raise anything
-        raise UndriftError(f"{path} is damaged or no npz file: {first_line(error)}.") from error
+        raise UndriftError(f"{path} is damaged or not an npz file: {first_line(error)}.") from error
     require(x.ndim > 0 and y.ndim > 0 and len(y) > 0, f"{path} has no samples.")
     return x, y
 
 
 def _csv(path: Path) -> Table:
-    """A header line with the names of the columns, then a line per sample."""
+    """A csv file: a line with the names of the columns, then a line per sample."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = list(csv.reader(file))
     except (OSError, ValueError, csv.Error) as error:
         raise UndriftError(f"{path} cannot be read as csv: {first_line(error)}.") from error
-    require(bool(rows), f"{path} is empty, but must begin with the names of its columns.")
-    header, *lines = [row for row in rows if row]  # without empty lines
+    require(bool(rows), f"{path} is empty, but must begin with a line of column names.")
+    header, *lines = [row for row in rows if row]  # skips empty lines
     twice = next((name for name in header if header.count(name) > 1), None)
     require(twice is None, f"{path} has two columns named {twice!r}.")
     require(bool(lines), f"{path} has no samples.")
@@ -248,17 +263,19 @@ def _csv(path: Path) -> Table:
 
 
 def _parquet(path: Path) -> Table:
-    """Columns of numbers."""
+    """A parquet file, a column per input and target."""
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:
         raise UndriftError(
-            f"{path.name} needs pyarrow to be read: pip install 'undrift[data]'."
+            f"Reading {path.name} needs pyarrow: pip install 'undrift[data]'."
         ) from None
     try:
         columns = parquet.read_table(path).to_pydict()
     except (ArrowException, OSError) as error:
-        raise UndriftError(f"{path} is damaged or no parquet file: {first_line(error)}.") from error
+        raise UndriftError(
+            f"{path} is damaged or not a parquet file: {first_line(error)}."
+        ) from error
     require(any(columns.values()), f"{path} has no samples.")
     return Table(path, columns, "Row", 1)
 

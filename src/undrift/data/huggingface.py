@@ -1,4 +1,4 @@
-"""Data of the Hugging Face `datasets` library and partitions of `flwr-datasets`."""
+"""Federated data from Hugging Face's `datasets` library and from partitions of `flwr-datasets`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from undrift.data.federated import FederatedData
-from undrift.data.partitions import Partition
+from undrift.data.partitions import Assign, Partition
 from undrift.utils.errors import UndriftError, require, require_choice
 
 
@@ -22,13 +22,13 @@ def from_huggingface(
     name: str,
     split: str,
     by: str | None,
-    partition: Partition | str | None,
+    partition: Partition | Assign | str | None,
     clients: int | None,
     seed: int,
 ) -> FederatedData:
     """See `FederatedData.from_huggingface`."""
     columns = [inputs] if isinstance(inputs, str) else list(inputs)
-    require(len(columns) > 0, "inputs must name a column.")
+    require(len(columns) > 0, "inputs must name at least one column.")
     library = _library()
     if isinstance(source, library.DatasetDict):  # splits, not clients
         require_choice("split", split, source)
@@ -51,9 +51,9 @@ def from_huggingface(
             classes=_classes(source, target, library),
         )
     for word, value in (("partition", partition), ("clients", clients), ("by", by)):
-        require(value is None, f"The source is partitioned already, so {word} means nothing.")
+        require(value is None, f"The source is already partitioned, so {word} must be left out.")
     own = _partitions(source, split)
-    require(len(own) > 0, "There are no clients.")
+    require(len(own) > 0, "The source has no partitions, but must have at least one.")
     pairs = {
         id: _pair(each, columns, target, f"client {id!r}", library) for id, each in own.items()
     }
@@ -62,40 +62,42 @@ def from_huggingface(
 
 
 def _library() -> Any:
+    """The module `datasets`, which is an optional dependency."""
     try:
         import datasets
     except ImportError:
         raise UndriftError(
-            "Data of Hugging Face need its library datasets: pip install 'undrift[data]'."
+            "from_huggingface needs the library datasets: pip install 'undrift[data]'."
         ) from None
     return datasets
 
 
 def _partitions(source: Any, split: str) -> dict[Hashable, Any]:
-    """A Dataset for each client."""
+    """The Dataset of each client, by id."""
     if isinstance(source, Mapping):
         return dict(source)
     if isinstance(source, list | tuple):
         return dict(enumerate(source))
     if hasattr(source, "partitioners") and hasattr(source, "load_partition"):  # FederatedDataset
         require_choice("split", split, source.partitioners)
-        first = source.load_partition(0, split)  # which gives the partitioner its data
+        first = source.load_partition(0, split)  # this call also gives the partitioner its data
         count = source.partitioners[split].num_partitions
         return {0: first} | {k: source.load_partition(k, split) for k in range(1, count)}
     if hasattr(source, "num_partitions") and hasattr(source, "load_partition"):  # Partitioner
         return {k: source.load_partition(k) for k in range(source.num_partitions)}
     raise UndriftError(
-        f"The source is {type(source).__name__}, but must be a datasets.Dataset, one per client, "
-        f"or a Partitioner or FederatedDataset of flwr-datasets."
+        f"The source is of type {type(source).__name__}, but must be a datasets.Dataset, a list or "
+        f"mapping with one per client, or a Partitioner or FederatedDataset of flwr-datasets."
     )
 
 
 def _pair(
     dataset: Any, columns: list[str], target: str, where: str, library: Any
 ) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of a Dataset; several input columns lie side by side."""
     require(
         isinstance(dataset, library.Dataset),
-        f"{where} is {type(dataset).__name__}, but must be a datasets.Dataset.",
+        f"{where} is of type {type(dataset).__name__}, but must be a datasets.Dataset.",
     )
     found = [_column(dataset, column, where, library) for column in columns]
     x = (
@@ -107,13 +109,13 @@ def _pair(
 
 
 def _column(dataset: Any, column: str, where: str, library: Any) -> Tensor:
-    """The values of a column; images are scaled to [0, 1], with their channels first."""
+    """The values of a column; images become `[n, channels, height, width]` in [0, 1]."""
     require_choice(f"A column of {where}", column, dataset.column_names)
     values = np.asarray(dataset.select_columns([column]).with_format("numpy")[:][column])
     if values.dtype.kind not in "biuf":
         raise UndriftError(
             f"The column {column!r} of {where} has values of type {values.dtype} or of different "
-            f"shapes, but must have numbers or images of one size."
+            f"shapes, but must have numbers, or images of one size."
         )
     if isinstance(dataset.features[column], library.Image):
         values = values[:, None] if values.ndim == 3 else values.transpose(0, 3, 1, 2)
@@ -123,10 +125,12 @@ def _column(dataset: Any, column: str, where: str, library: Any) -> Tensor:
 
 
 def _owners(dataset: Any, by: str) -> list[Hashable]:
+    """The owner of each sample, from a column."""
     require_choice("by", by, dataset.column_names)
     return list(dataset[:][by])
 
 
 def _classes(dataset: Any, target: str, library: Any) -> list[str] | None:
+    """The names of the classes, if the target column has them."""
     feature = dataset.features[target]
     return list(feature.names) if isinstance(feature, library.ClassLabel) else None

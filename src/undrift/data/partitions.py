@@ -1,16 +1,15 @@
-"""Who gets which samples: partitions of one data set over many clients.
+"""Partitions: rules that share the samples of one data set out over clients.
 
-Label skew and size skew compose: `Dirichlet(0.3, sizes=LogNormal(0.3))`. Every partition is a
-function of the labels, the number of clients and the seed, gives a sample to at most one client,
-takes bounded time whatever its parameters, and says in its notes what it left unused and what it
-did about clients it could not fill.
+Label skew and size skew can be combined: `Dirichlet(0.3, sizes=LogNormal(0.3))`. A partition is a
+function of the labels, the number of clients and the seed. It gives a sample to at most one client,
+takes bounded time for any parameters, and reports in its notes which samples stay unused and how
+clients with too few samples were filled.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -26,60 +25,98 @@ from undrift.utils.errors import (
 )
 from undrift.utils.keys import generator, plain_id
 
-DRAWS = 65536
-"""How many labels are drawn at once: bounds the memory of a partition."""
-CELLS = 1 << 22
-"""How many shares of classes are looked at at once, for the same reason."""
-HOPE = 10
-"""With more clients short of samples than this, another draw is very unlikely to fill them all."""
+BLOCK_SAMPLES = 65536
+"""Number of samples that get a label at once; it bounds the memory of a partition."""
+BLOCK_CELLS = 1 << 22
+"""Number of (sample, class) probabilities in memory at once."""
+MAX_UNFILLED_CLIENTS = 10
+"""If more clients than this lack samples, drawing again is very unlikely to fill them all."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """The rows of each client, one after another: client k holds rows[bounds[k]:bounds[k + 1]]."""
+    """The result of a partition: client k gets the samples `rows[bounds[k]:bounds[k + 1]]`."""
 
     rows: np.ndarray
     bounds: np.ndarray
     notes: tuple[str, ...] = ()
     ids: list[Hashable] | None = None
-    """the clients' ids, where the data name them"""
+    """the clients' ids, if the data name their owners"""
 
     @property
     def sizes(self) -> np.ndarray:
-        """n_k, `[N]`"""
+        """Number of samples of each client, n_k, `[N]`."""
         return np.diff(self.bounds)
 
     def of(self, k: int) -> np.ndarray:
-        """The rows of a client."""
+        """Sample numbers of client k."""
         return self.rows[self.bounds[k] : self.bounds[k + 1]]
 
 
-class Partition(ABC):
-    """A rule that gives samples to clients."""
+class Partition:
+    """A rule that shares samples out over clients; the base class of your own partitions.
 
-    min_size: int
-    """every client gets at least so many samples, or the partition is refused"""
+    A subclass implements `assign(targets, clients, rng)`, which returns one array of sample numbers
+    per client. Everything else is inherited: `split` checks the arguments and the result. Draw
+    random numbers from `rng` only, so that the partition is a function of the seed:
+
+        class ByLabelOrder(ud.data.Partition):
+            def assign(self, targets, clients, rng):
+                order = rng.permutation(len(targets))
+                by_label = order[np.argsort(targets[order], kind="stable")]
+                return np.array_split(by_label, clients)
+
+        data = ud.data.mnist(ByLabelOrder(), clients=100)
+
+    A function with the parameters (targets, clients, rng) may be used instead of such a class.
+    """
+
+    min_size: int = 0
+    """smallest number of samples of a client; the data are refused if they are too few for that"""
+
+    def assign(
+        self, targets: np.ndarray, clients: int, rng: np.random.Generator
+    ) -> Sequence[np.ndarray]:
+        """The sample numbers of each client: the method that a subclass implements.
+
+        Parameters
+        ----------
+        targets
+            the target of each sample, `[n]` or `[n, …]`
+        clients
+            number of clients, N
+        rng
+            a generator that depends on the seed
+
+        Returns
+        -------
+        N arrays of sample numbers 0 … n − 1. No sample may occur twice; some may stay unused, and
+        clients without samples are left out of the data.
+        """
+        raise UndriftError(
+            f"{type(self).__name__} must implement assign(self, targets, clients, rng)."
+        )
 
     def split(
         self, labels: Any, clients: int, seed: int = 0, owners: Sequence[Hashable] | None = None
     ) -> Split:
-        """Give samples to clients.
+        """Share samples out over clients.
 
         Parameters
         ----------
         labels
-            the class of each sample, whole numbers (any targets for `IID` and `Natural`)
+            the class number of each sample; `IID` and `Natural` accept any targets
         clients
-            N
+            number of clients, N
         seed
-            keys every draw
+            seed of all random choices
         owners
-            to whom each sample belongs, where the data say so (`Natural`)
+            the owner of each sample, which only `Natural` uses
         """
         labels = np.asarray(labels)
-        require(labels.ndim > 0, "The labels must be an array with one for each sample.")
+        require(labels.ndim > 0, "The labels must be an array with one entry per sample.")
         if clients is None:
-            raise UndriftError("Say over how many clients the samples are shared out: clients=100.")
+            raise UndriftError("A partition needs the number of clients, such as clients=100.")
         clients = require_whole("clients", clients, at_least=1)
         require_whole("seed", seed, at_least=0)
         require(
@@ -94,13 +131,20 @@ class Partition(ABC):
             return Split(split.rows, split.bounds, (*split.notes, note), split.ids)
         return split
 
-    @abstractmethod
     def _split(self, labels: np.ndarray, clients: int, seed: int) -> Split:
-        """The partition itself, for arguments that are checked."""
+        """The partition for checked arguments.
+
+        The built-in partitions override this method instead of `assign`, because they need the
+        seed itself (sizes have their own random numbers) and add notes.
+        """
+        assigned = self.assign(labels, clients, generator(seed, "partition"))
+        return _checked_split(assigned, len(labels), clients, self)
 
     def __str__(self) -> str:
-        """As it is called, without what is left at its default."""
-        own = fields(self)  # type: ignore[arg-type]
+        """The call that makes this partition, without arguments left at their defaults."""
+        if not is_dataclass(self):
+            return f"{type(self).__name__}()"
+        own = fields(self)
         shown = [repr(getattr(self, f.name)) for f in own if not f.kw_only]
         shown += [
             f"{f.name}={getattr(self, f.name)}"
@@ -110,16 +154,35 @@ class Partition(ABC):
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
+Assign = Callable[[np.ndarray, int, np.random.Generator], Sequence[np.ndarray]]
+"""A function that stands for a partition: `Partition.assign` without `self`."""
+
+
+@dataclass(frozen=True)
+class FunctionPartition(Partition):
+    """A partition made of a function (targets, clients, rng) → sample numbers of each client."""
+
+    function: Assign
+
+    def assign(
+        self, targets: np.ndarray, clients: int, rng: np.random.Generator
+    ) -> Sequence[np.ndarray]:
+        return self.function(targets, clients, rng)
+
+    def __str__(self) -> str:
+        return getattr(self.function, "__name__", type(self.function).__name__)
+
+
 @dataclass(frozen=True)
 class IID(Partition):
-    """Samples at random.
+    """Every client gets samples at random.
 
     Parameters
     ----------
     sizes
         the size skew; equal sizes by default
     min_size
-        every client gets at least so many samples
+        smallest number of samples of a client
     """
 
     sizes: Sizes = field(default=Balanced(), kw_only=True)
@@ -139,10 +202,10 @@ class IID(Partition):
 class Dirichlet(Partition):
     """A Dirichlet(α) prior over the classes for each client, with exact sizes (FedDyn, App. A.2).
 
-    The sizes are fixed first. Then clients take turns at random: each draws a label from its prior
-    among the classes that are not used up, and a sample of it without replacement. A client whose
-    prior has nothing left among those classes takes a sample of what is left, and the notes count
-    that.
+    The sizes are fixed first. Then clients take turns in random order: each draws a label from its
+    prior, restricted to classes that still have samples, and takes a sample of that class. If the
+    prior of a client has no mass on these classes, it takes one of the remaining samples at random;
+    the notes count such samples.
 
     Parameters
     ----------
@@ -151,7 +214,7 @@ class Dirichlet(Partition):
     sizes
         the size skew; equal sizes by default
     min_size
-        every client gets at least so many samples
+        smallest number of samples of a client
     """
 
     alpha: float = 0.3
@@ -170,42 +233,43 @@ class Dirichlet(Partition):
         prior = rng.dirichlet(np.full(len(names), self.alpha), clients)
         turns = rng.permutation(np.repeat(np.arange(clients), sizes))
         drawn = np.empty(len(turns), dtype=np.int64)
-        for start in range(0, len(turns), DRAWS):
-            who = turns[start : start + DRAWS]
-            drawn[start : start + DRAWS] = found = _in_turn(prior, who, left, rng)
+        for start in range(0, len(turns), BLOCK_SAMPLES):
+            who = turns[start : start + BLOCK_SAMPLES]
+            drawn[start : start + BLOCK_SAMPLES] = found = _in_turn(prior, who, left, rng)
             left = left - np.bincount(found[found >= 0], minlength=len(names))
-        none = np.flatnonzero(drawn < 0)  # turns of clients whose classes were used up
+        none = np.flatnonzero(drawn < 0)  # turns of clients whose classes had no samples left
         outside = len(none)
         remains = rng.permutation(np.repeat(np.arange(len(names)), left))
         drawn[none] = remains[:outside]
         rows = _samples_of(drawn, place, rng)
         rows = rows[np.argsort(turns, kind="stable")]
         note = (
-            f"{outside} of {len(rows)} samples were taken from what was left, because the classes "
-            f"of their clients were used up."
+            f"{outside} of {len(rows)} samples were taken from the remaining ones, because the "
+            f"classes of their clients had no samples left."
         )
         return Split(rows, _bounds(sizes), (note,) if outside else ())
 
 
 @dataclass(frozen=True)
 class DirichletPerClass(Partition):
-    """Each class is shared out over the clients by a Dirichlet(α) draw (FedNova: Dir_16(0.1)).
+    """Each class is shared out over the clients in Dirichlet(α) shares (FedNova: Dir_16(0.1)).
 
-    The sizes follow from the draws. They are repeated, up to `draws` times, until every client has
-    `min_size` samples (only while few clients lack any: more draws would not help many). If none
-    of them does, the fullest clients of the best draw give what is missing, and the notes say so.
+    The sizes follow from the shares. Shares are drawn up to `draws` times, until every client has
+    `min_size` samples; drawing stops early if many clients lack samples, because it would not help.
+    If no draw fills all clients, the best one is taken, samples move from the largest clients to
+    those below `min_size`, and the notes say so.
 
     Parameters
     ----------
     alpha
         α: the smaller, the fewer clients share a class
     capped
-        a client that has its share N-th of all samples gets nothing of further classes, as in the
-        code of FedNova's authors; its paper has no such rule
+        whether a client that has 1/N of all samples gets nothing of further classes, as in the code
+        of FedNova's authors; the paper has no such rule
     draws
-        how often to draw for `min_size` before samples are moved
+        how many times to draw the shares before samples are moved to reach `min_size`
     min_size
-        every client gets at least so many samples; with 0, clients may be empty
+        smallest number of samples of a client; with 0, clients may be empty
     """
 
     alpha: float = 0.1
@@ -227,7 +291,7 @@ class DirichletPerClass(Partition):
             short = int((counts.sum(0) < self.min_size).sum())
             if short < fewest:
                 best, fewest = counts, short
-            if not 0 < short <= HOPE:
+            if not 0 < short <= MAX_UNFILLED_CLIENTS:
                 break
         assert best is not None
         owner = np.concatenate([np.repeat(np.arange(clients), row) for row in best])
@@ -239,15 +303,15 @@ class DirichletPerClass(Partition):
         notes = []
         if moved:
             notes.append(
-                f"{fewest} of {clients} clients were left with fewer than min_size="
-                f"{self.min_size} samples: {moved} samples were moved to them from the fullest."
+                f"{fewest} of {clients} clients had fewer than min_size={self.min_size} samples: "
+                f"{moved} samples were moved to them from the largest clients."
             )
         if sizes.min() == 0:
             notes.append(f"{int((sizes == 0).sum())} of {clients} clients have no samples.")
         return Split(rows[order], _bounds(sizes), tuple(notes))
 
     def _counts(self, left: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
-        """How many samples of each class each client gets, `[C, N]`."""
+        """The number of samples of each class that each client gets, `[C, N]`."""
         counts = np.zeros((len(left), clients), dtype=np.int64)
         for c, samples in enumerate(left):
             shares = rng.dirichlet(np.full(clients, self.alpha))
@@ -256,27 +320,27 @@ class DirichletPerClass(Partition):
                 shares = shares * room if (shares * room).sum() > 0 else room / room.sum()
             ends = np.floor(np.cumsum(shares) / shares.sum() * samples).astype(np.int64)
             counts[c] = np.diff(ends, prepend=0)
-            counts[c, shares.argmax()] += samples - ends[-1]  # what rounding may leave
+            counts[c, shares.argmax()] += samples - ends[-1]  # the rest of rounding
         return counts
 
 
 @dataclass(frozen=True)
 class Classes(Partition):
-    """k classes for every client, in disjoint shards (FedAvg-nonIID: two; FedLGA: P).
+    """Every client gets samples of k classes, in disjoint shards (FedAvg-nonIID: two; FedLGA: P).
 
-    Every class goes to as many clients as any other, give or take one. With balanced sizes all
-    shards are equal, as large as the scarcest class allows, and the rest stays unused. With other
-    sizes each class is shared out whole, in proportion to the sizes of the clients that have it,
-    as in FedProx's power-law data.
+    The numbers of clients per class differ by at most one. With balanced sizes all shards are
+    equal, as large as the scarcest class allows, and the remaining samples stay unused. With other
+    sizes all samples of a class are shared out over its clients in proportion to their sizes, as
+    in FedProx's power-law data.
 
     Parameters
     ----------
     k
-        the number of classes of a client
+        number of classes per client
     sizes
         the size skew; equal sizes by default
     min_size
-        every client gets at least so many samples
+        smallest number of samples of a client
     """
 
     k: int = 2
@@ -293,7 +357,7 @@ class Classes(Partition):
         names, place, left = _classes(labels)
         require(
             self.k <= len(names),
-            f"Every client should have {self.k} classes, but there are only {len(names)}.",
+            f"Every client should get {self.k} classes, but there are only {len(names)}.",
         )
         holders = self._holders(len(names), clients, rng)
         if isinstance(self.sizes, Balanced):
@@ -305,15 +369,16 @@ class Classes(Partition):
         drawn = np.repeat(what, counts.ravel())
         rows = _samples_of(drawn, place, rng)
         absent = len(names) - len(np.unique(what))
-        note = f"{absent} of {len(names)} classes belong to no client."
+        note = f"{absent} of {len(names)} classes are given to no client."
         bounds = _bounds(np.bincount(owner, minlength=clients))
         return Split(rows, bounds, (note,) if absent else ())
 
     def _holders(self, classes: int, clients: int, rng: np.random.Generator) -> np.ndarray:
-        """The classes of each client, `[N, k]`: those that are held least often so far.
+        """The classes of each client, `[N, k]`.
 
-        Going round all classes before any comes again keeps their numbers of holders within one;
-        two orders of the classes meet in a client whose k classes must still differ.
+        Classes are dealt out in random permutations, one after another, so their numbers of clients
+        differ by at most one. A client may get the end of one permutation and the beginning of
+        the next; as its k classes must differ, those it has move to the end of the new permutation.
         """
         held = np.empty((clients, self.k), dtype=np.int64)
         waiting: list[int] = []
@@ -322,13 +387,13 @@ class Classes(Partition):
             while len(own) < self.k:
                 if not waiting:
                     waiting = rng.permutation(classes).tolist()
-                    waiting.sort(key=own.__contains__)  # what the client has comes last
+                    waiting.sort(key=own.__contains__)  # classes that the client has come last
                 own.append(waiting.pop(0))
             held[client] = own
         return held
 
     def _shards(self, holders: np.ndarray, left: np.ndarray, names: np.ndarray) -> np.ndarray:
-        """Equal shards, `[N, k]`."""
+        """The size of each client's shard of each of its classes, all equal, `[N, k]`."""
         times = np.bincount(holders.ravel(), minlength=len(left))
         shards = np.where(times > 0, left // np.maximum(times, 1), left.max())
         scarcest = int(shards.argmin())
@@ -354,7 +419,7 @@ class Classes(Partition):
     def _shares(
         self, holders: np.ndarray, left: np.ndarray, names: np.ndarray, weights: np.ndarray
     ) -> np.ndarray:
-        """Each class shared out whole among its clients in proportion to weights, `[N, k]`."""
+        """The number of samples of each class per client, in proportion to weights, `[N, k]`."""
         each = -(-max(1, self.min_size) // self.k)
         counts = np.zeros(holders.shape, dtype=np.int64)
         for c, samples in enumerate(left):
@@ -372,14 +437,14 @@ class Classes(Partition):
 
 @dataclass(frozen=True)
 class Natural(Partition):
-    """Every client is one of those the data belong to: a writer, a role.
+    """Every client is one owner of samples in the data, such as a writer or a role.
 
     Parameters
     ----------
     most
-        the most samples a client has, drawn at random from its own; None for all of them
+        largest number of samples of a client, chosen at random from its own; None for all of them
     min_size
-        who has fewer samples is left out, and the notes count them
+        owners with fewer samples are left out, and the notes count them
     """
 
     most: int | None = field(default=None, kw_only=True)
@@ -397,11 +462,11 @@ class Natural(Partition):
         seed: int = 0,
         owners: Sequence[Hashable] | None = None,
     ) -> Split:
-        """As `Partition.split`; `clients` of the owners are drawn, or None for all of them."""
+        """Like `Partition.split`; `clients` owners are chosen at random, or all if it is None."""
         if owners is None:
             raise UndriftError(
-                "These data do not say whose samples are whose, so there is no natural partition: "
-                "use IID, Dirichlet, DirichletPerClass or Classes."
+                "These data do not name the owner of each sample, so there is no natural "
+                "partition: use IID, Dirichlet, DirichletPerClass or Classes."
             )
         require_whole("seed", seed, at_least=0)
         names, owner = _owners(owners)
@@ -437,9 +502,6 @@ class Natural(Partition):
         bounds = _bounds(np.array([len(own) for own in rows], dtype=np.int64))
         return Split(chosen, bounds, tuple(notes), [names[k] for k in fit])
 
-    def _split(self, labels: np.ndarray, clients: int, seed: int) -> Split:
-        raise NotImplementedError  # `split` does it, with the owners
-
 
 PARTITIONS: dict[str, type[Partition]] = {
     "iid": IID,
@@ -450,49 +512,91 @@ PARTITIONS: dict[str, type[Partition]] = {
 }
 
 
-def as_partition(value: Partition | str, sizes: str | None = None) -> Partition:
-    """A partition, or the words for one: "iid", "dirichlet:0.3", "classes:2", "natural".
+def as_partition(value: Partition | Assign | str, sizes: str | None = None) -> Partition:
+    """A partition from a partition, a function (see `Partition`) or a text.
 
-    `sizes` are the words for its size skew: "balanced", "balanced:500", "lognormal:0.3",
-    "power-law:0.73".
+    Parameters
+    ----------
+    value
+        a partition, a function (targets, clients, rng), or one of "iid", "dirichlet:0.3",
+        "dirichlet-per-class:0.1", "classes:2" and "natural"
+    sizes
+        the size skew of a partition given as text: "balanced", "balanced:500", "lognormal:0.3" or
+        "power-law:0.73"
     """
     if isinstance(value, Partition):
         return value
-    require_type("partition", value, str, "a partition such as ud.data.Dirichlet(0.3)")
-    kind, arguments = _words(value, "partition", PARTITIONS)
+    if callable(value) and not isinstance(value, type):
+        return FunctionPartition(value)
+    require_type("partition", value, (str, Partition), "a partition such as Dirichlet(0.3)")
+    assert isinstance(value, str)
+    kind, arguments = _parsed(value, "partition", PARTITIONS)
     options = {}
     if sizes is not None:
         require(
             any(f.name == "sizes" for f in fields(kind)),  # type: ignore[arg-type]
-            f"A partition {value!r} decides the sizes itself, so sizes={sizes!r} means nothing.",
+            f"The partition {value!r} determines the sizes itself: leave sizes={sizes!r} out.",
         )
-        law, numbers = _words(sizes, "sizes", SIZES)
+        law, numbers = _parsed(sizes, "sizes", SIZES)
         options["sizes"] = law(*numbers)
     return kind(*arguments, **options)
 
 
-def _words(text: str, what: str, known: dict[str, type[Any]]) -> tuple[type[Any], list[Any]]:
-    """The class and the number that a word such as "dirichlet:0.3" stands for."""
+def _parsed(text: str, what: str, known: dict[str, type[Any]]) -> tuple[type[Any], list[Any]]:
+    """The class and its argument that a text such as "dirichlet:0.3" stands for."""
     word, colon, number = text.partition(":")
     require_choice(what, word, known)
     kind = known[word]
     takes = [f for f in fields(kind) if not f.kw_only]
-    require(not colon or bool(takes), f"{what} {word!r} takes no number, but {text!r} gives one.")
+    require(not colon or bool(takes), f"{what} {word!r} takes no number, but {text!r} has one.")
     if not colon:
         return kind, []
     try:
         value = float(number)
     except ValueError:
-        raise UndriftError(f"{what} {text!r} must give a number after the colon.") from None
+        raise UndriftError(f"{what} {text!r} must have a number after the colon.") from None
     return kind, [int(value) if value.is_integer() and "int" in str(takes[0].type) else value]
 
 
+def _checked_split(assigned: Any, samples: int, clients: int, partition: Partition) -> Split:
+    """The result of `assign` as a split, after a check that it is a valid partition."""
+    wanted = f"{partition} must return {clients} arrays of sample numbers, one per client"
+    try:
+        rows = [np.asarray(own) for own in assigned]
+    except (TypeError, ValueError):
+        raise UndriftError(f"{wanted}, but returned {type(assigned).__name__}.") from None
+    require(len(rows) == clients, f"{wanted}, but returned {len(rows)}.")
+    for k, own in enumerate(rows):
+        require(
+            own.ndim == 1 and (own.dtype.kind in "iu" or own.size == 0),
+            f"{wanted}, but that of client {k} has shape {list(own.shape)} and type {own.dtype}.",
+        )
+        require(
+            own.size == 0 or (own.min() >= 0 and own.max() < samples),
+            f"{partition} gives client {k} a sample number outside 0 … {samples - 1}.",
+        )
+        require(
+            len(own) >= partition.min_size,
+            f"{partition} gives client {k} {len(own)} samples, but min_size is "
+            f"{partition.min_size}.",
+        )
+    joined = np.concatenate(rows).astype(np.int64)
+    numbers, times = np.unique(joined, return_counts=True)
+    require(
+        len(numbers) == len(joined),
+        f"{partition} gives sample {numbers[times.argmax()] if len(numbers) else 0} to more than "
+        f"one client.",
+    )
+    return Split(joined, _bounds(np.array([len(own) for own in rows])))
+
+
 def _bounds(sizes: np.ndarray) -> np.ndarray:
+    """0 and the cumulative sums of sizes: where each client's rows begin and end."""
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
 
 def _owners(owners: Any) -> tuple[list[Hashable], np.ndarray]:
-    """The owners in order, and the place of each sample's owner among them."""
+    """The distinct owners in order, and the index of each sample's owner among them."""
     try:
         given = owners.tolist() if hasattr(owners, "tolist") else list(owners)
     except TypeError:
@@ -506,16 +610,16 @@ def _owners(owners: Any) -> tuple[list[Hashable], np.ndarray]:
 
 
 def _classes(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The classes, each sample's place among them, and how many samples each class has."""
+    """The distinct labels, the index of each sample's label among them, and each one's count."""
     require(
         labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer),
-        "A partition by label needs one whole-number label per sample: use IID for other targets.",
+        "A partition by label needs one whole number per sample: use IID for other targets.",
     )
     return np.unique(labels, return_inverse=True, return_counts=True)
 
 
 def _samples_of(drawn: np.ndarray, place: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A sample for each drawn class, without replacement: the samples of a class are shuffled."""
+    """A random sample of each drawn class, without replacement."""
     shuffled = rng.permutation(len(place))
     by_class = shuffled[np.argsort(place[shuffled], kind="stable")]
     starts = np.concatenate([[0], np.cumsum(np.bincount(place))])
@@ -530,17 +634,19 @@ def _samples_of(drawn: np.ndarray, place: np.ndarray, rng: np.random.Generator) 
 def _in_turn(
     prior: np.ndarray, who: np.ndarray, left: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
-    """The class each turn gets: drawn from its client's prior among those not used up by then.
+    """The class of each turn, from its client's prior over the classes that have samples left then.
 
-    All turns draw at once. A class with more takers than samples keeps the earliest turns, and the
-    others draw again among the classes that are open to them; that a turn's draw was not one of the
-    closed classes is what its prior over the open ones says. Gives −1 where that has no mass.
+    This is the sequential procedure, vectorised. All turns draw at once. If more turns draw a class
+    than it has samples, the earliest turns get them and the class closes after the last of these;
+    later turns draw again from their prior over the classes open to them. The distribution is the
+    same, because a draw conditioned on not being a closed class is a draw from that restricted
+    prior. The class is −1 where the restricted prior has no mass.
     """
     chosen = np.full(len(who), -1)
-    closes = np.where(left > 0, len(who), 0)  # the turn from which a class is used up
+    closes = np.where(left > 0, len(who), 0)  # the first turn at which a class has no samples left
     waiting = np.arange(len(who))
     while len(waiting):
-        chosen[waiting] = _draws(prior, who, waiting, closes, rng)
+        chosen[waiting] = _drawn_classes(prior, who, waiting, closes, rng)
         taken = np.flatnonzero(chosen >= 0)
         order = taken[np.argsort(chosen[taken], kind="stable")]  # by class, then by turn
         counts = np.bincount(chosen[taken], minlength=len(left))
@@ -552,31 +658,31 @@ def _in_turn(
     return chosen
 
 
-def _draws(
+def _drawn_classes(
     prior: np.ndarray,
     who: np.ndarray,
     turns: np.ndarray,
     closes: np.ndarray,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """A class for each of some turns, from its client's prior over the classes open to it."""
+    """A class for each of some turns, from its client's prior over the classes open then."""
     found = np.empty(len(turns), dtype=np.int64)
-    step = max(1, CELLS // prior.shape[1])
+    step = max(1, BLOCK_CELLS // prior.shape[1])
     for first in range(0, len(turns), step):
         some = turns[first : first + step]
         cumulative = np.cumsum(prior[who[some]] * (some[:, None] < closes), axis=1)
         uniform = rng.random(len(some)) * cumulative[:, -1]
         place = (cumulative <= uniform[:, None]).sum(1)
-        # A product may be rounded up to the whole mass: then it is the last class that has any.
+        # The product may round up to the total mass; then take the last class with any mass.
         place = np.minimum(place, (cumulative < cumulative[:, -1:]).sum(1))
         found[first : first + step] = np.where(cumulative[:, -1] > 0, place, -1)
     return found
 
 
 def _fill(owner: np.ndarray, clients: int, min_size: int, rng: np.random.Generator) -> int:
-    """Move samples from the fullest clients to those with fewer than `min_size`, in `owner`.
+    """Move samples from the largest clients to those with fewer than `min_size`, in `owner`.
 
-    The fullest come down to a common level. Gives how many samples moved.
+    The largest clients come down to a common size. Returns the number of samples moved.
     """
     sizes = np.bincount(owner, minlength=clients)
     missing = np.maximum(min_size - sizes, 0)
@@ -584,7 +690,7 @@ def _fill(owner: np.ndarray, clients: int, min_size: int, rng: np.random.Generat
     if not total:
         return 0
     low, level = min_size, int(sizes.max())
-    while low < level:  # the highest level at which the surplus is enough
+    while low < level:  # bisection for the largest size at which the surplus suffices
         middle = (low + level + 1) // 2
         if np.maximum(sizes - middle, 0).sum() >= total:
             low = middle

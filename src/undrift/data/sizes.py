@@ -1,4 +1,4 @@
-"""How many samples each client gets: the size skew of a partition."""
+"""The size skew of a partition: laws for how many samples each client gets."""
 
 from __future__ import annotations
 
@@ -13,22 +13,27 @@ from undrift.utils.keys import generator
 
 
 class Sizes(ABC):
-    """A law of client sizes, as a weight per client."""
+    """A law of client sizes. A subclass implements `weights`."""
 
     @abstractmethod
     def weights(self, clients: int, seed: int) -> np.ndarray:
-        """What the sizes are in proportion to, `[N]`."""
+        """Numbers to which the clients' sizes are proportional, `[N]`."""
 
     def numbers(self, samples: int, clients: int, seed: int, min_size: int = 0) -> np.ndarray:
-        """n_k, `[N]`, of at least `min_size` each; together all samples."""
+        """The sizes n_k, `[N]`: each at least `min_size`, with `samples` as their sum."""
         return apportion(self.weights(clients, seed), samples, min_size)
 
 
 @dataclass(frozen=True)
 class Balanced(Sizes):
-    """Every client gets the same number: `samples`, or as many as there are for all.
+    """Every client gets the same number of samples.
 
-    What is left over when the samples do not divide evenly stays unused.
+    Without `samples` each client gets ⌊n/N⌋, and the remaining samples stay unused.
+
+    Parameters
+    ----------
+    samples
+        number of samples per client; None for as many as possible
     """
 
     samples: int | None = None
@@ -49,14 +54,20 @@ class Balanced(Sizes):
         )
         require(
             each >= min_size,
-            f"min_size is {min_size}, but {samples} samples give each of {clients} clients {each}.",
+            f"min_size is {min_size}, but each of {clients} clients gets only {each} samples.",
         )
         return np.full(clients, each)
 
 
 @dataclass(frozen=True)
 class LogNormal(Sizes):
-    """log n_k is normal with standard deviation σ: FedDyn's unbalanced data have σ = 0.3."""
+    """Lognormal sizes: log n_k is normal with standard deviation σ (FedDyn: σ = 0.3).
+
+    Parameters
+    ----------
+    sigma
+        σ, the standard deviation of log n_k; 0 for equal sizes
+    """
 
     sigma: float = 0.3
 
@@ -70,10 +81,16 @@ class LogNormal(Sizes):
 
 @dataclass(frozen=True)
 class PowerLaw(Sizes):
-    """The r-th largest client has a size in proportion to r^−a; who is r-th is drawn.
+    """Power-law sizes: the r-th largest client has a size proportional to r^−a.
 
-    An exponent a of 0.73 over 100 clients gives a ratio of standard deviation to mean of 1.27, that
-    of FedAvg-nonIID's Table 2; with `Classes(2)`, which shares out each class, it is 1.16.
+    The clients' ranks are random. With 100 clients, an exponent a of 0.73 gives a ratio of standard
+    deviation to mean of 1.27, as in FedAvg-nonIID's Table 2; with `Classes(2)`, which shares out
+    each class separately, the ratio is 1.16.
+
+    Parameters
+    ----------
+    exponent
+        a: 0 for equal sizes; the larger, the more unequal
     """
 
     exponent: float = 0.73
@@ -88,7 +105,13 @@ class PowerLaw(Sizes):
 
 @dataclass(frozen=True)
 class Given(Sizes):
-    """The sizes themselves, one per client; of a `Classes` partition, their proportions."""
+    """Sizes given as a list, one per client; `Classes` uses only their proportions.
+
+    Parameters
+    ----------
+    sizes
+        number of samples of each client
+    """
 
     sizes: tuple[int, ...]
 
@@ -107,11 +130,11 @@ class Given(Sizes):
         sizes = self.weights(clients, seed).astype(np.int64)
         require(
             sizes.sum() <= samples,
-            f"The sizes given need {sizes.sum()} samples, but there are {samples}.",
+            f"The given sizes need {sizes.sum()} samples, but there are {samples}.",
         )
         require(
             sizes.min() >= min_size,
-            f"min_size is {min_size}, but client {sizes.argmin()} is given {sizes.min()} samples.",
+            f"min_size is {min_size}, but sizes gives client {sizes.argmin()} only {sizes.min()}.",
         )
         return sizes
 
@@ -124,10 +147,10 @@ SIZES: dict[str, type[Sizes]] = {
 
 
 def as_sizes(value: Sizes | Sequence[int]) -> Sizes:
-    """A law of sizes; a list of numbers is the sizes themselves."""
+    """A law of sizes from a law, or from a list with the size of each client."""
     if isinstance(value, Sizes):
         return value
-    if hasattr(value, "tolist"):  # an array, a tensor, a column of a data frame
+    if hasattr(value, "tolist"):  # an array, a tensor or a column of a data frame
         value = value.tolist()
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise UndriftError(
@@ -138,10 +161,10 @@ def as_sizes(value: Sizes | Sequence[int]) -> Sizes:
 
 
 def apportion(weights: np.ndarray, total: int, min_size: int = 0) -> np.ndarray:
-    """Whole numbers in proportion to weights that add up to `total`, each at least `min_size`.
+    """Integers that are proportional to weights and add up to `total`, each at least `min_size`.
 
-    Who would get less than `min_size` gets that, and the others share the rest in proportion;
-    what rounding down leaves goes to the largest remainders.
+    Clients whose proportional share is below `min_size` get `min_size`, and the others share the
+    rest. Shares are rounded by the largest-remainder method.
     """
     clients = len(weights)
     require(
@@ -163,7 +186,7 @@ def apportion(weights: np.ndarray, total: int, min_size: int = 0) -> np.ndarray:
 
 
 def _rounded(exact: np.ndarray, total: int) -> np.ndarray:
-    """Rounded down, with what is left going to the largest remainders."""
+    """Round numbers to integers with a given sum, by the largest-remainder method."""
     numbers = np.floor(exact).astype(np.int64)
     left = total - int(numbers.sum())
     largest = np.argsort(numbers - exact, kind="stable")

@@ -1,4 +1,4 @@
-"""The clients' devices: how fast they compute and transfer, when they are there, how they fail."""
+"""The clients' devices: speeds, transfers, availability and failures, on a virtual clock."""
 
 from undrift.devices.availability import AVAILABILITIES, Always, Availability, Duty
 from undrift.devices.fleet import ARRIVES, FAILED, FOR_EVER, LEFT, Fleet, Trips, journey, share_done

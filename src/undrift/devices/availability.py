@@ -1,4 +1,4 @@
-"""When clients are available over virtual time, as an experiment says it."""
+"""Laws of availability, as users and experiment files state them: when clients can take part."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from undrift.utils.keys import uniforms
 
 
 class Availability(ABC):
-    """A law of when clients are available."""
+    """A law of when clients are available. A subclass implements `of`."""
 
     @abstractmethod
     def of(self, roster: Roster, seed: int) -> Windows:
-        """The windows of a roster's clients."""
+        """The availability windows of all clients in a roster; `seed` is the seed of the run."""
 
 
 @dataclass(frozen=True)
 class Always(Availability):
-    """Everyone, at all times."""
+    """Every client is always available."""
 
     def of(self, roster: Roster, seed: int) -> Windows:
         return AlwaysWindows(len(roster))
@@ -31,17 +31,17 @@ class Always(Availability):
 
 @dataclass(frozen=True)
 class Duty(Availability):
-    """Each client is available for a share of every period, from a moment of its own on.
+    """Each client is available for the same share of every period.
 
     Parameters
     ----------
     period
-        how often a window begins, in seconds
+        time from the beginning of a window to that of the next, in seconds
     share
-        how much of the period the window lasts, up to 1
+        length of a window as a share of the period, at most 1
     together
-        whether all windows begin at the same moment, first at time 0; if not, each client's
-        moment is drawn
+        whether all clients' windows begin at the same times, first at time 0; otherwise each
+        client has a random phase
     """
 
     period: float

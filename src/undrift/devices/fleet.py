@@ -1,4 +1,8 @@
-"""The devices of a run's clients, and what becomes of those that are sent to work."""
+"""The fleet: the devices of all clients of a run, and how their trips end.
+
+A trip is a client's way from reading the model to its reply, on the virtual clock. Synchronous
+rounds and the event queue compute trips with the functions of this module.
+"""
 
 from __future__ import annotations
 
@@ -15,32 +19,32 @@ from undrift.utils.errors import require
 from undrift.utils.keys import uniforms
 
 ARRIVES, FAILED, LEFT = "arrives", "failed", "left"
-"""What becomes of a client: its reply arrives, it drops out, or its availability ends."""
+"""How a trip ends: the reply arrives, the client drops out, or its availability ends."""
 
 FOR_EVER = (
-    "A device takes longer than the clock can count: its speed, down and up must be larger, or its "
-    "latency smaller."
+    "A device takes longer than the virtual clock can count: increase its speed, down or up, or "
+    "decrease its latency."
 )
 
 
 @dataclass(frozen=True, eq=False)
 class Trips:
-    """What becomes of clients that set out together, an array entry for each.
+    """The trips of clients that start together; arrays have an entry per client.
 
     Parameters
     ----------
     who
-        the clients, as places in the roster
+        indices of the clients in the roster
     start
-        when they set out
+        time at which all trips start; times are virtual seconds
     computing, sending
-        when they begin to compute and to send, or would have
+        times at which the clients begin to compute and to send, or would have begun
     end
-        when the reply arrives, or when the client fails or leaves
+        time at which the reply arrives, or at which the client fails or leaves
     outcome
         "arrives", "failed" or "left"
     done
-        the share of the computing that was finished by the end
+        share of the computation that was finished at the end, from 0 to 1
     """
 
     who: np.ndarray
@@ -54,32 +58,32 @@ class Trips:
 
 @dataclass(frozen=True, eq=False)
 class Fleet:
-    """The devices of all clients; every array has an entry per client, in the roster's order.
+    """The devices of all clients; arrays have an entry per client, in the roster's order.
 
     Parameters
     ----------
     speed
-        `unit`s of work per second
+        work per second, in `unit`
     down, up
-        bytes per second, ∞ where transfers take no time
+        bytes per second from and to the server; ∞ if transfers take no time
     latency
-        seconds, each way
+        seconds that a message takes each way, besides the transfer
     jitter
-        σ of the lognormal factor on what a device does in a round
+        σ of the lognormal factor on all durations of a round
     dropout, damage
-        the probabilities to fail in mid-round, and to return a damaged reply
+        probability to fail during a round, and to return a damaged reply
     gone_at
-        when it is gone for good, or ∞
+        time at which the device leaves for good, or ∞
     unit
-        "steps" or "samples"
+        what speed counts: "steps" or "samples"
     windows
-        when each is available, until it is gone
+        when each client is available, before `gone_at`
     hashes
-        a number per client, for keyed draws
+        hash of each client's id, for keyed random numbers
     seed
-        the run's, of which the draws of the rounds are made
+        seed of the run, from which the random numbers of the rounds are made
     classes
-        the name of each client's class of devices, if there are classes
+        name of each client's device class, if there are classes
     """
 
     speed: np.ndarray
@@ -101,41 +105,41 @@ class Fleet:
 
     @cached_property
     def steady(self) -> bool:
-        """Whether everyone is available at all times."""
+        """Whether all clients are always available."""
         return self.windows.always and bool(np.isinf(self.gone_at).all())
 
     @cached_property
     def reliable(self) -> bool:
-        """Whether everyone is always available and every reply arrives undamaged."""
+        """Whether all clients are always available and every reply arrives undamaged."""
         return self.steady and not self.dropout.any() and not self.damage.any()
 
     def reading(self, bytes: float) -> np.ndarray:
-        """How long each client takes to receive so many bytes, in seconds before jitter."""
-        # A time that is too long is refused by the clock.
+        """Seconds that each client takes to receive `bytes`, before jitter."""
+        # The clock rejects times that overflow.
         with np.errstate(over="ignore", divide="ignore"):
             return self.latency + bytes / self.down
 
     def sending(self, bytes: float) -> np.ndarray:
-        """How long each client takes to send so many bytes, in seconds before jitter."""
+        """Seconds that each client takes to send `bytes`, before jitter."""
         with np.errstate(over="ignore", divide="ignore"):
             return self.latency + bytes / self.up
 
     def factor(self, round: int, who: np.ndarray) -> np.ndarray:
-        """By how much clients are slower than usual in a round: exp(σz − σ²/2), of mean one."""
+        """The jitter factor of clients in a round: exp(σz − σ²/2), with mean one."""
         sigma = self.jitter[who]
         z = normal_scores(uniforms(self.seed, "jitter", round, self.hashes[who]))
         return np.exp(sigma * z - sigma**2 / 2)
 
     def damaged(self, round: int, who: np.ndarray) -> np.ndarray:
-        """Which of the clients' replies are damaged in a round, a mask."""
+        """A mask of the clients whose replies are damaged in a round."""
         return uniforms(self.seed, "damage", round, self.hashes[who]) < self.damage[who]
 
     def available(self, t: float) -> np.ndarray:
-        """Who is available at time t, a mask over all clients."""
+        """A mask of the clients that are available at time t."""
         return self.windows.available(t) & (t < self.gone_at)
 
     def next_available(self, t: float) -> np.ndarray:
-        """For every client the first time from t on at which it is available, or ∞."""
+        """For every client the first time ≥ t at which it is available, or ∞."""
         following = self.windows.next(t)
         return np.where(following < self.gone_at, following, math.inf)
 
@@ -144,7 +148,7 @@ class Fleet:
         return bool(t < self.gone_at[k]) and self.windows.is_available(k, t)
 
     def next_of(self, k: int, t: float) -> float:
-        """The first time from t on at which client k is available, or ∞."""
+        """The first time ≥ t at which client k is available, or ∞."""
         following = self.windows.next_of(k, t)
         return following if following < self.gone_at[k] else math.inf
 
@@ -155,11 +159,11 @@ class Fleet:
     def leaves(self, who: np.ndarray, t: float) -> np.ndarray: ...
 
     def leaves(self, who: int | np.ndarray, t: float) -> float | np.ndarray:
-        """When clients that are available at time t stop being so, or ∞."""
+        """The end of availability of clients that are available at time t, or ∞."""
         return np.minimum(self.windows.until(who, t), self.gone_at[who])
 
     def leaves_of(self, k: int, t: float) -> float:
-        """When client k, which is available at time t, stops being so, or ∞."""
+        """The end of availability of client k, which is available at time t, or ∞."""
         return min(self.windows.until_of(k, t), float(self.gone_at[k]))
 
     def trips(
@@ -171,23 +175,23 @@ class Fleet:
         sending: np.ndarray,
         round: int,
     ) -> Trips:
-        """Send clients out to receive, compute and reply, and see what becomes of each.
+        """The trips of clients that read the model, compute and reply.
 
-        A client drops out with its probability, at a moment uniformly distributed over its trip,
-        or leaves when its availability ends before it is done, whichever is first.
+        A client drops out with probability `dropout`, at a time uniformly distributed over its
+        trip, or leaves if its availability ends during the trip; the earlier of the two counts.
 
         Parameters
         ----------
         who
-            places in the roster of clients that are available at the start
+            indices in the roster of clients that are available at the start
         units
-            how much each is to compute, in the fleet's unit
+            work of each client, in the fleet's unit
         start
-            when they set out
+            time at which the trips start
         reading, sending
-            how long each takes to receive and to send, before jitter
+            seconds that each client takes to receive and to send, before jitter
         round
-            the round, of which the draws are made
+            number of the round, from which the random numbers are made
         """
         factor = self.factor(round, who)
         with np.errstate(over="ignore", divide="ignore"):
@@ -198,6 +202,7 @@ class Fleet:
         p = self.dropout[who]
         u = uniforms(self.seed, "dropout", round, self.hashes[who])
         drops = u < p
+        # Given u < p, u/p is uniform in [0, 1): one random number decides whether and when.
         fails = np.full(len(who), math.inf)
         fails[drops] = start + u[drops] / p[drops] * (arrival[drops] - start)
         leaves = self.leaves(who, start)
@@ -218,14 +223,18 @@ class Fleet:
 def journey(
     start: float, reading: Times, computing: Times, sending: Times, factor: Times
 ) -> tuple[Times, Times, Times]:
-    """When a client begins to compute, begins to send, and has arrived, for one or several."""
+    """The times at which clients begin to compute, begin to send, and their replies arrive.
+
+    The durations are given before jitter; `factor` multiplies them. Numbers give the times of one
+    client, arrays those of several.
+    """
     computing_from = start + reading * factor
     sending_from = computing_from + computing * factor
     return computing_from, sending_from, sending_from + sending * factor
 
 
 def share_done(begin: np.ndarray, end: np.ndarray, t: np.ndarray) -> np.ndarray:
-    """The share of the time from `begin` to `end` that is over at t."""
+    """The share of the time from `begin` to `end` that has passed at time t, from 0 to 1."""
     share = (t >= end).astype(float)
     under_way = (begin < t) & (t < end)
     begin, end, t = begin[under_way], end[under_way], t[under_way]

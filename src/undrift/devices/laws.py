@@ -1,4 +1,4 @@
-"""From what law a quantity of the clients' devices is drawn."""
+"""Distributions from which quantities of the clients' devices, such as speeds, are drawn."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import torch
 from undrift.utils.errors import require_range
 
 LOWEST, HIGHEST = 2.0**-54, 1 - 2.0**-53
-"""The range uniform numbers are kept in, so that their normal scores are finite."""
+"""Uniform numbers are clipped to this range, so that their normal quantiles are finite."""
 
 
 class Law(ABC):
-    """A distribution over clients, as its inverse: a uniform number in, a value out."""
+    """A distribution over clients. A subclass implements `values`, its quantile function."""
 
     @abstractmethod
     def values(self, u: np.ndarray) -> np.ndarray:
-        """The value of each client, of a uniform number in [0, 1) for each; it grows with it."""
+        """The value of each client, a non-decreasing function of its uniform number in [0, 1)."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class Same(Law):
 
 @dataclass(frozen=True)
 class Ladder(Law):
-    """Evenly spaced from `slowest` to `fastest`, both taken; who is where is drawn.
+    """Evenly spaced values from `slowest` to `fastest`, assigned to clients at random.
 
-    A single client is the fastest. What is better when it is less, such as a latency, has the
-    larger number as `slowest`.
+    Both ends occur; a single client gets `fastest`. For a quantity that is better when smaller,
+    such as latency, `slowest` is the larger number.
     """
 
     slowest: float
@@ -58,7 +58,7 @@ class Ladder(Law):
 
 @dataclass(frozen=True)
 class Between(Law):
-    """Uniformly distributed from `low` to `high`."""
+    """Values uniformly distributed from `low` to `high`."""
 
     low: float
     high: float
@@ -73,7 +73,7 @@ class Between(Law):
 
 @dataclass(frozen=True)
 class LogNormal(Law):
-    """The logarithm is normal with standard deviation `sigma`; half the clients exceed `median`."""
+    """Lognormal values: the logarithm is normal with mean log `median` and deviation `sigma`."""
 
     median: float
     sigma: float
@@ -83,13 +83,13 @@ class LogNormal(Law):
         require_range("LogNormal's sigma", self.sigma, at_least=0)
 
     def values(self, u: np.ndarray) -> np.ndarray:
-        with np.errstate(over="ignore"):  # who takes the values refuses ∞ in words
+        with np.errstate(over="ignore"):  # the caller rejects ∞ with a clear message
             return self.median * np.exp(self.sigma * normal_scores(u))
 
 
 @dataclass(frozen=True)
 class Normal(Law):
-    """Normal, with what falls outside `low` to `high` put at the nearest of the two."""
+    """Normal values, clipped to `low` … `high`."""
 
     mean: float
     std: float
@@ -116,15 +116,26 @@ LAWS: dict[str, type[Law]] = {
 
 
 def as_law(value: float | Law) -> Law:
-    """A law; a number is the same for everyone."""
+    """A law from a law, or from a number that all clients share."""
     return value if isinstance(value, Law) else Same(value)
 
 
 def correlated(u: np.ndarray, sizes: np.ndarray, rho: float, hashes: np.ndarray) -> np.ndarray:
-    """Uniform numbers that go with the clients' data sizes (a Gaussian copula).
+    """Uniform numbers that are correlated with the clients' data sizes (a Gaussian copula).
 
-    Their normal scores correlate by ρ with those of the sizes' ranks, in which the clients' hashes
-    break ties: with ρ = 1 the client with the most data gets the highest number.
+    The normal quantiles of the result have correlation ρ with those of the sizes' ranks; hashes
+    break ties among equal sizes. With ρ = 1 the client with the most data gets the highest number.
+
+    Parameters
+    ----------
+    u
+        independent uniform numbers, one per client
+    sizes
+        number of samples of each client
+    rho
+        ρ, from −1 to 1
+    hashes
+        hash of each client's id
     """
     require_range("The correlation with the data sizes", rho, at_least=-1, at_most=1)
     if rho == 0:
@@ -137,12 +148,12 @@ def correlated(u: np.ndarray, sizes: np.ndarray, rho: float, hashes: np.ndarray)
 
 
 def normal_scores(u: np.ndarray) -> np.ndarray:
-    """The standard normal quantile of each number in [0, 1), finite at 0 too."""
+    """The standard normal quantile of each number in [0, 1), clipped so that it is finite."""
     return torch.special.ndtri(torch.from_numpy(np.clip(u, LOWEST, HIGHEST))).numpy()
 
 
 def ranks(u: np.ndarray) -> np.ndarray:
-    """The place of each number among all, from 0 for the lowest."""
+    """The rank of each number among all, from 0 for the lowest."""
     found = np.empty(len(u), dtype=np.int64)
     found[np.argsort(u, kind="stable")] = np.arange(len(u))
     return found

@@ -1,4 +1,7 @@
-"""What devices the clients have: drawn from laws, from classes of devices, or read from a file."""
+"""Device profiles: devices drawn from laws, from classes of devices, or read from a file.
+
+A profile makes the `Fleet` of a run from the roster and a seed.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from undrift.data.sizes import apportion
 from undrift.devices.availability import Always, Availability
 from undrift.devices.fleet import Fleet
 from undrift.devices.laws import Law, as_law, correlated, ranks
-from undrift.devices.quantities import ABSENT, LIMITS, UNITS
+from undrift.devices.quantities import DEFAULTS, LIMITS, UNITS
 from undrift.devices.traces import read_devices, read_windows
 from undrift.devices.windows import AlwaysWindows, ListedWindows, MixedWindows, Windows
 from undrift.utils.errors import (
@@ -28,40 +31,40 @@ from undrift.utils.errors import (
     require_whole,
 )
 from undrift.utils.keys import uniforms
-from undrift.utils.reprs import short
+from undrift.utils.reprs import short_repr
 
 
 @dataclass(frozen=True)
 class Devices:
-    """Devices drawn for each client from laws; a number is the same for everyone.
+    """Devices drawn from laws for each client; a number means the same value for all clients.
 
     Parameters
     ----------
     speed
-        how much a device computes per second, in `unit`
+        work per second, in `unit`
     unit
-        what the speed counts: "steps" or "samples"
+        what speed counts: "steps" or "samples"
     down, up
         bytes per second from and to the server; None if transfers take no time
     latency
-        seconds, each way
+        seconds that a message takes each way, besides the transfer
     jitter
-        σ of a lognormal factor of mean one on everything a device does in a round
+        σ of a lognormal factor with mean one on all durations of a round
     dropout
-        the probability to fail in mid-round
+        probability to fail during a round
     damage
-        the probability that the reply is damaged (NaN)
+        probability that the reply is damaged (NaN)
     lifetime
-        virtual seconds after which a device is gone for good; None if it never is
+        virtual seconds after which a device leaves for good; None for never
     availability
-        when it is available, e.g. `Duty(period=86400, share=0.3)`
+        when a device is available, e.g. `Duty(period=86400, share=0.3)`
     size_correlation
-        of the speed with the size of the client's data, from −1 to 1
+        correlation of speed with the size of the client's data, from −1 to 1
     seed
-        of the draws; None for the run's
+        seed of the devices; None for the run's seed
     """
 
-    __repr__ = short
+    __repr__ = short_repr
 
     speed: float | Law = 1.0
     unit: str = "steps"
@@ -79,29 +82,29 @@ class Devices:
     def __post_init__(self) -> None:
         for name, limits in LIMITS.items():
             value = getattr(self, name)
-            optional = ABSENT.get(name) == math.inf
+            optional = DEFAULTS.get(name) == math.inf
             if not isinstance(value, Law) and not (optional and value is None):
                 require_range(f"Devices' {name}", value, **limits)
         require_choice("Devices' unit", self.unit, UNITS)
         require_type(
             "Devices' availability", self.availability, Availability, "Always() or Duty(…)"
         )
-        _check_draws("Devices'", self.size_correlation, self.seed)
+        _check_correlation_and_seed("Devices'", self.size_correlation, self.seed)
 
     def fleet(self, roster: Roster, seed: int) -> Fleet:
-        """The devices of a roster's clients, in a run with a seed."""
+        """The fleet of a roster's clients; `seed` is the run's seed."""
         own = _seed(self.seed, seed)
         values = self.drawn(roster, own, np.arange(len(roster)))
         return _fleet(roster, values, self.unit, self.availability.of(roster, own), seed)
 
     def drawn(self, roster: Roster, seed: int, who: np.ndarray) -> dict[str, np.ndarray]:
-        """Every quantity of some of a roster's clients, given by their places."""
+        """Every quantity of some clients, given by their indices in the roster."""
         hashes, sizes = roster.hashes[who], roster.sizes.numpy()[who]
         values = {}
         for name in LIMITS:
             law = getattr(self, name)
             if law is None:
-                values[name] = np.full(len(who), ABSENT[name])
+                values[name] = np.full(len(who), DEFAULTS[name])
                 continue
             u = uniforms(seed, f"device {name}", 0, hashes)
             if name == "speed":
@@ -113,18 +116,18 @@ class Devices:
 
 @dataclass(frozen=True)
 class DeviceClasses:
-    """Classes of devices, each with its share of the clients.
+    """Classes of devices, each for a share of the clients.
 
     Parameters
     ----------
     classes
-        each class's name, with its share and its devices, e.g.
+        the share of clients and the devices of each class, by name, e.g.
         `{"phone": (0.8, Devices(speed=2.0)), "laptop": (0.2, Devices(speed=20.0))}`
     size_correlation
-        of the class with the size of the client's data, from −1 to 1; the classes are taken as
-        ordered from the slowest to the fastest
+        correlation of the class with the size of the client's data, from −1 to 1; list the classes
+        from the slowest to the fastest
     seed
-        of the draws; None for the run's
+        seed of the devices; None for the run's seed
     """
 
     classes: Mapping[str, tuple[float, Devices]]
@@ -133,14 +136,16 @@ class DeviceClasses:
 
     def __post_init__(self) -> None:
         wanted = "a share and Devices(…)"
-        require_type("DeviceClasses' classes", self.classes, Mapping, f"names with {wanted} each")
+        require_type(
+            "DeviceClasses' classes", self.classes, Mapping, f"a mapping from names to {wanted}"
+        )
         require(len(self.classes) > 0, "DeviceClasses needs at least one class.")
-        for name, given in self.classes.items():
+        for name, entry in self.classes.items():
             what = f"The class {name!r} of DeviceClasses"
-            require_type(what, given, (tuple, list), wanted)
-            require(len(given) == 2, f"{what} has {len(given)} entries, but must be {wanted}.")
-            require_range(f"The share of class {name!r}", given[0], above=0, at_most=1)
-            require_type(f"The devices of class {name!r}", given[1], Devices, "Devices(…)")
+            require_type(what, entry, (tuple, list), wanted)
+            require(len(entry) == 2, f"{what} has {len(entry)} entries, but must be {wanted}.")
+            require_range(f"The share of class {name!r}", entry[0], above=0, at_most=1)
+            require_type(f"The devices of class {name!r}", entry[1], Devices, "Devices(…)")
         total = math.fsum(share for share, _ in self.classes.values())
         require(
             abs(total - 1) <= 1e-6,
@@ -149,14 +154,14 @@ class DeviceClasses:
         units = {name: devices.unit for name, (_, devices) in self.classes.items()}
         require(
             len(set(units.values())) == 1,
-            "The classes of DeviceClasses count speed in different units, but must agree: "
+            "All classes of DeviceClasses must have the same unit of speed, but they differ: "
             + ", ".join(f"{name!r} in {unit}" for name, unit in units.items())
             + ".",
         )
-        _check_draws("DeviceClasses'", self.size_correlation, self.seed)
+        _check_correlation_and_seed("DeviceClasses'", self.size_correlation, self.seed)
 
     def fleet(self, roster: Roster, seed: int) -> Fleet:
-        """The devices of a roster's clients, in a run with a seed."""
+        """The fleet of a roster's clients; `seed` is the run's seed."""
         own = _seed(self.seed, seed)
         shares, devices = zip(*self.classes.values(), strict=True)
         which = self._assigned(roster, own, np.array(shares))
@@ -177,7 +182,7 @@ class DeviceClasses:
         )
 
     def _assigned(self, roster: Roster, seed: int, shares: np.ndarray) -> np.ndarray:
-        """The number of each client's class."""
+        """The index of each client's class."""
         u = uniforms(seed, "device class", 0, roster.hashes)
         u = correlated(u, roster.sizes.numpy(), self.size_correlation, roster.hashes)
         counts = apportion(shares, len(roster))
@@ -186,26 +191,27 @@ class DeviceClasses:
 
 @dataclass(frozen=True)
 class DeviceFile:
-    """Devices read from a CSV file, and their availability from another.
+    """Devices read from a CSV file, with their availability from another.
 
     Parameters
     ----------
     path
         a CSV file with a header: a column `client` (or `device`), a column `speed`, and any of
-        `down`, `up`, `latency`, `jitter`, `dropout`, `damage` and `lifetime`; an empty cell is
-        what `Devices` has unless told
+        `down`, `up`, `latency`, `jitter`, `dropout`, `damage` and `lifetime`; an empty cell means
+        the default of `Devices`
     unit
-        what the speed counts: "steps" or "samples"
+        what speed counts: "steps" or "samples"
     windows
-        a CSV file with the columns `client` (or `device`), `from` and `to`, in seconds: when each
-        is available; a client without a row never is. None if all always are
+        a CSV file with the columns `client` (or `device`), `from` and `to`, in seconds: the times
+        at which each is available. A client without a row is never available. None if all clients
+        are always available
     repeat
-        after how many seconds the windows start again; None if they do not
+        seconds after which the windows start again; None if they do not
     match
-        "client" if the rows are named by the clients' ids, "random" if each client gets the device
-        of a row that is drawn for it
+        "client" if rows are named by the clients' ids, "random" to give each client the device of a
+        random row
     seed
-        of the draws; None for the run's
+        seed of the random rows; None for the run's seed
     """
 
     path: str | Path
@@ -225,13 +231,13 @@ class DeviceFile:
             require_range("DeviceFile's repeat", self.repeat, above=0)
             require(
                 self.windows is not None,
-                "DeviceFile's repeat is given, but there is no file of windows to repeat.",
+                "DeviceFile's repeat needs windows, the file with the times to repeat.",
             )
         require_choice("DeviceFile's match", self.match, ("client", "random"))
-        _check_draws("DeviceFile's", 0.0, self.seed)
+        _check_correlation_and_seed("DeviceFile's", 0.0, self.seed)
 
     def fleet(self, roster: Roster, seed: int) -> Fleet:
-        """The devices of a roster's clients, in a run with a seed."""
+        """The fleet of a roster's clients; `seed` is the run's seed."""
         path = Path(self.path)
         places, quantities = read_devices(path)
         device = self._matched(roster, _seed(self.seed, seed), places)
@@ -243,7 +249,7 @@ class DeviceFile:
         return _fleet(roster, values, self.unit, windows, seed)
 
     def fingerprint(self) -> str:
-        """A word that is another one when the files are."""
+        """A hash of the files' contents, by which a resumed run notices changes."""
         found = blake2b(digest_size=8)
         for path in (self.path, self.windows):
             if path is not None:
@@ -254,20 +260,20 @@ class DeviceFile:
         return found.hexdigest()
 
     def _matched(self, roster: Roster, seed: int, places: dict[str, int]) -> np.ndarray:
-        """The place in the file of each client's device."""
+        """The row of each client's device, as an index."""
         if self.match == "random":
             u = uniforms(seed, "device row", 0, roster.hashes)
             return (u * len(places)).astype(np.int64)
         for id in roster.ids:
             require(
                 str(id) in places,
-                f"{self.path} has no row of client {id!r}; match='random' draws a row for each.",
+                f"{self.path} has no row for client {id!r}; match='random' takes a random row.",
             )
         return np.array([places[str(id)] for id in roster.ids])
 
 
 Profiles = Devices | DeviceClasses | DeviceFile
-"""Whatever says what devices the clients have."""
+"""Any device profile."""
 
 KINDS: dict[str, type[Profiles]] = {
     "drawn": Devices,
@@ -284,6 +290,7 @@ def _fleet(
     seed: int,
     classes: list[str] | None = None,
 ) -> Fleet:
+    """A fleet from the quantities of all clients; a lifetime is the time of leaving."""
     values = dict(values)
     gone_at = values.pop("lifetime")
     return Fleet(
@@ -298,7 +305,7 @@ def _fleet(
 
 
 def _check_drawn(name: str, values: np.ndarray, roster: Roster, who: np.ndarray) -> None:
-    """Refuse values a law should not have given; the smallest and the largest tell of all."""
+    """Raise if a law gave values outside their limits; it suffices to check the extremes."""
     if len(values) == 0:
         return
     for k in (values.argmin(), values.argmax()):
@@ -306,11 +313,11 @@ def _check_drawn(name: str, values: np.ndarray, roster: Roster, who: np.ndarray)
         require_range(what, float(values[k]), **LIMITS[name])
 
 
-def _seed(own: int | None, otherwise: int) -> int:
-    return otherwise if own is None else own
+def _seed(own: int | None, default: int) -> int:
+    return default if own is None else own
 
 
-def _check_draws(whose: str, size_correlation: float, seed: int | None) -> None:
+def _check_correlation_and_seed(whose: str, size_correlation: float, seed: int | None) -> None:
     require_range(f"{whose} size_correlation", size_correlation, at_least=-1, at_most=1)
     if seed is not None:
         require_whole(f"{whose} seed", seed, at_least=0)

@@ -1,11 +1,11 @@
-"""What a device is described by: what each quantity may be, and what it is unless given."""
+"""The quantities of a device: their limits and their default values."""
 
 from __future__ import annotations
 
 import math
 
 UNITS = ("steps", "samples")
-"""What a device's speed may count per second."""
+"""What the speed of a device may count per second."""
 
 LIMITS: dict[str, dict[str, float]] = {
     "speed": {"above": 0},
@@ -17,9 +17,9 @@ LIMITS: dict[str, dict[str, float]] = {
     "damage": {"at_least": 0, "at_most": 1},
     "lifetime": {"above": 0},
 }
-"""The range of each quantity, as `require_range` takes it."""
+"""The limits of each quantity, as keyword arguments of `require_range`."""
 
-ABSENT: dict[str, float] = {
+DEFAULTS: dict[str, float] = {
     "down": math.inf,
     "up": math.inf,
     "latency": 0.0,
@@ -28,4 +28,4 @@ ABSENT: dict[str, float] = {
     "damage": 0.0,
     "lifetime": math.inf,
 }
-"""The value of a quantity that is not given; the speed always is."""
+"""The value of each quantity that is not given; speed must always be given."""

@@ -1,4 +1,4 @@
-"""Devices and their windows from CSV files."""
+"""Readers of CSV files with devices and with the windows in which they are available."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pathlib import Path
 
 import numpy as np
 
-from undrift.devices.quantities import ABSENT, LIMITS
+from undrift.devices.quantities import DEFAULTS, LIMITS
 from undrift.devices.windows import Span
 from undrift.utils.errors import UndriftError, first_line, require, require_choice, require_range
 
-NAMES = ("client", "device")
-"""What the column with a row's name may be called."""
+NAME_COLUMNS = ("client", "device")
+"""Names that the column with the name of a device may have."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a CSV file: where it is, what it names, and its other cells."""
+    """A line of a CSV file: its place for error messages, the device's name, and other cells."""
 
     where: str
     name: str
@@ -38,22 +38,22 @@ class Row:
 
 
 def read_devices(path: Path) -> tuple[dict[str, int], dict[str, np.ndarray]]:
-    """The place of each device by its name, and every quantity of theirs in that order."""
+    """The index of each device by its name, and every quantity as an array in this order."""
     lines: dict[str, str] = {}
     values: dict[str, list[float]] = {column: [] for column in LIMITS}
     for row in _rows(path, required=("speed",), allowed=tuple(LIMITS)):
         before = lines.setdefault(row.name, row.where)
         require(
             before == row.where,
-            f"{row.where} describes {row.name!r} again, which {before} did.",
+            f"{row.where} describes {row.name!r} again, after {before}.",
         )
         for column, limits in LIMITS.items():
             if row.cells.get(column):
                 value = row.number(column)
                 require_range(f"{row.where}: {column}", value, **limits)
             else:
-                require(column in ABSENT, f"{row.where} has no {column} of {row.name!r}.")
-                value = ABSENT[column]
+                require(column in DEFAULTS, f"{row.where} has no {column} of {row.name!r}.")
+                value = DEFAULTS[column]
             values[column].append(value)
     require(bool(lines), f"{path} has no rows below its header.")
     places = {name: place for place, name in enumerate(lines)}
@@ -63,7 +63,11 @@ def read_devices(path: Path) -> tuple[dict[str, int], dict[str, np.ndarray]]:
 def read_windows(
     path: Path, places: dict[str, int], repeat: float | None, devices: Path
 ) -> list[list[Span]]:
-    """The windows of each of the devices, in the order of their beginnings."""
+    """The windows of each device in chronological order.
+
+    `places` has the index of each device, `repeat` the end of the trace if it repeats; `devices`
+    names the file of devices in error messages.
+    """
     found: list[list[tuple[float, float, str]]] = [[] for _ in places]
     for row in _rows(path, required=("from", "to"), allowed=("from", "to")):
         require(
@@ -81,12 +85,12 @@ def read_windows(
 
 
 def _rows(path: Path, required: tuple[str, ...], allowed: tuple[str, ...]) -> Iterator[Row]:
-    """The rows of a CSV file with a header, each with all its cells."""
+    """The rows of a CSV file with a header."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             lines = csv.reader(file)
             header = [cell.strip() for cell in next(lines, [])]
-            naming = _checked(header, path, required, allowed)
+            naming = _name_column(header, path, required, allowed)
             for line in lines:
                 if not line:
                     continue
@@ -97,17 +101,17 @@ def _rows(path: Path, required: tuple[str, ...], allowed: tuple[str, ...]) -> It
                 )
                 cells = {column: cell.strip() for column, cell in zip(header, line, strict=True)}
                 name = cells.pop(naming)
-                require(bool(name), f"{where} has nothing in column {naming!r}.")
+                require(bool(name), f"{where} has no value in column {naming!r}.")
                 yield Row(where, name, cells)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UndriftError(f"{path} cannot be read as a CSV file ({first_line(error)}).") from None
 
 
-def _checked(
+def _name_column(
     header: list[str], path: Path, required: tuple[str, ...], allowed: tuple[str, ...]
 ) -> str:
-    """Refuse a header with columns missing, unknown or twice; gives the one with the names."""
-    naming = [name for name in NAMES if name in header]
+    """The column with the names; raises if columns are missing, unknown or repeated."""
+    naming = [name for name in NAME_COLUMNS if name in header]
     require(bool(naming), f"{path}, line 1 has no column 'client' (or 'device').")
     for column in required:
         require(column in header, f"{path}, line 1 has no column {column!r}.")

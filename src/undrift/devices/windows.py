@@ -1,4 +1,7 @@
-"""When each client is available: windows of virtual time, asked about one or all clients."""
+"""Availability windows of clients on the virtual clock, with queries for one or all clients.
+
+The event queue asks about single clients, often; `…_of` methods answer that without arrays.
+"""
 
 from __future__ import annotations
 
@@ -11,32 +14,32 @@ from typing import TypeVar
 import numpy as np
 
 Times = TypeVar("Times", float, np.ndarray)
-"""Virtual times: a float for one client, an array for several."""
+"""Virtual times in seconds: a float for one client, an array for several."""
 Span = tuple[float, float]
-"""A window: its beginning, which belongs to it, and its end, which does not."""
+"""A window from its beginning (included) to its end (excluded), in seconds."""
 
 
 class Windows(ABC):
-    """The windows in which each client of a roster is available; k is a place in the roster."""
+    """The windows in which each client of a roster is available; k is an index in the roster."""
 
     always = False
-    """whether everyone is available at all times"""
+    """whether all clients are always available"""
 
     @abstractmethod
     def available(self, t: float) -> np.ndarray:
-        """Who is available at time t, a mask over all clients."""
+        """A mask of the clients that are available at time t."""
 
     @abstractmethod
     def next(self, t: float) -> np.ndarray:
-        """For every client the first time from t on at which it is available, or ∞."""
+        """For every client the first time ≥ t at which it is available, or ∞."""
 
     @abstractmethod
     def until(self, who: int | np.ndarray, t: float) -> np.ndarray:
-        """When the windows end that t is in, of clients that are available at t; later than t."""
+        """The ends, later than t, of the windows that contain t; `who` must be available at t."""
 
     @abstractmethod
     def until_of(self, k: int, t: float) -> float:
-        """When the window ends that t is in, of a client that is available at t; later than t."""
+        """The end, later than t, of the window that contains t; client k must be available at t."""
 
     @abstractmethod
     def is_available(self, k: int, t: float) -> bool:
@@ -44,11 +47,11 @@ class Windows(ABC):
 
     @abstractmethod
     def next_of(self, k: int, t: float) -> float:
-        """The first time from t on at which client k is available, or ∞."""
+        """The first time ≥ t at which client k is available, or ∞."""
 
 
 class AlwaysWindows(Windows):
-    """Everyone is available at all times."""
+    """All clients are always available."""
 
     always = True
 
@@ -75,7 +78,7 @@ class AlwaysWindows(Windows):
 
 
 class DutyWindows(Windows):
-    """Client k's windows begin at phase_k + m·period for whole m, and last `width` each."""
+    """Periodic windows: client k's begin at phase_k + m·period for integers m and last `width`."""
 
     def __init__(self, phases: np.ndarray, period: float, width: float):
         self._phases = phases
@@ -106,22 +109,23 @@ class DutyWindows(Windows):
         return _beginning(self._own[k], self._period, t, ahead=1)
 
     def _end(self, phase: Times, t: float) -> Times:
-        """The end of the last window that begins by t."""
+        """The end of the last window that begins at or before t."""
         begin = _beginning(phase, self._period, t)
         return _after(begin, begin + self._width)
 
 
 class ListedWindows(Windows):
-    """The windows of a trace, which may start again after a time.
+    """The windows of a recorded trace, which may repeat.
 
     Parameters
     ----------
     spans
-        the windows of each device, in their order and without overlap; within [0, repeat]
+        the windows of each device, in chronological order and without overlap; if the trace
+        repeats, within [0, repeat]
     device
-        which of these devices each client has
+        the index of each client's device
     repeat
-        after how long the trace starts again, or None if nobody is available after its end
+        seconds after which the trace starts again; None if no client is available after its end
     """
 
     def __init__(
@@ -130,7 +134,7 @@ class ListedWindows(Windows):
         joined = [_joined(each, repeat) for each in spans]
         flat = [span for each in joined for span in each] + [(math.inf, math.inf)]
         self._begins, self._ends = np.array(flat).T
-        """all windows, device by device, and one that never comes"""
+        """all windows, device by device, and one at ∞ so that an index past the end is valid"""
         offsets = np.cumsum([0, *map(len, joined)])
         self._first = offsets[:-1][device]
         self._stop = offsets[1:][device]
@@ -170,11 +174,14 @@ class ListedWindows(Windows):
         return float(self._turn(t, ahead=1) + self._begins[self._first[k]])
 
     def _turn(self, t: float, ahead: int = 0) -> float:
-        """When the trace last started, at t."""
+        """The last time ≤ t at which the trace started, or the `ahead`-th start after it."""
         return 0.0 if self._repeat is None else _beginning(0.0, self._repeat, t, ahead)
 
     def _last(self, t: float, who: int | np.ndarray | slice = slice(None)) -> np.ndarray:
-        """The last window of clients that begins by t; the one before its first if none does."""
+        """The index of each client's last window that begins at or before t, by bisection.
+
+        It is one less than the index of the client's first window if none has begun.
+        """
         turn = self._turn(t)
         low, high = self._first[who], self._stop[who]
         while (low < high).any():
@@ -184,7 +191,7 @@ class ListedWindows(Windows):
         return low - 1
 
     def _last_of(self, k: int, t: float) -> int:
-        """The same for client k."""
+        """The index that `_last` gives for client k."""
         turn = self._turn(t)
         first, stop = int(self._first[k]), int(self._stop[k])
         return bisect_right(self._begins, t, first, stop, key=lambda begin: turn + begin) - 1
@@ -194,14 +201,14 @@ class ListedWindows(Windows):
 
 
 class MixedWindows(Windows):
-    """Each client has its windows from one of several parts.
+    """Each client takes its windows from one of several objects, such as one per device class.
 
     Parameters
     ----------
     parts
-        windows of all clients each
+        windows objects, each for all clients
     which
-        the part that counts for each client
+        the index of the object that applies to each client
     """
 
     def __init__(self, parts: Sequence[Windows], which: np.ndarray):
@@ -233,10 +240,11 @@ class MixedWindows(Windows):
 
 
 def _beginning(phase: Times, period: float, t: float, ahead: int = 0) -> Times:
-    """The last phase + m·period of whole m that is not after t, or the one `ahead` of it.
+    """The last time phase + m·period ≤ t with an integer m, or the one `ahead` periods later.
 
-    The quotient may round to the wrong side of a whole number; comparing t with the beginnings
-    themselves puts that right.
+    The floating-point quotient may round to the wrong side of an integer, so m is corrected by
+    comparing t with the beginnings themselves. Otherwise a client could be unavailable at the very
+    time at which its window begins.
     """
     m = (t - phase) // period
     m = m - (phase + m * period > t)
@@ -245,12 +253,12 @@ def _beginning(phase: Times, period: float, t: float, ahead: int = 0) -> Times:
 
 
 def _after(begin: Times, end: Times) -> Times:
-    """The end, or the next number after the beginning where the window rounds to nothing."""
+    """The end of a window, at least the next float after its beginning if it rounds to nothing."""
     return np.maximum(end, np.nextafter(begin, math.inf))
 
 
 def _joined(spans: Sequence[Span], repeat: float | None) -> list[Span]:
-    """Windows that touch as one, also across the end of a trace that repeats."""
+    """Windows with those that touch merged, also across the end of a trace that repeats."""
     joined: list[Span] = []
     for begin, end in spans:
         if joined and joined[-1][1] == begin:

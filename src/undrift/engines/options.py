@@ -13,7 +13,7 @@ from undrift.engines.ray.cluster import require_answer, require_ray
 from undrift.engines.serial import SerialEngine
 from undrift.engines.strategies import candidates
 from undrift.utils.errors import require, require_choice, require_range, require_type, require_whole
-from undrift.utils.reprs import short
+from undrift.utils.reprs import short_repr
 
 ENGINES = {
     "auto": "the fastest way, timed on the first round's work and remembered",
@@ -51,7 +51,7 @@ class EngineOptions:
         the engine of each of Ray's workers: "auto", "vectorised" or "serial"
     """
 
-    __repr__ = short
+    __repr__ = short_repr
 
     name: str = "auto"
     threads: int | None = None

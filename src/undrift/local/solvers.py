@@ -37,7 +37,7 @@ from undrift.utils.errors import (
     require_whole,
 )
 from undrift.utils.keys import orders
-from undrift.utils.reprs import short
+from undrift.utils.reprs import short_repr
 
 Amount = int | RandomAmount | Mapping[Hashable, int] | Callable[[Hashable, int], int]
 """The amount of local work: one number for all clients, a random one, one per client id, or a
@@ -158,7 +158,7 @@ class SGD(Solver):
         whether to draw every batch anew instead of going through the data epoch by epoch
     """
 
-    __repr__ = short
+    __repr__ = short_repr
 
     lr: Rate
     batch_size: int | None = 32

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from undrift.utils.errors import require, require_choice, require_range, require_whole
-from undrift.utils.reprs import short
+from undrift.utils.reprs import short_repr
 
 LATE = ("partial", "dropped")
 STALE = ("wait", "discard")
@@ -61,7 +61,7 @@ class WaitForAll(RoundPace):
         with fewer replies the round is skipped
     """
 
-    __repr__ = short
+    __repr__ = short_repr
 
     min_replies: int = 1
 
@@ -91,7 +91,7 @@ class Deadline(RoundPace):
         with fewer replies the round is skipped
     """
 
-    __repr__ = short
+    __repr__ = short_repr
 
     seconds: float
     late: str = "partial"
@@ -135,7 +135,7 @@ class FirstToRespond(RoundPace):
         with fewer replies the round is skipped
     """
 
-    __repr__ = short
+    __repr__ = short_repr
 
     replies: int
     min_replies: int = 1
@@ -185,7 +185,7 @@ class AsTheyArrive(Pace):
         how many clients' work makes one round of the records; None for `concurrency`
     """
 
-    __repr__ = short
+    __repr__ = short_repr
 
     concurrency: int | None = None
     buffer: int | None = None

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from undrift.core.records import Record
 from undrift.runs.driver import Observer
 from undrift.runs.progress import Tally, progress_bars
-from undrift.utils.display import watched
+from undrift.utils.display import progress_is_visible
 
 PAUSE = 10.0
 """seconds between two plain lines of a run"""
@@ -73,7 +73,7 @@ def watching(
         yield JsonLines()
     elif quiet:
         yield None
-    elif not watched():
+    elif not progress_is_visible():
         yield Lines(rounds)
     else:
         with progress_bars(labels, rounds, seeds) as bars:

@@ -1,4 +1,7 @@
-"""Where output goes: a terminal that can be redrawn, a notebook, or a file that cannot."""
+"""Progress bars and tables on a terminal, in a notebook, or in a file.
+
+Commands and long computations ask here whether anyone can see a progress bar.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +17,22 @@ from rich.progress import Progress, ProgressColumn, TaskID
 if TYPE_CHECKING:
     from typing import TextIO
 
-PAUSE = 0.5
-"""Seconds between two looks at the progress in a notebook."""
-WIDTH = 100
-"""The columns of a table in a notebook."""
+REDRAW_SECONDS = 0.5
+"""How often a progress bar in a notebook is drawn again, at most."""
+NOTEBOOK_COLUMNS = 100
+"""Width of a table in a notebook, in characters."""
 
 
 def redraws(console: Console) -> bool:
-    """Whether what was shown can be drawn over: on a terminal, and not on a dumb one.
+    """Whether the console can overwrite lines: it is a terminal, and not a dumb one.
 
-    Colours may be forced upon a pipe; that does not make it a terminal.
+    The stream is asked too, because FORCE_COLOR makes rich take a pipe for a terminal.
     """
     return is_terminal(console.file) and not console.is_dumb_terminal and console.is_terminal
 
 
 def is_terminal(stream: TextIO | Any) -> bool:
-    """Whether a stream ends at a terminal; one that is closed does not."""
+    """Whether a stream writes to a terminal; False for a closed stream."""
     try:
         return bool(stream.isatty())
     except (AttributeError, ValueError):
@@ -37,28 +40,38 @@ def is_terminal(stream: TextIO | Any) -> bool:
 
 
 def in_notebook() -> bool:
-    """Whether we are called from a notebook."""
+    """Whether this code runs in the kernel of a notebook."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return shell is not None and getattr(shell, "kernel", None) is not None
 
 
-def watched() -> bool:
-    """Whether there is someone to see progress, on a terminal or in a notebook."""
+def progress_is_visible() -> bool:
+    """Whether someone can see a progress bar, on a terminal or in a notebook."""
     return in_notebook() or redraws(Console(stderr=True))
 
 
 def progress(
     *columns: ProgressColumn, shown: bool | None = None, transient: bool = False
 ) -> Progress:
-    """Bars on the terminal or in the notebook; `shown` says whether, if not what there is."""
-    shown = watched() if shown is None else shown
+    """Progress bars for the terminal or the notebook.
+
+    Parameters
+    ----------
+    columns
+        what each bar consists of, as rich takes it
+    shown
+        whether to draw the bars; None draws them if someone can see them
+    transient
+        whether to remove the bars when they are done
+    """
+    shown = progress_is_visible() if shown is None else shown
     kind = InNotebook if in_notebook() else Progress
     return kind(*columns, console=Console(stderr=True), disable=not shown, transient=transient)
 
 
-def as_html(parts: Sequence[RenderableType], width: int = WIDTH) -> str:
-    """What a terminal would show, for a notebook."""
+def as_html(parts: Sequence[RenderableType], width: int = NOTEBOOK_COLUMNS) -> str:
+    """HTML that shows the parts as a terminal of `width` characters would."""
     console = Console(
         record=True, width=width, file=io.StringIO(), force_jupyter=False, highlight=False
     )
@@ -70,7 +83,7 @@ def as_html(parts: Sequence[RenderableType], width: int = WIDTH) -> str:
 
 
 class InNotebook(Progress):
-    """Bars in one cell of a notebook's output, drawn over and over."""
+    """Progress bars in the output of one notebook cell, which every refresh replaces."""
 
     def __init__(self, *columns: ProgressColumn, **options: Any):
         super().__init__(*columns, **options, auto_refresh=False)
@@ -92,7 +105,7 @@ class InNotebook(Progress):
             self._handle = None
 
     def refresh(self) -> None:
-        if self._handle is not None and time.monotonic() - self._drawn >= PAUSE:
+        if self._handle is not None and time.monotonic() - self._drawn >= REDRAW_SECONDS:
             from IPython.display import HTML
 
             self._handle.update(HTML(self._page()))

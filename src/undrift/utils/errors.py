@@ -1,4 +1,7 @@
-"""The errors a user meets: one sentence that says what, where and what is allowed."""
+"""The errors that users see, and the checks that raise them.
+
+Every message is one sentence: what is wrong, where, and what is allowed.
+"""
 
 import math
 import sys
@@ -9,27 +12,27 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-LIBRARY = str(Path(__file__).parents[1])
+PACKAGE_FOLDER = str(Path(__file__).parents[1])
 
 
 class UndriftError(ValueError):
-    """Something the user asked for cannot be done; the message is one clear sentence."""
+    """The input is invalid or the request cannot be done; the message is one sentence."""
 
 
 class Diverged(UndriftError):
-    """Every reply of a round was unusable, so there is nothing left to go on with."""
+    """No reply of a round was usable, so training cannot continue."""
 
 
 def warn(message: str) -> None:
-    """Warn at the line outside of the library that led here."""
+    """Warn, with the line of the user's code that called the library as the place."""
     level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(LIBRARY):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE_FOLDER):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, stacklevel=level)
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of someone else's says, in one line."""
+    """The type and the first line of an exception, for use inside a message of ours."""
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0]}".rstrip(".: ")
 
@@ -41,14 +44,14 @@ def require(condition: bool, message: str) -> None:
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str | None:
-    """The word that was probably meant: one that begins so, or one that is spelt much alike."""
+    """The allowed word the user probably meant: one that starts alike or is spelled alike."""
     words = list(allowed)
     begins = [each for each in words if word and each.startswith(word)]
     return next(iter(begins or get_close_matches(word, words, n=1)), None)
 
 
 def require_choice(name: str, value: object, allowed: Iterable[str]) -> None:
-    """Refuse a value that is not one of the allowed words, suggesting the nearest one."""
+    """Raise unless the value is one of the allowed words; the message suggests the nearest."""
     allowed = list(allowed)
     if value in allowed:
         return
@@ -67,7 +70,7 @@ def require_range(
     below: float | None = None,
     at_most: float | None = None,
 ) -> None:
-    """Refuse a number outside its range, or something that is not a finite number."""
+    """Raise unless the value is a finite number within the limits."""
     limits = {"above": above, "at least": at_least, "below": below, "at most": at_most}
     limits = {word: limit for word, limit in limits.items() if limit is not None}
     allowed = (
@@ -86,7 +89,7 @@ def require_range(
 
 
 def require_whole(name: str, value: Any, at_least: int) -> int:
-    """Refuse anything but a whole number from a bound upwards; gives it as an int."""
+    """Return the value as an int; raise unless it is a whole number of at least `at_least`."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < at_least:
         raise UndriftError(
             f"{name} is {value!r}, but must be a whole number of at least {at_least}."
@@ -95,7 +98,7 @@ def require_whole(name: str, value: Any, at_least: int) -> int:
 
 
 def require_type(name: str, value: object, kind: type | tuple[type, ...], wanted: str) -> None:
-    """Refuse a value of another type, saying what is wanted."""
+    """Raise unless the value has the type; `wanted` says in words what it must be."""
     if isinstance(value, kind):
         return
     if isinstance(value, type) and issubclass(value, kind):

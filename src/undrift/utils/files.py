@@ -1,4 +1,7 @@
-"""Files that are written whole or not at all, and names of files."""
+"""Atomic writing of files, and names of files.
+
+After a crash a file that is written atomically is complete or absent, never half written.
+"""
 
 import os
 import re
@@ -21,7 +24,7 @@ def slug(label: str) -> str:
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """A place to write a file to, which becomes `path` only when it is complete."""
+    """Yield a temporary path to write to; it replaces `path` when the block succeeds."""
     require(path.parent.is_dir(), f"There is no folder {path.parent} to write {path.name} to.")
     partial = path.with_name(f".{path.stem}.partial{path.suffix}")
     try:
@@ -36,10 +39,10 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 
 def synced(path: Path) -> None:
-    """Have a file or a folder written to the disk, so that a power loss leaves no empty file."""
+    """Flush a file or a folder to the disk, so that a power loss leaves no empty file."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
-    except PermissionError:  # some systems do not open folders
+    except PermissionError:  # some systems cannot open folders
         return
     try:
         os.fsync(descriptor)

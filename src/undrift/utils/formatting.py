@@ -1,8 +1,8 @@
-"""Large numbers, sizes and times for people."""
+"""Numbers, sizes in bytes and durations as short text for people to read."""
 
 
 def short(number: float) -> str:
-    """A number in three digits: "950", "12.3 k", "4.56 M"."""
+    """A number with three digits: "950", "12.3 k", "4.56 M"."""
     for factor, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(number) >= 0.9995 * factor:
             return f"{number / factor:.3g} {unit}"
@@ -10,13 +10,13 @@ def short(number: float) -> str:
 
 
 def size(number: float) -> str:
-    """Bytes in three digits: "12.3 kB", "4.56 MB"."""
+    """A number of bytes with three digits: "12.3 kB", "4.56 MB"."""
     text = short(number)
     return f"{text}B" if text[-1].isalpha() else f"{text} B"
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
-    """By what to divide a time in seconds, and the unit it then has."""
+    """The divisor and the name of the unit that suit a duration in seconds."""
     for divisor, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
         if abs(seconds) >= 2 * divisor:
             return divisor, unit
@@ -24,7 +24,7 @@ def time_unit(seconds: float) -> tuple[float, str]:
 
 
 def duration(seconds: float) -> str:
-    """A time in three digits: "12.3 min"."""
+    """A duration with three digits and its unit: "12.3 min"."""
     divisor, unit = time_unit(seconds)
     value = seconds / divisor
     return f"{value:,.0f} {unit}" if value >= 999.5 else f"{value:.3g} {unit}"

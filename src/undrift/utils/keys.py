@@ -1,7 +1,7 @@
-"""Randomness as a function: every draw comes from (seed, purpose, round, client).
+"""Random numbers as a function of (seed, purpose, round, client id).
 
-Nothing here reads or sets a global generator for good, so the order of work, the number
-of workers and what ran before in the process change nothing.
+No global generator is read, and none stays changed. So neither the order of work, nor the number
+of workers, nor earlier work in the process changes a random number.
 """
 
 from collections.abc import Hashable, Iterator, Sequence
@@ -30,48 +30,51 @@ def generator(
 
 
 def plain_id(id: Any) -> int | str:
-    """A client's id as Python's own int or str, so that equal ids draw equal numbers."""
+    """A client's id as int or str, so that equal ids get equal random numbers.
+
+    NumPy's integers and strings have other reprs, and keys are hashes of reprs.
+    """
     if isinstance(id, Integral) and not isinstance(id, bool):
         return int(id)
-    require_type("A client's id", id, str, "a whole number or a word")
+    require_type("A client's id", id, str, "a whole number or a string")
     try:
         id.encode()
     except UnicodeEncodeError:
-        raise UndriftError(f"The client's id {id!r} has characters that are no text.") from None
+        raise UndriftError(f"The client's id {id!r} cannot be encoded as UTF-8.") from None
     return str(id)
 
 
 def hashes(clients: Sequence[Hashable]) -> np.ndarray:
-    """A 64-bit number for each client id, to draw for many clients at once."""
+    """A 64-bit hash of each client id, from which `keys` and `uniforms` serve many clients."""
     numbers = [key(0, "client", 0, client) % 2**64 for client in clients]
     return np.array(numbers, dtype=np.uint64)
 
 
 def keys(seed: int, purpose: str, round: int, hashed: np.ndarray) -> np.ndarray:
-    """A 64-bit key for each client, from the hash of its id."""
+    """A 64-bit key for each client, from the hashes of their ids."""
     return _mixed(hashed ^ np.uint64(key(seed, purpose, round) % 2**64))
 
 
 def uniforms(seed: int, purpose: str, round: int, hashed: np.ndarray) -> np.ndarray:
-    """A uniform number in [0, 1) for each client, each by its own key."""
+    """A uniform number in [0, 1) for each client, from the hashes of their ids."""
     return (keys(seed, purpose, round, hashed) >> np.uint64(11)) * 2.0**-53
 
 
 def orders(keys: np.ndarray, first: int, number: int, samples: int) -> np.ndarray:
-    """Random orders of 0 … samples − 1, `[keys, number, samples]`.
+    """Random permutations of 0 … samples − 1, `[keys, number, samples]`.
 
-    The orders of a key are numbered, and each is a function of the key and its number: these are
-    `number` of them from `first` on.
+    Each key has a sequence of permutations, and the i-th is a function of the key and i alone.
+    This returns those with i from `first` to `first + number − 1`.
     """
     numbered = np.arange(first, first + number, dtype=np.uint64)[:, None] << np.uint64(32)
     counters = numbered | np.arange(samples, dtype=np.uint64)
     with np.errstate(over="ignore"):
-        drawn = _mixed(keys[:, None, None] + counters * np.uint64(0x9E3779B97F4A7C15))
-    return drawn.argsort(axis=-1)
+        random = _mixed(keys[:, None, None] + counters * np.uint64(0x9E3779B97F4A7C15))
+    return random.argsort(axis=-1)
 
 
 def _mixed(z: np.ndarray) -> np.ndarray:
-    """Numbers that look random, from numbers that differ (SplitMix64)."""
+    """The finalizer of SplitMix64: distinct 64-bit numbers become pseudo-random ones."""
     with np.errstate(over="ignore"):
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -80,9 +83,9 @@ def _mixed(z: np.ndarray) -> np.ndarray:
 
 @contextmanager
 def torch_generator_set_to(number: int, device: torch.device) -> Iterator[None]:
-    """Let code that draws from torch's own generators (Dropout) draw keyed numbers.
+    """Seed torch's global generators for the block, for code that uses them (Dropout).
 
-    The generators of the CPU and of `device` are set for the block and put back after it.
+    The generators of the CPU and of `device` get their former states back after the block.
     """
     generators = [torch.default_generator]
     if device.type == "cuda":

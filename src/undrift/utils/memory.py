@@ -1,4 +1,4 @@
-"""How freed memory is handled by the C library."""
+"""Settings of the C library's memory allocator, for processes that compute clients' work."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import sys
 from functools import cache
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
-"""The parameters of glibc's mallopt."""
+"""Numbers of the parameters of glibc's mallopt."""
 
 
 @cache
-def keep_freed_memory(kept: int = 1 << 28) -> None:
-    """Let this process keep up to so many freed bytes per thread for what it allocates next.
+def keep_freed_memory(kept_bytes: int = 1 << 28) -> None:
+    """Let each thread of this process keep up to `kept_bytes` of freed memory for reuse.
 
-    Work on chunks of clients frees and allocates the same megabytes over and over. Unless told so,
-    glibc gives them back to the system each time, and every page of them must then be made anew,
-    which can take longer than the computation. Elsewhere this does nothing.
+    Work on chunks of clients frees and allocates the same megabytes again and again. By default
+    glibc returns them to the system each time, and every page must then be mapped and zeroed anew,
+    which can take longer than the computation. Without glibc this does nothing.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -24,5 +24,5 @@ def keep_freed_memory(kept: int = 1 << 28) -> None:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):  # another C library
         return
-    mallopt(MMAP_THRESHOLD, 1 << 25)  # the most that glibc takes
-    mallopt(TRIM_THRESHOLD, kept)
+    mallopt(MMAP_THRESHOLD, 1 << 25)  # the largest threshold that glibc accepts, in bytes
+    mallopt(TRIM_THRESHOLD, kept_bytes)

@@ -1,4 +1,4 @@
-"""Named vectors and numbers as bytes, in the safetensors format: nothing is pickled."""
+"""Named tensors and numbers as bytes in the safetensors format; nothing is pickled."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ NUMBERS, ORDER = "numbers", "order"
 
 
 def pack(values: Mapping[str, Any]) -> bytes:
-    """Tensors as they are; numbers, words and None as JSON beside them."""
+    """Serialize tensors; numbers, strings and None travel as JSON in the header."""
     tensors: dict[str, Tensor] = {}
     places: set[int] = set()
     for name, value in values.items():
         if isinstance(value, Tensor):
             value = value.detach().cpu().contiguous()
             place = value.untyped_storage().data_ptr()
-            # Two names for one vector are two vectors when they come back.
+            # safetensors refuses tensors that share memory, so a second name gets a copy.
             tensors[name] = value.clone() if place in places else value
             places.add(place)
     numbers = {name: value for name, value in values.items() if name not in tensors}
@@ -32,7 +32,10 @@ def pack(values: Mapping[str, Any]) -> bytes:
 
 
 def unpack(content: bytes | memoryview, where: str, device: torch.device) -> dict[str, Any]:
-    """What `pack` was given; damaged bytes are refused."""
+    """The values that `pack` serialized; raises if the bytes are damaged.
+
+    `where` names the source of the bytes in the message.
+    """
     try:
         whole = bytes(content)
         length = int.from_bytes(whole[:8], "little")
@@ -63,4 +66,4 @@ DTYPES = {
     "BOOL": torch.bool,
     "C64": torch.complex64,
 }
-"""The types of safetensors' headers."""
+"""torch's types by their names in safetensors' headers."""

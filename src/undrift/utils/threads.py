@@ -1,4 +1,4 @@
-"""How threads compute: one inside an operator, and without numbers too small to be normal."""
+"""Thread settings for clients' work: one thread per operator, and subnormal numbers as zero."""
 
 import sys
 from collections.abc import Iterator
@@ -9,12 +9,12 @@ import torch
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute with one thread for the block, and with subnormal numbers as zero.
+    """Compute with one thread per operator for the block, and treat subnormal numbers as zero.
 
-    Clients' batches are small: threads inside an operator cost more than they bring, and with
-    one the result does not depend on how many the machine has. Once a client fits its data, its
-    gradients fall below the smallest normal number, on which products can take a hundred times as
-    long; next to any model's weights they are nothing.
+    Clients' batches are small, so several threads per operator cost more than they save; and with
+    one thread the result does not depend on the number of cores. Once a model fits a client's
+    data, gradients become subnormal, and products of such numbers can take a hundred times as
+    long; compared with any model's weights they are zero.
     """
     threads, flushed = torch.get_num_threads(), _flushed()
     torch.set_num_threads(1)
@@ -27,11 +27,14 @@ def one_thread() -> Iterator[None]:
 
 
 def prepare_thread() -> None:
-    """Let the calling thread compute like that from now on: both are settings of a thread."""
+    """Apply the settings of `one_thread` to the calling thread for good.
+
+    Both settings belong to a thread, so every new thread needs this call.
+    """
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
 
 
 def _flushed() -> bool:
-    """Whether subnormal results are zero already; torch does not tell."""
+    """Whether this thread treats subnormal numbers as zero; torch has no function for that."""
     return sys.float_info.min * 0.5 == 0.0

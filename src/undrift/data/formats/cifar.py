@@ -1,4 +1,7 @@
-"""The python and binary batches of CIFAR-10 and CIFAR-100: images of 3 × 32 × 32 bytes."""
+"""Readers of CIFAR-10's and CIFAR-100's python and binary batches: images of 3 × 32 × 32 bytes.
+
+A python batch is a pickle file; it is read without executing anything it contains.
+"""
 
 from __future__ import annotations
 
@@ -9,39 +12,40 @@ from typing import Any
 
 import numpy as np
 
-from undrift.data.formats.contents import contents
+from undrift.data.formats.reading import read_bytes
 from undrift.utils.errors import UndriftError, first_line, require
 
-_PIXELS = 3 * 32 * 32
+_IMAGE_BYTES = 3 * 32 * 32
 
 
 def read_cifar_python(path: Path, label_key: str | bytes) -> tuple[np.ndarray, np.ndarray]:
     """The images `[n, 3, 32, 32]` and the labels `[n]` of a python batch.
 
     The label key is `labels` in CIFAR-10, and `fine_labels` or `coarse_labels` in CIFAR-100.
-    A batch is a pickle, of which nothing but numbers, texts and arrays is accepted.
+    The pickle may contain only numbers, strings and arrays; anything else is rejected.
     """
     try:
-        batch = _Unpickler(io.BytesIO(contents(path)), path).load()
+        batch = _Unpickler(io.BytesIO(read_bytes(path)), path).load()
     except UndriftError:
         raise
     except Exception as error:  # a damaged pickle may raise anything
         raise UndriftError(
-            f"{path} is truncated, damaged or no python batch: {first_line(error)}."
+            f"{path} is truncated, damaged or not a python batch: {first_line(error)}."
         ) from error
-    require(isinstance(batch, dict), f"{path} is no python batch: it holds no dictionary.")
+    require(
+        isinstance(batch, dict),
+        f"{path} is not a python batch: its pickle must contain a dictionary.",
+    )
     batch = {_text(key): value for key, value in batch.items()}
     key = _text(label_key)
+    keys = ", ".join(map(repr, batch)) or "nothing"
     for wanted in ("data", key):
-        require(
-            wanted in batch,
-            f"{path} has no {wanted!r}, only {', '.join(repr(name) for name in batch)}.",
-        )
+        require(wanted in batch, f"{path} has no key {wanted!r}, only {keys}.")
     images, labels = (_values(batch[name], f"The {name} of {path}") for name in ("data", key))
     require(
-        images.dtype == np.uint8 and images.ndim == 2 and images.shape[1] == _PIXELS,
+        images.dtype == np.uint8 and images.ndim == 2 and images.shape[1] == _IMAGE_BYTES,
         f"The images of {path} are {images.dtype.name} of shape {list(images.shape)}, but must "
-        f"be uint8 of shape [n, {_PIXELS}].",
+        f"be uint8 of shape [n, {_IMAGE_BYTES}].",
     )
     require(
         (labels.dtype.kind in "iu" or labels.size == 0) and labels.ndim == 1,
@@ -58,13 +62,13 @@ def read_cifar_python(path: Path, label_key: str | bytes) -> tuple[np.ndarray, n
 def read_cifar_binary(path: Path, label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
     """The images `[n, 3, 32, 32]` and the labels `[n, label_bytes]` of a binary batch.
 
-    CIFAR-10 has one label, CIFAR-100 two: the coarse one, and the fine one.
+    CIFAR-10 has one label per image, CIFAR-100 two: first the coarse one, then the fine one.
     """
-    content = contents(path)
-    record = label_bytes + _PIXELS
+    content = read_bytes(path)
+    record = label_bytes + _IMAGE_BYTES
     require(
         len(content) > 0 and len(content) % record == 0,
-        f"{path} is empty, truncated or no binary batch: it has {len(content)} bytes, but must "
+        f"{path} is empty, truncated or not a binary batch: it has {len(content)} bytes, but must "
         f"have a multiple of {record}.",
     )
     records = np.frombuffer(content, np.uint8).reshape(-1, record)
@@ -77,15 +81,15 @@ def _text(name: Any) -> str:
 
 
 def _values(found: Any, what: str) -> np.ndarray:
-    """The array that a batch holds, as an array or as a list of numbers."""
+    """A value of a batch as an array; batches store arrays or lists of numbers."""
     try:
         return found.array if isinstance(found, _Array) else np.asarray(found)
     except ValueError as error:
-        raise UndriftError(f"{what} are not all of the same shape.") from error
+        raise UndriftError(f"{what} must all have the same shape.") from error
 
 
 class _Dtype:
-    """What a pickle says of a dtype: numbers of a kind, a size and a byte order."""
+    """Stands in for a pickled numpy.dtype: the kind, size and byte order of numbers."""
 
     def __init__(self, code: Any, *_: object) -> None:
         self.code, self.order = _text(code), "|"
@@ -95,12 +99,12 @@ class _Dtype:
 
     def numpy(self) -> np.dtype:
         if self.code[:1] not in tuple("biuf"):
-            raise pickle.UnpicklingError(f"an array of {self.code!r} instead of numbers")
+            raise pickle.UnpicklingError(f"an array of type {self.code!r} instead of numbers")
         return np.dtype(self.order.strip("|") + self.code)
 
 
 class _Array:
-    """What a pickle says of an array: its shape, its dtype and its bytes."""
+    """Stands in for a pickled numpy.ndarray: its shape, its type and its bytes."""
 
     array = np.empty(0)
 
@@ -127,11 +131,11 @@ def _latin1(text: str, encoding: Any) -> bytes:
 
 
 class _Unpickler(pickle._Unpickler):  # type: ignore[name-defined, misc]
-    """Reads a batch by whatever version of NumPy, and calls nothing but the functions above.
+    """Reads batches that any version of NumPy wrote, and calls only the functions above.
 
-    Python's own unpickler, not the one in C: there a few bytes can ask for any amount of memory.
-
-    NumPy's own would do as well for honest files, but a crafted dtype can crash it.
+    It extends Python's unpickler and not the one in C, which allocates any amount of memory that a
+    few crafted bytes ask for. It does not use NumPy's own functions, because a crafted dtype can
+    crash them.
     """
 
     allowed = {
@@ -151,7 +155,7 @@ class _Unpickler(pickle._Unpickler):  # type: ignore[name-defined, misc]
     def find_class(self, module: str, name: str) -> Any:
         require(
             (module, name) in self.allowed,
-            f"{self.path} is refused: its pickle asks for {module}.{name}, but only arrays of "
+            f"{self.path} is rejected: its pickle asks for {module}.{name}, but only arrays of "
             "numbers are allowed.",
         )
         return self.allowed[module, name]

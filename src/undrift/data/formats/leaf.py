@@ -1,4 +1,4 @@
-"""The json files of LEAF: samples by user (Caldas et al., 2018)."""
+"""Reader of LEAF's json files, which hold samples by user (Caldas et al., 2018)."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 
 import numpy as np
 
-from undrift.data.formats.contents import contents
+from undrift.data.formats.reading import read_bytes
 from undrift.utils.errors import UndriftError, first_line, require
 
 Values = np.ndarray | list[Any]
-"""Numbers as an array; texts, or lists of texts, as a list."""
+"""Numbers as an array; strings, or lists of strings, as a list."""
 
 LeafUsers = dict[str, tuple[Values, Values]]
 """The inputs and the targets of each user."""
 
 
 def read_leaf(files: Sequence[Path]) -> LeafUsers:
-    """The users of several LEAF files, in the order of the file names and then of the users.
+    """The samples of the users in several LEAF files, ordered by file name and then as in the file.
 
-    Inputs that are numbers become float32; targets become int64 or float32.
+    Numeric inputs become float32; numeric targets become int64 or float32.
     """
-    require(len(files) > 0, "There are no LEAF files to read.")
+    require(len(files) > 0, "read_leaf needs at least one file.")
     users: LeafUsers = {}
     origin: dict[str, Path] = {}
     for path in sorted(files):
@@ -40,12 +40,12 @@ def read_leaf(files: Sequence[Path]) -> LeafUsers:
 
 def _read(path: Path) -> LeafUsers:
     try:
-        # Text that is no UTF-8 is a ValueError too.
-        whole = json.loads(contents(path))
+        # Text that is not UTF-8 raises a ValueError too.
+        whole = json.loads(read_bytes(path))
     except UndriftError:
         raise
     except (ValueError, RecursionError) as error:
-        raise UndriftError(f"{path} is truncated or no JSON: {first_line(error)}.") from error
+        raise UndriftError(f"{path} is truncated or not JSON: {first_line(error)}.") from error
     names, sizes, data = (
         _get(whole, key, kind, str(path))
         for key, kind in (("users", list), ("num_samples", list), ("user_data", dict))
@@ -57,12 +57,15 @@ def _read(path: Path) -> LeafUsers:
     users: LeafUsers = {}
     for user, size in zip(names, sizes, strict=True):
         where = f"the user {user!r} in {path}"
-        require(isinstance(user, str), f"The name of {where} must be a text.")
-        require(user not in users, f"There is {where} twice.")
-        require(user in data, f"There are no user_data of {where}.")
+        require(isinstance(user, str), f"The name of {where} must be a string.")
+        require(user not in users, f"{path} lists the user {user!r} twice.")
+        require(user in data, f"{path} has no user_data for the user {user!r}.")
         x, y = (_get(data[user], key, list, where) for key in ("x", "y"))
-        require(len(x) == len(y), f"There are {len(x)} x but {len(y)} y of {where}.")
-        require(len(x) == size, f"There are {len(x)} samples but num_samples {size} of {where}.")
+        require(len(x) == len(y), f"{path} has {len(x)} x but {len(y)} y of the user {user!r}.")
+        require(
+            len(x) == size,
+            f"{path} has {len(x)} samples but num_samples {size} of the user {user!r}.",
+        )
         inputs, targets = _values(x, f"The x of {where}"), _values(y, f"The y of {where}")
         if isinstance(inputs, np.ndarray):
             inputs = inputs.astype(np.float32)
@@ -70,27 +73,30 @@ def _read(path: Path) -> LeafUsers:
             targets = targets.astype(np.float32 if targets.dtype.kind == "f" else np.int64)
         users[user] = inputs, targets
     for user in data:
-        require(user in users, f"{path} has user_data of {user!r}, who is not among its users.")
+        require(
+            user in users,
+            f"{path} has user_data of {user!r}, but does not list that user in 'users'.",
+        )
     return users
 
 
 def _get(mapping: Any, key: str, kind: type, where: str) -> Any:
-    """An entry of the right kind."""
+    """The value of a key, after a check of its type."""
     value = mapping.get(key) if isinstance(mapping, dict) else None
     wanted = "a list" if kind is list else "an object"
-    require(isinstance(value, kind), f"There must be {wanted} {key!r} in {where}.")
+    require(isinstance(value, kind), f"{key!r} of {where} must be {wanted}.")
     return value
 
 
 def _values(values: list[Any], what: str) -> Values:
-    """Texts as they are, and numbers as an array."""
+    """Strings unchanged, and numbers as an array."""
     if values and all(map(_is_text, values)):
         return values
     try:
         array = np.asarray(values)
     except ValueError as error:
-        raise UndriftError(f"{what} are not all of the same shape.") from error
-    require(array.dtype.kind in "biuf", f"{what} must be all numbers or all texts.")
+        raise UndriftError(f"{what} must all have the same shape.") from error
+    require(array.dtype.kind in "biuf", f"{what} must be all numbers or all strings.")
     return array
 
 

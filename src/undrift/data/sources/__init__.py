@@ -1,4 +1,4 @@
-"""The papers' data sets, each one call that takes a partition, a number of clients and a seed."""
+"""The data sets of the papers: one function each, with a partition, a number of clients, a seed."""
 
 from collections.abc import Callable
 
@@ -29,7 +29,7 @@ SOURCES: dict[str, Callable[..., FederatedData]] = {
     "cifar100": cifar100,
     "shakespeare": shakespeare,
 }
-"""Every source by its name."""
+"""Every source by its name in experiment files and on the command line."""
 
 __all__ = [
     "SOURCES",

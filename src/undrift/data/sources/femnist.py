@@ -1,4 +1,4 @@
-"""FEMNIST: handwritten characters by writer, in the json files that LEAF makes."""
+"""FEMNIST: handwritten characters by writer, read from json files that LEAF makes."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from undrift.data.cache import Tables, cached
 from undrift.data.downloads import chosen_folder
 from undrift.data.federated import FederatedData
 from undrift.data.formats import LeafUsers, read_leaf
 from undrift.data.part import Part
-from undrift.data.partitions import Natural, Partition, as_partition
-from undrift.data.prepared import Tables, prepared
+from undrift.data.partitions import Assign, Natural, Partition, as_partition
 from undrift.data.sources.images import EMNIST_CLASSES
 from undrift.utils.errors import UndriftError, require
 
-HOW = (
+HOW_TO_GET_FILES = (
     "make them with LEAF (data/femnist, ./preprocess.sh -s niid --sf 1.0 -k 0 -t sample) and copy "
     "its folders train and test"
 )
 
 
 def femnist(
-    partition: Partition | str | None = None,
+    partition: Partition | Assign | str | None = None,
     clients: int | None = 200,
     seed: int = 0,
     *,
@@ -31,35 +31,35 @@ def femnist(
 ) -> FederatedData:
     """FEMNIST of LEAF: digits and letters in 62 classes, 28 × 28, by writer.
 
-    Reads `femnist/train/*.json` and `femnist/test/*.json`. LEAF makes these files from the images
-    of NIST; nobody publishes them, so they cannot be downloaded. The first reading of large files
-    takes a while, and is remembered in the user's cache.
+    Reads `femnist/train/*.json` and `femnist/test/*.json`. LEAF makes these files from NIST's
+    images; they are not published, so they cannot be downloaded. Reading large files takes long the
+    first time; the result is stored in the user's cache.
 
     Parameters
     ----------
     partition
-        `Natural()` without one: every client is a writer, with test images of its own; another
+        by default `Natural()`: every client is a writer with its own test images. Any other
         partition shares out the training images of all writers, and the test images are common
     clients
-        their number, drawn from the writers; None for all writers
+        number of clients, chosen at random from the writers; None for all writers
     seed
-        keys every draw
+        seed of all random choices
     folder
-        the folder that has `femnist`; without it, `UNDRIFT_DATA` or the user's cache
+        the folder that contains `femnist`; by default `UNDRIFT_DATA`, or the user's cache
     """
     rule = as_partition(Natural() if partition is None else partition)
     root = chosen_folder(folder) / "femnist"
-    train, test = leaf_files(root, HOW)
-    tensors, words = prepared("femnist", [*train, *test], lambda: _read(train, test))
+    train, test = leaf_files(root, HOW_TO_GET_FILES)
+    tensors, words = cached("femnist", [*train, *test], lambda: _read(train, test))
     x, y, writer = tensors["x"], tensors["y"], tensors["writer"].numpy()
-    parts = tensors["test_x"], tensors["test_y"]
+    test_pair = tensors["test_x"], tensors["test_y"]
     classes = EMNIST_CLASSES["byclass"]
     if not isinstance(rule, Natural):
         return FederatedData.from_arrays(
             x,
             y,
             None,
-            parts,
+            test_pair,
             "femnist",
             partition=rule,
             clients=clients,
@@ -71,25 +71,25 @@ def femnist(
     data = FederatedData.from_arrays(
         x, y, None, None, "femnist", partition=rule, clients=clients, seed=seed, owners=owners
     )
-    own = part_of(data.ids, np.array(names)[tensors["test_writer"].numpy()], *parts)
+    own = part_of(data.ids, np.array(names)[tensors["test_writer"].numpy()], *test_pair)
     return FederatedData(data.train, own, data.ids, data.name, classes=classes, notes=data.notes)
 
 
-def leaf_files(root: Path, how: str) -> tuple[list[Path], list[Path]]:
-    """The json files of LEAF's train and test folders."""
+def leaf_files(root: Path, how_to_get_them: str) -> tuple[list[Path], list[Path]]:
+    """The json files in LEAF's folders train and test; raises if there are none."""
     for place in (root, root / "data"):
         train = sorted((place / "train").glob("*.json*"))
         test = sorted((place / "test").glob("*.json*"))
         if train and test:
             return train, test
     raise UndriftError(
-        f"There are no files {root}/train/*.json and {root}/test/*.json: {how} to {root}, or let "
-        f"UNDRIFT_DATA name another folder for the data."
+        f"There are no files {root}/train/*.json and {root}/test/*.json: {how_to_get_them} to "
+        f"{root}, or set UNDRIFT_DATA to the folder of the data."
     )
 
 
 def part_of(ids: list, owners: np.ndarray, x: torch.Tensor, y: torch.Tensor) -> Part:
-    """The samples of the given clients, in their order."""
+    """A part with the samples of the given clients, in the order of `ids`."""
     order = np.argsort(owners, kind="stable")
     ordered = owners[order]
     starts, ends = (np.searchsorted(ordered, ids, side=side) for side in ("left", "right"))
@@ -99,11 +99,11 @@ def part_of(ids: list, owners: np.ndarray, x: torch.Tensor, y: torch.Tensor) -> 
 
 
 def _read(train: list[Path], test: list[Path]) -> Tables:
-    """All images in a few tensors."""
-    own, others = read_leaf(train), read_leaf(test)
-    writers = list(own)
+    """The images, labels and writers of all files as a few tensors, for the cache."""
+    train_users, test_users = read_leaf(train), read_leaf(test)
+    writers = list(train_users)
     tensors: dict[str, torch.Tensor] = {}
-    for prefix, users in (("", own), ("test_", others)):
+    for prefix, users in (("", train_users), ("test_", test_users)):
         chosen = {writer: users[writer] for writer in writers if writer in users}
         x, y = _images(chosen)
         place = {writer: k for k, writer in enumerate(writers)}
@@ -114,8 +114,9 @@ def _read(train: list[Path], test: list[Path]) -> Tables:
 
 
 def _images(users: LeafUsers) -> tuple[torch.Tensor, torch.Tensor]:
+    """The images `[n, 1, 28, 28]` and labels `[n]` of all writers, after checks."""
     for writer, (x, y) in users.items():
-        shape = list(x.shape[1:]) if isinstance(x, np.ndarray) else "no numbers"
+        shape = list(x.shape[1:]) if isinstance(x, np.ndarray) else "text"
         require(
             shape == [784],
             f"The images of writer {writer!r} have shape {shape}, but must have 784 pixels.",

@@ -1,4 +1,4 @@
-"""Generated data for logistic regression: FedProx's synthetic(α, β), and FedDyn's in four types."""
+"""Generated data for logistic regression: FedProx's synthetic(α, β) and FedDyn's four types."""
 
 import numpy as np
 import torch
@@ -22,24 +22,24 @@ def synthetic(
 
     u_k ~ N(0, α), B_k ~ N(0, β);  W_k, b_k ~ N(u_k, 1);  m_k ~ N(B_k, 1);
     x ~ N(m_k, diag(j^−1.2));  y = argmax(W_k x + b_k);  n_k = ⌊lognormal(4, 2)⌋ + 50.
-    Nine tenths of each client's samples are for training, the rest for test. As W_k and b_k lie
-    about the same u_k, it moves a client's scores for all classes alike and changes no label: what
-    differs with α is only the models' distance from zero.
+    Nine tenths of each client's samples are training samples, the others test samples. Because W_k
+    and b_k have the same mean u_k, this mean shifts a client's scores for all classes equally and
+    changes no label; α changes only the models' distance from zero.
 
     Parameters
     ----------
     alpha
-        α: how much the clients' models differ (a standard deviation)
+        α, the standard deviation of u_k: how much the clients' models differ
     beta
-        β: how much their inputs differ (a standard deviation)
+        β, the standard deviation of B_k: how much the clients' inputs differ
     clients
-        their number: 30 in FedProx, FedNova and FedDR, 100 in FedAvg-nonIID
+        number of clients: 30 in FedProx, FedNova and FedDR, 100 in FedAvg-nonIID
     seed
-        keys every draw, client by client
+        seed of all random numbers, which are drawn client by client
     iid
-        synthetic-iid: one model and one distribution of inputs for all clients
+        whether all clients share one model and one distribution of inputs (synthetic-iid)
     most
-        an upper bound on n_k, for quick runs (the papers have none)
+        upper bound on n_k, for quick runs; the papers have none
     """
     require_range("alpha", alpha, at_least=0)
     require_range("beta", beta, at_least=0)
@@ -81,25 +81,25 @@ def feddyn_synthetic(
     samples: float = 200,
     spread: float = 1.0,
 ) -> FederatedData:
-    """FedDyn's synthetic data (App. A.1): 30 features, 5 classes, one sort of heterogeneity.
+    """FedDyn's synthetic data (App. A.1): 30 features, 5 classes, one kind of heterogeneity.
 
     W_k, b_k ~ N(μ_k, 1) with μ_k ~ N(0, γ_1);  x ~ N(ν_k, diag(j^−1.2)) with ν_k ~ N(B_k, 1) and
-    B_k ~ N(0, γ_2);  y = argmax(W_k x + b_k);  n_k = ⌊lognormal(log 200, γ_3)⌋. What a type leaves
-    out is the same for all: one pair W, b ~ N(0, 1), ν_k = 0, γ_3 = 0. There is no test part: the
-    paper reports the training loss.
+    B_k ~ N(0, γ_2);  y = argmax(W_k x + b_k);  n_k = ⌊lognormal(log 200, γ_3)⌋. Each type varies
+    one of models, inputs and sizes; the others are equal for all clients: one pair W, b ~ N(0, 1),
+    ν_k = 0, γ_3 = 0. There is no test part, because the paper reports the training loss.
 
     Parameters
     ----------
     kind
-        0: homogeneous; 1: the clients' models differ; 2: their inputs; 3: their sizes
+        0: homogeneous clients; 1: models differ; 2: inputs differ; 3: sizes differ
     clients
-        their number
+        number of clients
     seed
-        keys every draw, client by client
+        seed of all random numbers, which are drawn client by client
     samples
-        the median number of samples of a client
+        median number of samples of a client
     spread
-        γ of the chosen type (a standard deviation); the paper does not give it
+        γ of the chosen type, a standard deviation; the paper does not state it
     """
     require_whole("kind", kind, at_least=0)
     require_choice("kind", str(kind), ("0", "1", "2", "3"))

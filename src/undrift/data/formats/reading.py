@@ -1,4 +1,4 @@
-"""What is in a file, compressed or not."""
+"""Reading of plain and gzipped files."""
 
 import gzip
 import zlib
@@ -7,7 +7,7 @@ from pathlib import Path
 from undrift.utils.errors import UndriftError, first_line
 
 
-def contents(path: Path) -> bytes:
+def read_bytes(path: Path) -> bytes:
     """The bytes of a file, decompressed if its name ends in .gz."""
     try:
         content = path.read_bytes()
@@ -18,6 +18,6 @@ def contents(path: Path) -> bytes:
     try:
         return gzip.decompress(content)
     except EOFError as error:
-        raise UndriftError(f"{path} is truncated: its gzip data end too early.") from error
+        raise UndriftError(f"{path} is truncated: its gzip data end early.") from error
     except (gzip.BadGzipFile, zlib.error) as error:
-        raise UndriftError(f"{path} is damaged or no gzip file: {first_line(error)}.") from error
+        raise UndriftError(f"{path} is damaged or not a gzip file: {first_line(error)}.") from error
