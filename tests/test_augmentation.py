@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import undrift as ud
-from undrift.nets.modules import ModuleLosses
+from undrift.nets.module_losses import ModuleLosses
 from undrift.utils.keys import generator
 
 

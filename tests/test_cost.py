@@ -8,7 +8,7 @@ from experiments import one_method, tables
 from undrift.experiments.building import build_data, build_model
 from undrift.experiments.cost import estimate
 from undrift.experiments.experiment import Experiment
-from undrift.nets.modules import ModuleLosses
+from undrift.nets.module_losses import ModuleLosses
 from undrift.utils.errors import UndriftError
 
 

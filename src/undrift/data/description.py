@@ -30,7 +30,7 @@ from undrift.utils.errors import UndriftError, require, require_type
 from undrift.utils.threads import one_thread
 
 if TYPE_CHECKING:
-    from undrift.nets.modules import ModuleLosses
+    from undrift.nets.module_losses import ModuleLosses
 
 SHARES = (40, 60, 80)
 """The per cents of a client's data in Figure 3 of FedDyn (Acar et al., ICLR 2021)."""
@@ -426,7 +426,7 @@ def _losses(
     loss: Callable[[Tensor, Tensor], Tensor] | None,
     device: str | torch.device,
 ) -> ModuleLosses:
-    from undrift.nets.modules import ModuleLosses
+    from undrift.nets.module_losses import ModuleLosses
 
     with warnings.catch_warnings():
         # Nothing is trained here, so it does not matter that training would change buffers.
