@@ -15,9 +15,9 @@ import tempfile
 from pathlib import Path
 
 import torch
-from undrift.nets.modules import ModuleLosses
 
 import undrift as ud
+from undrift.nets.module_losses import ModuleLosses
 from undrift.runs.driver import execute
 from undrift.runs.plan import Plan
 from undrift.runs.storage import FolderStorage

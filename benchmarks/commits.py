@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 import torch
-from undrift.nets.modules import ModuleLosses
 
 import undrift as ud
+from undrift.nets.module_losses import ModuleLosses
 from undrift.runs import storage
 from undrift.runs.driver import execute
 from undrift.runs.plan import Plan

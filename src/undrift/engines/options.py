@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -11,9 +12,16 @@ from undrift.engines.auto import AutoEngine
 from undrift.engines.base import Job, SimulationEngine
 from undrift.engines.ray.cluster import require_ray, require_reachable
 from undrift.engines.serial import SerialEngine
-from undrift.engines.strategies import candidates, warn_about_slow_loss
-from undrift.local.solvers import SGD
-from undrift.utils.errors import require, require_choice, require_range, require_type, require_whole
+from undrift.engines.strategies import candidates, slow_loss_message
+from undrift.local.solvers import SGD, Local
+from undrift.utils.errors import (
+    require,
+    require_choice,
+    require_range,
+    require_type,
+    require_whole,
+    warn,
+)
 from undrift.utils.reprs import short
 
 ENGINES = {
@@ -90,14 +98,8 @@ class EngineOptions:
             require_reachable(self.address)
 
     def __call__(self, losses: Federation, job: Job) -> SimulationEngine:
-        """The engine for a run on some losses.
-
-        It warns if the loss alone forces clients to train one by one, unless the user asked for
-        that.
-        """
+        """Build the engine."""
         losses = require_losses(losses)
-        if self._trains_at_once(job, losses):
-            warn_about_slow_loss(losses)
         if self.name == "ray":
             self.require_ready()
             from undrift.engines.ray.engine import RayEngine
@@ -114,12 +116,22 @@ class EngineOptions:
             engine.strategy = f"{engine.strategy} ({found.reason})"
         return engine
 
-    def _trains_at_once(self, job: Job, losses: Losses) -> bool:
-        """Whether these options and the clients' solver allow many clients to train at once."""
-        serial = "serial" in (self.name, self.inner)
-        solver = job.local.of(losses.ids[0])
-        plain = isinstance(solver, SGD) and solver.tolerance is None
-        return plain and not serial and self.chunk != 1
+    def warn_about_slow_loss(self, losses: Federation, local: Iterable[Local]) -> bool:
+        """Warn if only the loss forces clients to train one by one; returns whether it warned.
+
+        `local` is the local work of the runs. There is no warning if the user asked for clients
+        one by one, or if their solvers allow nothing else.
+        """
+        one_by_one = "serial" in (self.name, self.inner) or self.chunk == 1
+        if one_by_one or not isinstance(losses, Losses):
+            return False
+        solvers = [each.of(losses.ids[0]) for each in local]
+        if not any(isinstance(each, SGD) and each.tolerance is None for each in solvers):
+            return False
+        message = slow_loss_message(losses)
+        if message is not None:
+            warn(message)
+        return message is not None
 
 
 def engine_options(engine: str | EngineOptions) -> EngineOptions:

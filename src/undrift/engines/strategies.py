@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 from torch import nn
 
@@ -28,7 +28,7 @@ from undrift.engines.vectorised.tracing import stacked_layers
 from undrift.nets.criteria import cross_entropies, squared_errors
 from undrift.nets.module_losses import ModuleLosses
 from undrift.nets.per_sample import per_sample_form
-from undrift.utils.errors import UndriftError, first_line, warn
+from undrift.utils.errors import UndriftError, first_line
 
 CACHE_BYTES = 1_500_000
 """Parameters of a chunk that stay in the cache of a core."""
@@ -211,25 +211,23 @@ def _slow_under_vmap(losses: ModuleLosses) -> bool:
     return losses.device.type == "cpu" and (recurrent or _has_convolutions(losses))
 
 
-_warned: WeakSet[ModuleLosses] = WeakSet()
-"""The losses for which `warn_about_slow_loss` has warned: methods that share them warn once."""
+def slow_loss_message(losses: Losses) -> str | None:
+    """One line that says that only the loss prevents many clients from training at once.
 
-
-def warn_about_slow_loss(losses: Losses) -> None:
-    """Warn if clients train one by one only because of the loss, and name a faster form of it."""
-    if not isinstance(losses, ModuleLosses) or losses in _warned or len(losses.ids) < 2:
-        return
+    It names a loss that would be fast. None if clients train at once, or if the model prevents it.
+    """
+    if not isinstance(losses, ModuleLosses) or len(losses.ids) < 2:
+        return None
     criterion = losses.criterion
     if criterion.per_sample in (cross_entropies, squared_errors):
-        return
+        return None
     faster = _faster_loss(losses)
-    if faster is not None:
-        _warned.add(losses)
-        why = criterion.not_per_sample or "is not the default cross-entropy or squared error"
-        warn(
-            f"The loss {why}, so clients train one by one; {faster} would train many clients "
-            f"at once."
-        )
+    if faster is None:
+        return None
+    why = criterion.not_per_sample or "is not the default cross-entropy or squared error"
+    return (
+        f"The loss {why}, so clients train one by one; {faster} would train many clients at once."
+    )
 
 
 def _faster_loss(losses: ModuleLosses) -> str | None:

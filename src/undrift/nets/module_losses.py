@@ -241,7 +241,7 @@ class ModuleLosses(Losses):
         criterion = Criterion(self.criterion.loss, per_sample=self.criterion.per_sample)
         with self._evaluation_pass(x, criterion) as run:
             result = run.over(self._train, *self._train.places(k))
-        return metrics_of("train", criterion, result)[f"train_{LOSS}"]
+            return metrics_of("train", criterion, result)[f"train_{LOSS}"]
 
     def gradient(self, k: int, x: Tensor) -> Tensor:
         self.flat.module.eval()
@@ -307,10 +307,11 @@ class ModuleLosses(Losses):
                 result = self.evaluate_samples(name, x, weights, buffers)
             else:
                 result = run_pass(name)
-            found |= metrics_of(name, self.criterion, result)
-            if name == "train":
-                f = losses_by_client(self.criterion, result, part)
-                found[f"train_{LOSS}"] = float(f @ weights[weights > 0])
+            with torch_generator_set_to(0, self.device):  # a loss may use random numbers
+                found |= metrics_of(name, self.criterion, result)
+                if name == "train":
+                    f = losses_by_client(self.criterion, result, part)
+                    found[f"train_{LOSS}"] = float(f @ weights[weights > 0])
             several = part.by_client and len(part.sizes) > 1
             accuracy = result.per_sample.get("accuracy")
             if accuracy is not None and several and name == ("test" if tested else "train"):

@@ -223,9 +223,7 @@ class Worker:
     def _engine(self, shared: Mapping[str, SharedObject]) -> SimulationEngine:
         def make() -> SimulationEngine:
             losses, setup = self._losses(shared), self._fetched(shared["setup"])
-            with warnings.catch_warnings():  # the calling process warns about slow losses
-                warnings.filterwarnings("ignore", message="The loss ")
-                engine = setup.options(losses, setup.job)
+            engine = setup.options(losses, setup.job)
             engine.restore(setup.saved)
             return engine
 
