@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 import undrift as ud
-from undrift.nets.modules import ModuleLosses
+from undrift.nets.module_losses import ModuleLosses
 from undrift.runs import storage
 from undrift.runs.driver import execute
 from undrift.runs.plan import Plan

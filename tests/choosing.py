@@ -8,7 +8,7 @@ from torch import nn
 import undrift as ud
 from looping import synchronous
 from undrift.engines.strategies import Strategy
-from undrift.nets.modules import ModuleLosses
+from undrift.nets.module_losses import ModuleLosses
 
 DATA = ud.data.synthetic(1, 1, clients=7, seed=0, most=60)
 PICTURES = ud.data.FederatedData.from_clients(

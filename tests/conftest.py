@@ -11,7 +11,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # it is read when torch is 
 
 import pytest
 
-from undrift.engines import AutoEngine, choices
+from undrift.engines import AutoEngine, strategy_cache
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -29,7 +29,7 @@ def cache_of_its_own(tmp_path_factory):
 def forgotten(tmp_path, monkeypatch):
     """Nothing was chosen yet: the folder in which choices will be remembered."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(choices, "_known", {})
+    monkeypatch.setattr(strategy_cache, "_known", {})
     return tmp_path / "cache" / "undrift" / "strategies"
 
 

@@ -13,7 +13,7 @@ from undrift.advice import work as work_module
 from undrift.advice.facts import expected_distance
 from undrift.advice.sentences import meaning
 from undrift.advice.starting import PULLED
-from undrift.nets.modules import ModuleLosses
+from undrift.nets.module_losses import ModuleLosses
 
 STEPS = {0: 1, 1: 2, 2: 5}
 SIZES = [10, 20, 30]

@@ -11,7 +11,7 @@ import undrift as ud
 from looping import asynchronous, synchronous
 from undrift.core.clients import Roster
 from undrift.engines.serial import SerialEngine
-from undrift.nets.modules import ModuleLosses
+from undrift.nets.module_losses import ModuleLosses
 
 NEVER = ud.Evaluation(every=10**6)
 LADDER = ud.Devices(speed=ud.devices.Ladder(1, 2))

@@ -6,7 +6,7 @@ import torch
 
 import undrift as ud
 from undrift.data.fingerprint import fingerprint
-from undrift.nets.modules import ModuleLosses
+from undrift.nets.module_losses import ModuleLosses
 from undrift.utils.keys import generator
 
 

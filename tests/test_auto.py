@@ -11,9 +11,9 @@ import kept_runs
 import undrift as ud
 from choosing import DATA, LOCAL, MODELS, TWO, described, losses_of, mlp, odd, trained, written
 from looping import synchronous
-from undrift.engines import SerialEngine, VectorisedEngine, auto, choices
+from undrift.engines import SerialEngine, VectorisedEngine, auto, strategy_cache
 from undrift.engines.strategies import Strategy, candidates
-from undrift.nets.modules import ModuleLosses
+from undrift.nets.module_losses import ModuleLosses
 from undrift.runs.driver import execute
 from undrift.runs.storage import FolderStorage
 from undrift.runs.watching import Lines
@@ -36,7 +36,7 @@ def test_each_candidate_can_win_and_agrees_with_the_serial_engine(name, rigged, 
         assert torch.allclose(loop.server.x, serial.server.x, atol=1e-10, rtol=0)
         assert written(forgotten)[1] == strategy
         shutil.rmtree(forgotten)
-        choices._known.clear()
+        strategy_cache._known.clear()
 
 
 def test_the_clock_decides(monkeypatch):
@@ -88,7 +88,7 @@ def test_timing_changes_nothing(rigged):
         direct, _ = trained(losses, again.engine, method=method, local=local)
         assert torch.equal(loop.server.x, direct.server.x)
         before = torch.random.get_rng_state()
-        choices._known.clear()
+        strategy_cache._known.clear()
         trained(losses, method=method, local=local)
         assert torch.equal(before, torch.random.get_rng_state())
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import undrift as ud
 from undrift.core.problem import Work
 from undrift.engines.vectorised import batches as side_by_side
-from undrift.engines.vectorised.batches import Stream, indices
+from undrift.engines.vectorised.batches import BatchStream, batch_indices
 from undrift.local.solvers import batches
 from undrift.utils.keys import generator, keys, orders
 
@@ -46,12 +46,14 @@ def test_side_by_side_they_are_what_each_draws_alone(clients, batch, fresh, bloc
     sizes, steps = zip(*clients, strict=True)
     part, works = part_of(sizes), works_of(steps)
     solver = ud.SGD(lr=0.1, batch_size=batch, fresh_batches=fresh)
-    before, side_by_side.BLOCK = side_by_side.BLOCK, block
+    before, side_by_side.GATHER_BYTES = side_by_side.GATHER_BYTES, block
     try:
-        stream = Stream(part, indices(part, range(len(sizes)), works, solver), torch.empty(1))
+        stream = BatchStream(
+            part, batch_indices(part, range(len(sizes)), works, solver), torch.empty(1)
+        )
         found = [stream.at(step) for step in range(len(stream))]
     finally:
-        side_by_side.BLOCK = before
+        side_by_side.GATHER_BYTES = before
     assert len(found) == steps[0]
     assert stream.evaluations == sum(sum(batch.sizes) for batch in found)
     for c, (size, work) in enumerate(zip(sizes, works, strict=True)):
@@ -77,11 +79,11 @@ def test_what_is_gathered_ahead_is_the_same():
     sizes, steps = [9, 7, 7], [8, 6, 1]
     part, works = part_of(sizes, (1, 4, 4)), works_of(steps)
     solver = ud.SGD(lr=0.1, batch_size=4)
-    chosen = indices(part, range(3), works, solver)
+    chosen = batch_indices(part, range(3), works, solver)
     changes = (ud.data.RandomCrop(1), ud.data.HorizontalFlip())
     with ThreadPoolExecutor(1) as thread:
         streams = [
-            Stream(part, chosen, torch.empty(1), changes, (1, 2, 3), ahead)
+            BatchStream(part, chosen, torch.empty(1), changes, (1, 2, 3), ahead)
             for ahead in (None, thread)
         ]
         for step in range(8):

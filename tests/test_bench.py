@@ -21,13 +21,13 @@ from undrift.bench.bench_run import METHODS, BenchRun
 from undrift.bench.instrumentation import PARTS, REST, WAIT, instrumented
 from undrift.bench.stopwatch import Stopwatch
 from undrift.bench.timing import interleaved
-from undrift.engines.vectorised.batches import Stream
+from undrift.engines.vectorised.batches import BatchStream
 from undrift.engines.vectorised.networks import Network
-from undrift.engines.vectorised.steps import Fused
+from undrift.engines.vectorised.steps import FusedStep
 from undrift.local import solvers
 from undrift.local.solvers import batches
 from undrift.nets.models import parameter_count
-from undrift.nets.modules import ModuleLoss, ModuleLosses
+from undrift.nets.module_losses import ModuleLoss, ModuleLosses
 from undrift.utils.keys import hashes, keys
 
 KEYS = {"workload", "method", "engine", "strategy", "ratio"}
@@ -231,7 +231,12 @@ def test_every_part_of_a_round_is_clocked_and_functions_are_restored(engine, nam
         kinds = Network.__subclasses__()
         return (
             *(solvers.batches, ModuleLoss.gradient, ModuleLosses.training),
-            *(Stream.at, Stream.__init__, Fused.plain, *(kind.backward for kind in kinds)),
+            *(
+                BatchStream.at,
+                BatchStream.__init__,
+                FusedStep.plain,
+                *(kind.backward for kind in kinds),
+            ),
         )
 
     before = clocked_functions()

@@ -9,7 +9,7 @@ from experiments import refused
 from undrift.core.clients import ClientStates
 from undrift.engines import SerialEngine, VectorisedEngine
 from undrift.engines.strategies import COPIES, Strategy, candidates
-from undrift.nets.modules import ModuleLosses
+from undrift.nets.module_losses import ModuleLosses
 
 pytestmark = pytest.mark.usefixtures("forgotten")
 

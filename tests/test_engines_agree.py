@@ -15,8 +15,8 @@ import undrift as ud
 from agreement import assert_same
 from looping import asynchronous, synchronous
 from undrift.engines import SerialEngine, auto
-from undrift.engines.strategies import SERIAL, Choice, Strategy, candidates
-from undrift.nets.modules import ModuleLosses
+from undrift.engines.strategies import SERIAL, Candidates, Strategy, candidates
+from undrift.nets.module_losses import ModuleLosses
 
 ROUNDS = 3
 SIDE = 6
@@ -324,7 +324,7 @@ def test_a_model_that_draws_in_its_own_way_is_trained_serially():
     losses = ModuleLosses(Noisy().double(), ROWS)
     found = candidates(losses, 5, 2, memory=1000)
     assert found.strategies == [SERIAL]
-    assert found.reason == "it draws random numbers in another way than by nn.Dropout"
+    assert found.reason == "it uses random numbers other than nn.Dropout's"
 
 
 @pytest.mark.parametrize("name", ["cnn", "pictures with dropout"])
@@ -549,9 +549,9 @@ def test_models_that_are_easily_mistaken(name, engine, monkeypatch):
     found = candidates(losses, len(SIZES), 2, memory=1000).strategies
     for winner in found if engine == "auto" else found[:1]:  # whichever is the fastest
         order = [winner, *(each for each in found if each is not winner)]
-        choice = Choice(order)
+        choice = Candidates(order)
         monkeypatch.setattr(auto, "candidates", lambda *_, choice=choice: choice)
         monkeypatch.setattr(auto.time, "perf_counter", count().__next__)
-        monkeypatch.setattr(auto, "recall", lambda name: None)
-        monkeypatch.setattr(auto, "remember", lambda name, strategy, candidates: strategy)
+        monkeypatch.setattr(auto.strategy_cache, "lookup", lambda name: None)
+        monkeypatch.setattr(auto.strategy_cache, "store", lambda name, chosen, candidates: chosen)
         assert_same(serial, run(ud.FedAvg(), losses, local, options))

@@ -11,8 +11,8 @@ from undrift.core.clients import Roster
 from undrift.experiments.experiment import Experiment
 from undrift.nets import passes as measuring
 from undrift.nets.criteria import correct, cross_entropies
-from undrift.nets.modules import ModuleLosses
-from undrift.nets.passes import Pass
+from undrift.nets.module_losses import ModuleLosses
+from undrift.nets.passes import EvaluationPass
 from undrift.runs.sweeps.sweep import run_sweep
 
 
@@ -232,7 +232,7 @@ def test_the_sample_serves_own_models_and_the_gradient_mapping():
 
 
 def test_the_bits_do_not_depend_on_the_number_of_threads(monkeypatch):
-    monkeypatch.setattr(measuring, "SAMPLES", 50)
+    monkeypatch.setattr(measuring, "PIECE_SAMPLES", 50)
     model = ud.models.mlp(4, 16, classes=3)
     losses = ModuleLosses(model, federation((301, 220, 97)), metrics={"mine": lambda o, t: o.sum()})
     x, q = losses.initial(), losses.weights()
@@ -248,7 +248,7 @@ def test_a_model_that_draws_is_evaluated_in_order(monkeypatch):
         def forward(self, x):
             return super().forward(nn.functional.dropout(x, 0.5))
 
-    monkeypatch.setattr(measuring, "SAMPLES", 3)
+    monkeypatch.setattr(measuring, "PIECE_SAMPLES", 3)
     losses = ModuleLosses(Noisy(4, 3), federation())
     x, q = losses.initial(), losses.weights()
     assert losses._threads == 1
@@ -261,7 +261,7 @@ def test_threads_have_models_of_their_own_that_share_their_weights(monkeypatch):
             self.last = super().forward(x)
             return self.last
 
-    monkeypatch.setattr(measuring, "SAMPLES", 3)
+    monkeypatch.setattr(measuring, "PIECE_SAMPLES", 3)
     losses = ModuleLosses(Noting(4, 3), federation())
     losses._threads = 4
     x, q = losses.initial(), losses.weights()
@@ -279,7 +279,7 @@ def test_an_error_in_a_thread_is_heard(monkeypatch):
                 raise RuntimeError("seven")
             return super().forward(x)
 
-    monkeypatch.setattr(measuring, "SAMPLES", 3)
+    monkeypatch.setattr(measuring, "PIECE_SAMPLES", 3)
     data = federation()
     data.train.x[-1] = 7
     losses = ModuleLosses(Failing(4, 3), data)
@@ -292,7 +292,7 @@ def test_outputs_are_kept_only_for_metrics_of_the_users_own():
     data = federation()
     for metrics, kept in (({}, False), ({"mine": lambda o, t: float(len(o))}, True)):
         losses = ModuleLosses(nn.Linear(4, 3), data, metrics=metrics)
-        seen = Pass(losses.flat.module, losses.task).over(data.train)
+        seen = EvaluationPass(losses.flat.module, losses.criterion).over(data.train)
         assert (seen.outputs is not None) == kept
     assert losses.evaluate(losses.initial(), losses.weights(), {})["train_mine"] == 30
 
@@ -309,11 +309,11 @@ def test_pieces_are_smaller_where_inputs_or_outputs_are_large():
         [(torch.zeros(40, 3, 200, 200), torch.zeros(40, dtype=torch.int64))]
     ).train
     losses = ModuleLosses(nn.Linear(4, 3), federation())
-    Pass(Looking(), losses.task).over(part)
+    EvaluationPass(Looking(), losses.criterion).over(part)
     assert sum(sizes) == 40
-    assert max(sizes) * 3 * 200 * 200 <= measuring.NUMBERS
+    assert max(sizes) * 3 * 200 * 200 <= measuring.PIECE_NUMBERS
     sizes.clear()
-    Pass(Looking(), losses.task, width=measuring.NUMBERS // 7).over(part)
+    EvaluationPass(Looking(), losses.criterion, width=measuring.PIECE_NUMBERS // 7).over(part)
     assert max(sizes) == 7
 
 

@@ -15,7 +15,7 @@ from undrift.deploy.agreement import facts, first_difference
 from undrift.deploy.server import serve
 from undrift.experiments.building import build_data, build_losses, build_model
 from undrift.experiments.experiment import Experiment
-from undrift.nets.modules import load_weights, save_weights
+from undrift.nets.weights import load_weights, save_weights
 from undrift.report.reading import read_runs
 from undrift.runs.planning import run_experiment
 from undrift.runs.sweeps.sweep import run_sweep

@@ -8,7 +8,7 @@ import undrift as ud
 from choosing import TWO
 from looping import synchronous
 from undrift.engines.strategies import SERIAL, Strategy
-from undrift.nets.modules import ModuleLosses
+from undrift.nets.module_losses import ModuleLosses
 
 pytestmark = pytest.mark.usefixtures("forgotten")
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import undrift as ud
-from undrift.nets.modules import ModuleLosses
+from undrift.nets.module_losses import ModuleLosses
 
 METHODS = (ud.FedAvg(), ud.SCAFFOLD(), ud.FedDyn(alpha=0.5), ud.FedDR(eta=0.5))
 
@@ -128,12 +128,12 @@ def test_a_step_with_a_resting_part_is_that_of_plain_torch():
 def test_only_a_part_that_is_left_in_evaluation_mode_keeps_its_statistics():
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # nothing is said of buffers that stay
-        assert not ModuleLosses(Model(), federation()).moving
+        assert not ModuleLosses(Model(), federation()).changing_buffers
     with pytest.warns(UserWarning, match="backbone.norm"):
-        moving = ModuleLosses(Model(at_rest=False), federation()).moving
+        moving = ModuleLosses(Model(at_rest=False), federation()).changing_buffers
     assert "backbone.norm.running_mean" in moving
     with pytest.warns(UserWarning, match="backbone.norm"):  # a model that was merely used before
-        assert ModuleLosses(Model(at_rest=False).eval(), federation()).moving == moving
+        assert ModuleLosses(Model(at_rest=False).eval(), federation()).changing_buffers == moving
 
 
 def test_the_model_that_comes_back_can_train_as_any_other():

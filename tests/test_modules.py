@@ -10,7 +10,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 import undrift as ud
-from undrift.nets.modules import FlatModule, ModuleLosses
+from undrift.nets.flat import FlatModule
+from undrift.nets.module_losses import ModuleLosses
 
 
 def data(n=(7, 12, 6), features=4, classes=3, seed=0):
@@ -404,6 +405,6 @@ def test_evaluation_in_pieces_is_evaluation_at_once(monkeypatch):
     losses = ModuleLosses(net(), data())
     q = torch.full((3,), 1 / 3, dtype=torch.float64)
     at_once = losses.evaluate(losses.initial(), q, {})
-    monkeypatch.setattr("undrift.nets.passes.SAMPLES", 5)
+    monkeypatch.setattr("undrift.nets.passes.PIECE_SAMPLES", 5)
     for name, value in losses.evaluate(losses.initial(), q, {}).items():
         assert value == pytest.approx(at_once[name], rel=1e-6)

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 import undrift as ud
 from undrift.core.losses import objective_weights
 from undrift.data.part import Part
-from undrift.nets.modules import ModuleLosses
-from undrift.nets.per_sample import SAMPLES, per_sample_of, telling_rows
+from undrift.nets.module_losses import ModuleLosses
+from undrift.nets.per_sample import NOT_A_MEAN, PROBE_SAMPLES, per_sample_loss, probe_rows
 
 CPU = torch.device("cpu")
 WEIGHTS = torch.tensor([1.0, 1.0, 1.0, 3.0])
@@ -66,6 +66,9 @@ MEANS = {
     "in two steps": lambda o, t: F.nll_loss(o.log_softmax(1), t),
     "focal": Focal(),
     "to one-hot targets": lambda o, t: F.mse_loss(o, F.one_hot(t, 4).to(o)),
+    "to targets in single precision": lambda o, t: F.binary_cross_entropy_with_logits(
+        o[:, 0], (t > 1).float()
+    ),
     "fixed scores": lambda o, t: F.cross_entropy(o + torch.tensor([0.0, 1.0, 2.0, 3.0]), t),
 }
 OTHERS = {
@@ -89,8 +92,8 @@ OTHERS = {
 @pytest.mark.parametrize("outputs", [EQUAL, torch.linspace(-3, 3, 160).view(40, 4).sin()])
 def test_a_mean_over_samples_is_taken_apart(name, outputs):
     loss = MEANS[name]
-    each = per_sample_of(loss, outputs, LABELS, CPU)
-    assert each is not None
+    each = per_sample_loss(loss, outputs, LABELS, CPU)
+    assert callable(each)
     found = each(outputs, LABELS)
     one_by_one = [float(loss(outputs[k : k + 1], LABELS[k : k + 1])) for k in range(40)]
     assert found.tolist() == pytest.approx(one_by_one, rel=1e-5)
@@ -98,7 +101,7 @@ def test_a_mean_over_samples_is_taken_apart(name, outputs):
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_is_no_mean_over_samples_is_left_alone(name):
-    assert per_sample_of(OTHERS[name], EQUAL, LABELS, CPU) is None
+    assert isinstance(per_sample_loss(OTHERS[name], EQUAL, LABELS, CPU), str)
 
 
 def test_outputs_that_must_stay_probabilities_are_no_obstacle():
@@ -107,14 +110,14 @@ def test_outputs_that_must_stay_probabilities_are_no_obstacle():
     def weighted(o, t):
         return (F.binary_cross_entropy(o, t, reduction="none") * (1 + t)).sum() / (1 + t).sum()
 
-    assert per_sample_of(nn.BCELoss(), half, targets, CPU) is not None
-    assert per_sample_of(weighted, half, targets, CPU) is None
+    assert callable(per_sample_loss(nn.BCELoss(), half, targets, CPU))
+    assert per_sample_loss(weighted, half, targets, CPU) == NOT_A_MEAN
 
 
 def test_a_shape_that_is_spread_over_the_batch_is_no_mean_over_samples():
     column, flat = torch.randn(20, 1), torch.randn(20)
-    assert per_sample_of(F.mse_loss, column, flat, CPU) is None
-    assert per_sample_of(F.mse_loss, column, flat[:, None], CPU) is not None
+    assert per_sample_loss(F.mse_loss, column, flat, CPU) == NOT_A_MEAN
+    assert callable(per_sample_loss(F.mse_loss, column, flat[:, None], CPU))
 
 
 def test_trying_out_leaves_no_trace():
@@ -122,7 +125,7 @@ def test_trying_out_leaves_no_trace():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for loss in (*MEANS.values(), *OTHERS.values()):
-            per_sample_of(loss, EQUAL, LABELS, CPU)
+            per_sample_loss(loss, EQUAL, LABELS, CPU)
     assert torch.equal(torch.get_rng_state(), before)
     assert float(OTHERS["notes"].seen) == 0
 
@@ -130,12 +133,12 @@ def test_trying_out_leaves_no_trace():
 def test_samples_to_try_out_have_every_label_and_the_ends():
     y = torch.zeros(5000, dtype=torch.int64)
     y[4321] = 7
-    rows = telling_rows(Part.common(torch.zeros(5000, 1), y))
+    rows = probe_rows(Part.common(torch.zeros(5000, 1), y))
     assert 4321 in rows
-    assert len(rows) <= SAMPLES
+    assert len(rows) <= PROBE_SAMPLES
     y = torch.zeros(5000, 3)
     y[17, 2], y[4000, 0] = -1.0, torch.inf
-    assert {17, 4000} <= {*telling_rows(Part.common(torch.zeros(5000, 1), y)).tolist()}
+    assert {17, 4000} <= {*probe_rows(Part.common(torch.zeros(5000, 1), y)).tolist()}
 
 
 def test_a_rare_class_with_a_weight_is_found():
@@ -144,7 +147,7 @@ def test_a_rare_class_with_a_weight_is_found():
     clients = [(torch.zeros(1000, 2), y[k : k + 1000]) for k in (0, 1000, 2000)]
     loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 50.0]))
     data = ud.data.FederatedData.from_clients(clients)
-    assert ModuleLosses(nn.Linear(2, 2), data, loss).task.per_sample is None
+    assert ModuleLosses(nn.Linear(2, 2), data, loss).criterion.per_sample is None
 
 
 def federation(clients, size, seed=0):

@@ -6,7 +6,7 @@ import torch
 import undrift as ud
 from looping import synchronous
 from undrift.core.problem import Keep
-from undrift.nets.modules import ModuleLosses
+from undrift.nets.module_losses import ModuleLosses
 from undrift.runs.states import StoredStates
 from undrift.runs.storage import commit
 from undrift.runs.store import Store

@@ -22,12 +22,12 @@ from commands import called
 from looping import asynchronous, synchronous
 from test_vectorised import METHODS
 from undrift.engines import EngineOptions, SerialEngine
-from undrift.nets.modules import ModuleLosses
+from undrift.nets.module_losses import ModuleLosses
 from undrift.utils.errors import UndriftError
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
-from undrift.engines.ray import crew as crews  # noqa: E402
-from undrift.engines.ray import engine as engines  # noqa: E402
+from undrift.engines.ray import engine as ray_engine  # noqa: E402
+from undrift.engines.ray import worker_pool as pools  # noqa: E402
 
 pytestmark = pytest.mark.xdist_group("ray")  # one process has it, and starts it once
 
@@ -60,7 +60,7 @@ def both(method, losses, **options):
 @pytest.fixture
 def elsewhere(monkeypatch):
     """Models are looked at by the workers, however little there is to see."""
-    monkeypatch.setattr(engines._Looks, "elsewhere", True)
+    monkeypatch.setattr(ray_engine._EvaluationTiming, "on_workers", True)
 
 
 # The same results
@@ -123,7 +123,7 @@ def test_a_network_with_statistics_dropout_a_loss_and_a_metric_of_the_users_own(
 
 @pytest.mark.parametrize("sample", [None, 4])
 def test_workers_see_of_a_model_what_one_process_sees(elsewhere, monkeypatch, sample):
-    monkeypatch.setattr("undrift.nets.passes.SAMPLES", 16)  # several pieces
+    monkeypatch.setattr("undrift.nets.passes.PIECE_SAMPLES", 16)  # several pieces
     evaluation = ud.Evaluation(models=("server", "own"), gradient_mapping=0.5, train_clients=sample)
     method, losses = ud.FedDR(eta=0.5, g=ud.L1(1e-3)), losses_of()
     (_, ours), (_, theirs) = (
@@ -188,7 +188,7 @@ class Killer(threading.Thread):
         last = -1
         while len(self.killed) < self.number:
             time.sleep(self.rng.uniform(0.05, 0.5))
-            processes = self.loop.engine._crew.processes
+            processes = self.loop.engine._pool.processes
             alive = [each for each in processes if each not in self.killed]
             if alive and self.loop.round > last:
                 last = self.loop.round
@@ -211,18 +211,18 @@ def test_ten_workers_killed_at_random_moments_change_nothing():
 
 
 def test_a_worker_that_keeps_dying_is_left_out(monkeypatch):
-    monkeypatch.setattr(crews, "DEATHS", 1)
+    monkeypatch.setattr(pools, "MAX_DEATHS", 1)
     losses = losses_of(loss=unhurried)
     loop = synchronous(ud.FedAvg(), losses, LOCAL, ud.All(), 10, engine=TWO)
     loop.step()
-    crew = loop.engine._crew
-    while len(crew.processes) < 2:  # the other one may still be starting
+    pool = loop.engine._pool
+    while len(pool.processes) < 2:  # the other one may still be starting
         loop.step()
-    os.kill(crew.processes[0], signal.SIGKILL)
-    with pytest.warns(UserWarning, match=r"Worker . of 2 died 1 times in a row .* 1 goes on"):
+    os.kill(pool.processes[0], signal.SIGKILL)
+    with pytest.warns(UserWarning, match=r"Worker . of 2 died 1 times .* continues with 1 worker"):
         steps(loop, 5)
-    os.kill(crew.processes[0], signal.SIGKILL)
-    with pytest.raises(UndriftError, match="All 2 workers have died"):
+    os.kill(pool.processes[0], signal.SIGKILL)
+    with pytest.raises(UndriftError, match="All 2 workers died"):
         steps(loop, 5)
 
 
@@ -233,11 +233,11 @@ def deadly(outputs, targets):
 
 
 def test_a_model_that_ends_its_process_is_named(monkeypatch):
-    monkeypatch.setattr(crews, "BLAMED", 2)
+    monkeypatch.setattr(pools, "MAX_DEATHS_PER_CALL", 2)
     data = ud.data.FederatedData.from_clients(
         {"a": (torch.ones(4, 60), torch.tensor([0, 1, 2, 9]))}
     )
-    with pytest.raises(UndriftError, match=r"2 workers died .* same task \(client 'a'\)"):
+    with pytest.raises(UndriftError, match=r"2 workers died .* same work \(client 'a'\)"):
         trained(TWO, ud.FedAvg(), losses_of(data=data, loss=deadly), local=ud.GD(0.1, steps=1))
 
 
@@ -269,12 +269,12 @@ class Once:
 
 
 def test_others_do_the_work_of_one_who_takes_too_long(tmp_path, monkeypatch):
-    monkeypatch.setattr(crews, "PATIENCE", 0.5)
+    monkeypatch.setattr(pools, "STRAGGLER_MIN_SECONDS", 0.5)
     began = time.monotonic()
     losses = losses_of(loss=Once(tmp_path / "first"))
     loop, _ = trained(TWO, ud.SCAFFOLD(), losses, rounds=1)
     assert time.monotonic() - began < 50
-    loop.engine._crew.stop()  # one of them still sleeps
+    loop.engine._pool.stop()  # one of them still sleeps
     serial, _ = trained(SerialEngine, ud.SCAFFOLD(), losses, rounds=1)
     assert_same((loop, []), (serial, []), tolerance=1e-12)
 
@@ -294,12 +294,12 @@ NODES = """
     engine = EngineOptions("ray", workers=2, threads=1, address=cluster.address, inner="serial")
     setting = ud.SCAFFOLD(), losses_of(loss=unhurried), LOCAL, ud.Uniform(6), 1000
     loop = synchronous(*setting, engine=engine)
-    crew = loop.engine._crew
-    while len(crew.processes) < 2:
+    pool = loop.engine._pool
+    while len(pool.processes) < 2:
         loop.step()
     gone = threading.Timer(0.15, lambda: cluster.remove_node(nodes[1], allow_graceful=False))
     gone.start()
-    while gone.is_alive() or len(crew.processes) > 1:
+    while gone.is_alive() or len(pool.processes) > 1:
         loop.step()
     for _ in range(3):
         loop.step()
@@ -307,7 +307,7 @@ NODES = """
     for _ in range(loop.round):
         undisturbed.step()
     assert torch.equal(loop.server.x, undisturbed.server.x)
-    print("the same after", loop.round, "rounds with", len(crew.processes), "worker")
+    print("the same after", loop.round, "rounds with", len(pool.processes), "worker")
 """
 
 
@@ -325,13 +325,13 @@ ROUNDS = """
     import undrift as ud
     from test_ray import LOCAL, TWO, own_memory
     from looping import asynchronous, synchronous
-    from undrift.nets.modules import ModuleLosses
+    from undrift.nets.module_losses import ModuleLosses
 
     data = ud.data.synthetic(1, 1, clients=2, seed=0, most=20)
     losses = ModuleLosses(ud.models.mlp(60, 100, classes=10, seed=0), data)
     loop = synchronous(ud.SCAFFOLD(), losses, LOCAL, ud.All(), 1000, engine=TWO)
-    crew = loop.engine._crew
-    while len(crew.processes) < 2:
+    pool = loop.engine._pool
+    while len(pool.processes) < 2:
         loop.step()
 
     def peak(first, last):
@@ -339,7 +339,7 @@ ROUNDS = """
         while loop.round < last:
             loop.step()
             if loop.round >= first and loop.round % 10 == 0:
-                used.append([own_memory(each) for each in (os.getpid(), *crew.processes)])
+                used.append([own_memory(each) for each in (os.getpid(), *pool.processes)])
         return [max(each) for each in zip(*used, strict=True)]
 
     print(json.dumps([peak(20, 100), peak(900, 1000)]))
@@ -378,20 +378,20 @@ def test_without_ray_the_sentence_says_how_to_install_it(monkeypatch):
 @pytest.mark.parametrize(
     ("address", "sentence"),
     [
-        ("127.0.0.1:1", "Nobody answers at the cluster's address '127.0.0.1:1'"),
-        ("nonsense", "is not one: it must be 'auto'"),
+        ("127.0.0.1:1", "Nothing answers at the cluster's address '127.0.0.1:1'"),
+        ("nonsense", "but must be 'auto'"),
         ("ray://127.0.0.1:1", "is that of a Ray client"),
     ],
 )
 def test_a_wrong_address_is_refused_at_once(address, sentence):
-    from undrift.engines.ray.cluster import require_answer
+    from undrift.engines.ray.cluster import require_reachable
 
     with pytest.raises(UndriftError, match=sentence):
-        require_answer(address)
+        require_reachable(address)
 
 
 def test_an_address_where_somebody_else_answers():
-    from undrift.engines.ray.cluster import require_answer
+    from undrift.engines.ray.cluster import require_reachable
 
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -404,7 +404,7 @@ def test_an_address_where_somebody_else_answers():
 
         threading.Thread(target=answer, daemon=True).start()
         with pytest.raises(UndriftError, match="is not the head of a Ray cluster"):
-            require_answer(f"127.0.0.1:{port}")
+            require_reachable(f"127.0.0.1:{port}")
 
 
 def test_more_than_ray_has_is_refused_at_once():
@@ -423,7 +423,7 @@ def test_a_cluster_that_is_not_there_leaves_no_folder(tmp_path):
     (tmp_path / "exp.toml").write_text(EXPERIMENT)
     options = ("--address", "127.0.0.1:1", "--out", "out")
     done = called("run", "exp.toml", *options, cwd=tmp_path)
-    assert done.returncode == 2 and "Nobody answers" in done.stderr
+    assert done.returncode == 2 and "Nothing answers" in done.stderr
     assert not (tmp_path / "out").exists()
 
 

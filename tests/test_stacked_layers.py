@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 from undrift.engines.vectorised.batches import Batch
-from undrift.engines.vectorised.draws import Draws
 from undrift.engines.vectorised.layers import Dropout, Linear, ReLU
 from undrift.engines.vectorised.networks import (
     StackedNetwork,
     cross_entropy_derivative,
     squared_error_derivative,
 )
-from undrift.engines.vectorised.steps import Fused, Gradients
+from undrift.engines.vectorised.random_masks import RandomMasks
+from undrift.engines.vectorised.steps import FusedStep, Gradients
 from undrift.engines.vectorised.tracing import stacked_layers
 from undrift.nets import models
 
@@ -258,7 +258,7 @@ def assert_step(setting):
     expected = setting.expected(0.7)
     start = [each.clone() for each in setting.parameters]
     constant = [torch.randn_like(each) for each in start]
-    sink = Fused(setting.parameters, start, 0.4, constant)
+    sink = FusedStep(setting.parameters, start, 0.4, constant)
     sink.rate = 0.1
     setting.run(sink, 0.7)
     for x, x0, g, v in zip(setting.parameters, start, expected, constant, strict=True):
@@ -337,7 +337,7 @@ def test_a_layer_overwrites_only_what_nobody_needs():
 
 def test_the_backward_pass_ends_at_the_first_parameters():
     module = nn.Sequential(nn.Flatten(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))
-    assert [layer.first for layer in stacked_layers(module, names_of(module))] == [
+    assert [layer.is_first for layer in stacked_layers(module, names_of(module))] == [
         True,
         True,
         False,
@@ -391,7 +391,7 @@ REFUSALS = {
     ),
     "not used": (
         lambda: OwnForward(lambda m, x: m.a(x), a=nn.Linear(3, 3), b=nn.Linear(3, 3)),
-        "b.bias is in no layer",
+        "b.bias is not used by any layer",
     ),
     "its result is not used": (
         lambda: linear_of(lambda m, x: (torch.relu(x), m.a(x))[1]),
@@ -423,27 +423,27 @@ REFUSALS = {
     ),
     "forward put in place": (
         lambda: hooked(lambda m: setattr(m, "forward", lambda x: x)),
-        "0 has a forward pass of its own",
+        "0 has a replaced forward method",
     ),
     "a branch on a value": (
         lambda: linear_of(lambda m, x: m.a(x) if x.sum() > 0 else x),
-        "its forward pass cannot be followed",
+        "its forward pass cannot be traced",
     ),
     "unknown function": (
         lambda: linear_of(lambda m, x: torch.sin(m.a(x))),
-        "the model is a OwnForward, whose sin is no known layer",
+        "the model is a OwnForward, whose sin is not a known layer",
     ),
     "own parameter": (
         lambda: linear_of(lambda m, x: F.linear(x, m.a.weight)),
-        "the model is a OwnForward, whose linear is no known layer",
+        "the model is a OwnForward, whose linear is not a known layer",
     ),
     "dropout as a function": (
         lambda: linear_of(lambda m, x: F.dropout(m.a(x), 0.5, m.training)),
-        "the model is a OwnForward, whose dropout is no known layer",
+        "the model is a OwnForward, whose dropout is not a known layer",
     ),
     "product": (
         lambda: linear_of(lambda m, x: (lambda y: y * torch.sigmoid(y))(m.a(x))),
-        "the model is a OwnForward, whose mul is no known layer",
+        "the model is a OwnForward, whose mul is not a known layer",
     ),
     "sum with a weight": (
         lambda: linear_of(lambda m, x: torch.add(x, m.a(x), alpha=2)),
@@ -451,7 +451,7 @@ REFUSALS = {
     ),
     "sum with a number": (
         lambda: linear_of(lambda m, x: m.a(x) + 1),
-        "the model is a OwnForward, whose add is no known layer",
+        "the model is a OwnForward, whose add is not a known layer",
     ),
     "branches that meet twice": (
         lambda: OwnForward(
@@ -467,11 +467,11 @@ REFUSALS = {
     ),
     "more than one output": (
         lambda: linear_of(lambda m, x: (m.a(x), x)),
-        "whose output is not of one tensor",
+        "whose output is not computed from one tensor",
     ),
     "a part of the inputs": (
         lambda: linear_of(lambda m, x: m.a(x[:, :3])),
-        "the model is a OwnForward, which takes a part of a tensor",
+        "the model is a OwnForward, which indexes a tensor",
     ),
     "flatten samples": (lambda: nn.Sequential(nn.Flatten(0)), "0 is a Flatten that does not"),
     "torch.flatten": (
@@ -480,7 +480,7 @@ REFUSALS = {
     ),
     "view": (
         lambda: linear_of(lambda m, x: m.a(x.view(-1, 2, 3))),
-        "the model is a OwnForward, whose view is not a flattening",
+        "the model is a OwnForward, whose view does not flatten",
     ),
     "embedding, padded": (lambda: nn.Embedding(3, 3, padding_idx=0), "has padding_idx"),
     "embedding, bounded": (lambda: nn.Embedding(3, 3, max_norm=1.0), "has max_norm"),
@@ -493,20 +493,20 @@ REFUSALS = {
         lambda: own_lstm(batch_first=False),
         "lstm is a LSTM that has the samples",
     ),
-    "lstm, both ways": (lambda: own_lstm(bidirectional=True), "goes in both directions"),
+    "lstm, both ways": (lambda: own_lstm(bidirectional=True), "is bidirectional"),
     "lstm, projected": (lambda: own_lstm(proj_size=2), "has projections"),
     "lstm, dropout": (lambda: own_lstm(num_layers=2, dropout=0.5), "has dropout between"),
     "lstm, first output": (
         lambda: of_lstm(lambda m, x: m.out(m.lstm(x)[0][:, 0]))[0],
-        "which takes a part of a tensor",
+        "which indexes a tensor",
     ),
     "lstm, its cells": (
         lambda: of_lstm(lambda m, x: m.out(m.lstm(x)[1][1][-1]))[0],
-        "which takes a part of a tensor",
+        "which indexes a tensor",
     ),
     "lstm, all of it": (
         lambda: nn.LSTM(3, 3, batch_first=True),
-        "whose outputs and states are not told apart",
+        "whose outputs and states are not separated",
     ),
     "lstm, given states": (
         lambda: of_lstm(lambda m, x: m.out(m.lstm(x, (x, x))[0]))[0],
@@ -515,10 +515,10 @@ REFUSALS = {
     "convolution in groups": (lambda: nn.Conv2d(2, 2, 3, groups=2), "has groups"),
     "convolution, reflected": (
         lambda: nn.Conv2d(2, 2, 3, padding=1, padding_mode="reflect"),
-        "has a padding that is not a number of zeros",
+        "has a padding other than a number of zeros",
     ),
-    "pooling with indices": (lambda: nn.MaxPool2d(2, return_indices=True), "gives indices"),
-    "adaptive pooling": (lambda: nn.AdaptiveAvgPool2d(2), "gives more than one pixel"),
+    "pooling with indices": (lambda: nn.MaxPool2d(2, return_indices=True), "returns indices"),
+    "adaptive pooling": (lambda: nn.AdaptiveAvgPool2d(2), "returns more than one pixel"),
 }
 
 
@@ -535,9 +535,9 @@ def test_dropout_is_the_same_in_any_order_of_memory():
     x = torch.ones(2, 3, 4, 5, 5, dtype=torch.float64)
     found = []
     for turned in (x, x.permute(1, 0, 3, 4, 2).contiguous().permute(1, 0, 4, 2, 3)):
-        draws = Draws([1, 2], x.device)
-        draws.sizes = [3, 2]
-        found.append(Dropout(0.5).forward(turned, [], draws))
+        masks = RandomMasks([1, 2], x.device)
+        masks.sizes = [3, 2]
+        found.append(Dropout(0.5).forward(turned, [], masks))
     assert torch.equal(found[0], found[1])
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import undrift as ud
-from undrift.engines.pool import Pool
+from undrift.engines.thread_pool import ThreadPool
 from undrift.utils.threads import one_thread
 
 TINY = sys.float_info.min
@@ -27,7 +27,7 @@ def test_subnormal_numbers_are_zero_while_something_is_computed_and_not_afterwar
 
 
 def test_in_other_threads_too():
-    pool = Pool(2)
+    pool = ThreadPool(2)
     assert {pool.submit(half).result() for _ in range(4)} == {0}
     assert half() > 0
 

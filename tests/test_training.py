@@ -403,7 +403,7 @@ def test_a_file_that_cannot_be_written_is_said_and_leaves_nothing(tmp_path, monk
         path.write_bytes(b"half of it")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("undrift.nets.modules.save_file", full)
+    monkeypatch.setattr("undrift.nets.weights.save_file", full)
     with pytest.raises(ud.UndriftError, match=r"cannot be written: OSError.*No space left"):
         result.save(whole)
     assert whole.read_bytes() == before
@@ -504,7 +504,7 @@ REFUSED = [
         lambda: ud.PerClient(GD, {0: ud.GD(lr=0.1, weight_decay=0.1)}),
         "every solver must have the default's 0",
     ),
-    (lambda: ud.train(ud.FedAvg(), **network(metrics={"a": lambda o, t: o})), "gives no number"),
+    (lambda: ud.train(ud.FedAvg(), **network(metrics={"a": lambda o, t: o})), "returns no number"),
     (lambda: ud.train(ud.FedAvg(), **network(metrics={"a": lambda o, t: 1 / 0})), "ZeroDivision"),
     (lambda: ud.data.synthetic(clients=2.5), "clients is 2.5"),
     (lambda: ud.Milestones(0.1, 5), "a list of rounds"),

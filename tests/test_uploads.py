@@ -7,7 +7,7 @@ import undrift as ud
 from looping import asynchronous, synchronous
 from undrift.core.uploads import UploadTransform
 from undrift.engines import EngineOptions
-from undrift.nets.modules import ModuleLosses
+from undrift.nets.module_losses import ModuleLosses
 
 C = 0.05
 QUADRATICS = ud.theory.random_quadratics(clients=5, dimension=3, seed=1)

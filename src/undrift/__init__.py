@@ -10,8 +10,6 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from undrift.utils.wiring import connect
-
 __version__ = "0.1.0"
 
 # fmt: off
@@ -55,9 +53,6 @@ _NAMESPACES = {
     "theory": "undrift.theory",
 }
 """Public modules under their short names: `ud.models`, `ud.data`, …"""
-
-# `FederatedData.describe(model)` is called in a layer below models and the formulas of the papers.
-connect("measure_model", "undrift.advice.model_measures", "measure_model")
 
 _MODULE_OF = {name: home for home, names in _HOMES.items() for name in names}
 

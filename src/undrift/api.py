@@ -31,7 +31,7 @@ from undrift.loops.paces import Pace
 from undrift.loops.planning import Limit
 from undrift.methods import FedAvg
 from undrift.nets.criteria import Loss, Metric
-from undrift.nets.modules import ModuleLosses
+from undrift.nets.module_losses import ModuleLosses
 from undrift.report.result import Comparison, Result
 from undrift.runs.arguments import claim_arguments, described, stored_rounds
 from undrift.runs.driver import RunOutcome, execute

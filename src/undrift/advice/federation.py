@@ -19,7 +19,7 @@ from undrift.local.solvers import SGD, Local
 from undrift.loops.paces import AsTheyArrive, Pace
 from undrift.loops.planning import Limit
 from undrift.methods import FedAvg
-from undrift.nets.modules import ModuleLosses
+from undrift.nets.module_losses import ModuleLosses
 from undrift.utils.errors import require, require_type
 
 

@@ -21,7 +21,7 @@ from undrift.advice.federation import Federation
 from undrift.core.losses import Losses
 from undrift.data.federated import FederatedData
 from undrift.data.part import Part
-from undrift.nets.modules import ModuleLosses
+from undrift.nets.module_losses import ModuleLosses
 from undrift.utils.errors import UndriftError
 from undrift.utils.keys import generator
 
@@ -237,7 +237,7 @@ def _losses(losses: ModuleLosses, pieces: Sequence[Tensor], double: bool) -> Mod
     bounds = torch.tensor([0, *(len(piece) for piece in pieces)]).cumsum(0)
     part = Part(train.x[rows], train.y[rows], torch.arange(len(rows)), bounds)
     data = FederatedData(part, name=losses.data.name, classes=losses.data.classes)
-    module, loss, _ = losses.ingredients()
+    module, loss, _ = losses.constructor_arguments()
     with warnings.catch_warnings():
         # Nothing is trained here, so it does not matter that training would change buffers.
         warnings.filterwarnings("ignore", message="The model has buffers")

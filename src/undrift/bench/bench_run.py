@@ -17,7 +17,7 @@ from undrift.local.solvers import Local
 from undrift.loops import Loop, RunSpec, loop
 from undrift.loops.measuring import measure
 from undrift.methods import SCAFFOLD, FedAvg, FedDR, FedDyn, FedLGA, FedNova, FedProx, Method
-from undrift.nets.modules import ModuleLosses
+from undrift.nets.module_losses import ModuleLosses
 from undrift.utils.errors import require_choice
 
 NEVER_ROUNDS = 10**9

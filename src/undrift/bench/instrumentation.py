@@ -19,15 +19,15 @@ from undrift.engines import serial
 from undrift.engines.threaded import ThreadedEngine
 from undrift.engines.vectorised import engine as vectorised
 from undrift.engines.vectorised import training
-from undrift.engines.vectorised.batches import Stream
-from undrift.engines.vectorised.draws import Draws
+from undrift.engines.vectorised.batches import BatchStream
 from undrift.engines.vectorised.networks import Network
-from undrift.engines.vectorised.steps import Fused, Stepper
+from undrift.engines.vectorised.random_masks import RandomMasks
+from undrift.engines.vectorised.steps import FullStep, FusedStep
 from undrift.local import solvers
 from undrift.local.solvers import SGD
 from undrift.loops import Loop
 from undrift.loops.planning import WorkPlanner
-from undrift.nets.modules import ModuleLoss, ModuleLosses
+from undrift.nets.module_losses import ModuleLoss, ModuleLosses
 
 PLAN, SET_UP, DRAW, GATHER = "cohort and work", "client set-up", "draw batches", "gather samples"
 COMPUTE, UPDATE, METHOD = "forward and backward", "update", "method"
@@ -93,15 +93,15 @@ def _clocked_functions(loop: Loop) -> Iterator[tuple[Any, str, str]]:
         (serial, "fault_of_buffers", CHECK),
     ]
     yield from [  # several clients at once
-        (training, "indices", DRAW),
+        (training, "batch_indices", DRAW),
         (training, "_step", SET_UP),
-        (Draws, "__init__", SET_UP),
-        (Stream, "__init__", GATHER),
-        (Stream, "at", GATHER),
+        (RandomMasks, "__init__", SET_UP),
+        (BatchStream, "__init__", GATHER),
+        (BatchStream, "at", GATHER),
         *((kind, "backward", COMPUTE) for kind in Network.__subclasses__()),
-        (Fused, "product", UPDATE),
-        (Fused, "plain", UPDATE),
-        (Stepper, "take", UPDATE),
+        (FusedStep, "product", UPDATE),
+        (FusedStep, "plain", UPDATE),
+        (FullStep, "finish", UPDATE),
         (vectorised, "fault", CHECK),
         (vectorised, "fault_of_buffers", CHECK),
     ]

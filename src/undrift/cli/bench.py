@@ -138,7 +138,7 @@ def bench(
     """
     from undrift import bench as measuring
     from undrift.bench import output
-    from undrift.engines.pool import cores
+    from undrift.engines.thread_pool import cores
 
     modes = {"--unequal": unequal, "--scaling": scaling, "--profile": profile}
     chosen = [name for name, asked in modes.items() if asked]

@@ -24,7 +24,7 @@ from undrift.local.solvers import SGD
 from undrift.loops import Loop, RunSpec, base, loop
 from undrift.loops.paces import Deadline
 from undrift.nets import models
-from undrift.nets.modules import ModuleLosses
+from undrift.nets.module_losses import ModuleLosses
 from undrift.report import of_results, write_page
 from undrift.report.plots import plot_histories
 from undrift.report.result import Result

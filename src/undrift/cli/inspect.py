@@ -155,7 +155,7 @@ def _own_model(
     """The model of an experiment file; None if it fails or is slow and `--gamma` was not given."""
     from undrift.advice.gradients import OPERATIONS, operations
     from undrift.experiments.building import build_model
-    from undrift.nets.modules import ModuleLosses
+    from undrift.nets.module_losses import ModuleLosses
 
     messages = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     if experiment.loss is not None:  # the figures of a description are those of default losses

@@ -1,6 +1,6 @@
 """The clients' losses f_1 … f_N, as engines and theory see them: functions of a flat vector.
 
-A neural network on federated data (`undrift.nets.modules`) and an analytic problem
+A neural network on federated data (`undrift.nets.module_losses`) and an analytic problem
 (`undrift.theory`) offer the same.
 """
 

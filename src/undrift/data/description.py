@@ -26,7 +26,6 @@ from undrift.data.part import Part
 from undrift.utils.display import as_html
 from undrift.utils.errors import require, require_type
 from undrift.utils.threads import one_thread
-from undrift.utils.wiring import supplied
 
 PERCENTS = (40, 60, 80)
 """Shares of a client's data, in per cent, as in Figure 3 of FedDyn (Acar et al., ICLR 2021)."""
@@ -260,8 +259,10 @@ def describe(
         notes += ("The targets are not class numbers 0, 1, …, so labels are not described.",)
     gradients = gap = None
     if model is not None:
+        from undrift.nets.heterogeneity import measure_model
+
         with one_thread():
-            gradients, gap = supplied("measure_model")(
+            gradients, gap = measure_model(
                 data, model, gamma, objective, loss, weight_decay, tolerance, device
             )
     parts = {"train": data.train, "validation": data.validation, "test": data.test}

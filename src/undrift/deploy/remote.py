@@ -24,7 +24,7 @@ from undrift.deploy.post import REFUSED, Arrival, Post
 from undrift.deploy.protocol import LOOK, SLACK, VERSION, Expected, Order, expected_of
 from undrift.engines.base import Engine, Job
 from undrift.loops.paces import Deadline, FirstToRespond, Pace
-from undrift.nets.modules import FlatModule
+from undrift.nets.flat import FlatModule
 from undrift.utils.keys import generator
 
 METRICS = 100

@@ -25,7 +25,7 @@ from undrift.engines.base import Job, SimulationEngine
 from undrift.engines.options import EngineOptions
 from undrift.experiments.building import build_data, build_losses
 from undrift.experiments.experiment import Experiment
-from undrift.nets.modules import ModuleLosses
+from undrift.nets.module_losses import ModuleLosses
 from undrift.utils.errors import require_choice
 from undrift.utils.threads import one_thread
 
@@ -93,7 +93,7 @@ class Site:
                 "undrift": undrift.__version__,
                 "samples": {name: len(part) for name, part in self._parts().items()},
                 "parameters": losses.dimension,
-                "moving": sorted(losses.moving),
+                "moving": sorted(losses.changing_buffers),
             },
             {},
         )

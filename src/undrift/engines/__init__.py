@@ -1,4 +1,4 @@
-"""Engines: how the clients' local problems are solved. All give the same answer."""
+"""Engines compute the clients' local work. All of them give the same result up to rounding."""
 
 from undrift.engines.auto import AutoEngine
 from undrift.engines.base import Engine, Job

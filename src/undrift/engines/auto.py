@@ -1,4 +1,7 @@
-"""Times the ways to compute on the first round's work, and goes on with the best."""
+"""The "auto" engine: times the candidate strategies on the first round's work, keeps the fastest.
+
+The loops use it like any other engine; `strategy_cache` remembers its choice.
+"""
 
 from __future__ import annotations
 
@@ -12,37 +15,40 @@ from undrift.core.losses import Losses
 from undrift.core.messages import Assignment, Reply
 from undrift.core.method import Method
 from undrift.core.round_result import RoundResult
+from undrift.engines import strategy_cache
 from undrift.engines.base import Engine, Job, SimulationEngine
-from undrift.engines.choices import question, recall, remember
 from undrift.engines.strategies import SERIAL, Strategy, candidates
-from undrift.nets.modules import ModuleLosses
+from undrift.nets.module_losses import ModuleLosses
 from undrift.utils.errors import UndriftError
 
-TRIAL = 0.3
-"""Seconds of work on which a strategy is timed."""
+TRIAL_SECONDS = 0.3
+"""Length of the work on which a strategy is timed."""
 REPEATS = 3
-ENOUGH = 5.0
-"""Seconds after which nothing is timed again: long trials tell at the first time."""
-HOPELESS = 2.0
-"""A strategy that takes so many times as long as the best is not timed again."""
+"""How often a strategy is timed; its shortest time counts."""
+ENOUGH_SECONDS = 5.0
+"""After this time no strategy is timed again: a long trial is precise at the first time."""
+HOPELESS_RATIO = 2.0
+"""A strategy that takes this many times as long as the fastest is not timed again."""
+DEFAULT_CHUNK = 8
+"""Clients per thread that are asked for before a strategy is chosen."""
 
 
 class AutoEngine(SimulationEngine):
-    """Chooses a strategy on the first round's work, by time.
+    """Chooses a strategy by timing the candidates on the first round's work.
 
-    The choice is remembered in the user's cache by machine, model and shapes, and by a run that is
-    kept. It changes results in their last bits only.
+    The choice is stored in the user's cache, by machine, model and shapes, and in the run's own
+    store, so that a resumed run keeps it. It affects only the last bits of results.
 
     Parameters
     ----------
     losses, job
         as for every engine
     threads
-        how many may be used
+        how many threads may be used
     memory
-        the most megabytes for models at work
+        the most megabytes for the models of clients that train
     chunk
-        how many clients are to work at once, if that is given
+        how many clients train at once, if the user chose that
     """
 
     def __init__(
@@ -55,7 +61,8 @@ class AutoEngine(SimulationEngine):
     ):
         self.losses = losses
         self.job = job
-        self._limits = threads, float(memory), chunk  # as one number: 1000 is 1000.0
+        # The limits are part of the cache's key, where 1000 and 1000.0 must be the same.
+        self._limits = threads, float(memory), chunk
         self._chosen: Strategy | None = None
         self._engine: SimulationEngine | None = None
         self._reason = ""
@@ -64,16 +71,18 @@ class AutoEngine(SimulationEngine):
 
     @property
     def strategy(self) -> str:  # type: ignore[override]
-        """How it works, in a few words, once it is chosen."""
+        """The chosen strategy in a few words; empty until there is one."""
         if self._engine is None:
             return ""
         return self._engine.strategy + (f" ({self._reason})" if self._reason else "")
 
     @property
     def together(self) -> int:  # type: ignore[override]
-        """How many errands it likes to be given at once."""
+        """How many assignments the engine prefers to get at once."""
         threads, _, chunk = self._limits
-        return (chunk or 8) * threads if self._engine is None else self._engine.together
+        if self._engine is None:
+            return (chunk or DEFAULT_CHUNK) * threads
+        return self._engine.together
 
     def saved(self) -> dict[str, Any]:
         if self._chosen is None:
@@ -94,9 +103,8 @@ class AutoEngine(SimulationEngine):
         diagnose: bool = True,
     ) -> RoundResult:
         assignments = list(assignments)
-        return self.settled(method, assignments, states).run(
-            method, assignments, states, round, diagnose
-        )
+        engine = self.chosen_engine(method, assignments, states)
+        return engine.run(method, assignments, states, round, diagnose)
 
     def replies(
         self,
@@ -106,14 +114,13 @@ class AutoEngine(SimulationEngine):
         diagnose: bool = True,
     ) -> Iterator[Reply]:
         assignments = list(assignments)
-        return self.settled(method, assignments, states).replies(
-            method, assignments, states, diagnose
-        )
+        engine = self.chosen_engine(method, assignments, states)
+        return engine.replies(method, assignments, states, diagnose)
 
-    def settled(
+    def chosen_engine(
         self, method: Method, assignments: list[Assignment], states: ClientStates
     ) -> SimulationEngine:
-        """The engine that was chosen, or is chosen now, on this work."""
+        """The engine of the chosen strategy; if there is none yet, choose it on this work."""
         if self._engine is None and assignments:
             self._choose(method, assignments, states)
         return self._engine or SERIAL.engine(self.losses, self.job)
@@ -127,11 +134,11 @@ class AutoEngine(SimulationEngine):
         threads, memory, chunk = self._limits
         found = candidates(self.losses, len(assignments), threads, memory, chunk)
         self._reason = found.reason
-        name = question(self.losses, self.job.local, len(assignments), self._limits)
-        chosen = recall(name)
+        key = strategy_cache.cache_key(self.losses, self.job.local, len(assignments), self._limits)
+        chosen = strategy_cache.lookup(key)
         if chosen not in found.strategies:
             fastest = self._fastest(found.strategies, method, assignments, states)
-            chosen = remember(name, fastest, found.strategies)
+            chosen = strategy_cache.store(key, fastest, found.strategies)
         self._use(chosen)
 
     def _fastest(
@@ -143,7 +150,8 @@ class AutoEngine(SimulationEngine):
     ) -> Strategy:
         """Time every strategy on the work, or on as much of it as time allows.
 
-        One that the model does not bear is left out.
+        A strategy under which the model fails is dropped. Trials change no state: clients' states
+        are only read, and random numbers are functions of keys.
         """
         if len(strategies) == 1:
             return strategies[0]
@@ -152,19 +160,20 @@ class AutoEngine(SimulationEngine):
         trial: list[Assignment] | None = None
         began = time.perf_counter()
         for turn in range(REPEATS):
-            if turn and time.perf_counter() - began > ENOUGH:
+            if turn and time.perf_counter() - began > ENOUGH_SECONDS:
                 break
             for strategy in list(best):
-                if turn and best[strategy] > HOPELESS * min(best.values()):
+                if turn and best[strategy] > HOPELESS_RATIO * min(best.values()):
                     continue
                 engine = engines[strategy]
                 try:
                     if trial is None:
                         together = max(each.chunk * each.threads for each in strategies)
                         trial = self._trial(engine, method, assignments, states, together)
-                    if not turn:  # what is only done once is not counted
-                        first = [replace(e, work=replace(e.work, steps=1)) for e in trial[:2]]
-                        self._seconds(engine, method, first, states)
+                    if not turn:
+                        # Warm up: allocations and copies of the first call must not be timed.
+                        warm_up = [replace(e, work=replace(e.work, steps=1)) for e in trial[:2]]
+                        self._seconds(engine, method, warm_up, states)
                     seconds = self._seconds(engine, method, trial, states)
                 except UndriftError:
                     del best[strategy]
@@ -182,19 +191,20 @@ class AutoEngine(SimulationEngine):
         states: ClientStates,
         together: int,
     ) -> list[Assignment]:
-        """The errands, or fewer steps of them, or fewer of them, for a trial that is not long.
+        """Work for a trial of about `TRIAL_SECONDS`: fewer steps first, then fewer clients.
 
-        There are as many as may work together: with fewer, threads would stand idle for want of
-        clients, and many at once would seem slow.
+        It keeps at least `together` clients, the most that any strategy trains at once. With
+        fewer, threads would be idle, and strategies with large chunks would seem slow.
         """
         threads, _, _ = self._limits
         some = [replace(e, work=replace(e.work, steps=1)) for e in assignments[: 2 * threads]]
-        self._seconds(engine, method, some, states)
-        step = self._seconds(engine, method, some, states) / len(some)
-        share = TRIAL / (step * sum(assignment.work.steps for assignment in assignments))
+        self._seconds(engine, method, some, states)  # warm up
+        step_seconds = self._seconds(engine, method, some, states) / len(some)
+        all_steps = sum(assignment.work.steps for assignment in assignments)
+        share = TRIAL_SECONDS / (step_seconds * all_steps)
         if share >= 1:
             return assignments
-        number = max(2 * threads, together, int(TRIAL / step))
+        number = max(2 * threads, together, int(TRIAL_SECONDS / step_seconds))
         return [
             replace(e, work=replace(e.work, steps=max(1, int(share * e.work.steps))))
             for e in assignments[:number]
@@ -203,6 +213,7 @@ class AutoEngine(SimulationEngine):
     def _seconds(
         self, engine: Engine, method: Method, assignments: list[Assignment], states: ClientStates
     ) -> float:
+        """How long an engine takes for some assignments."""
         began = time.perf_counter()
         engine.run(method, assignments, states, assignments[0].work.round, diagnose=False)
         return time.perf_counter() - began

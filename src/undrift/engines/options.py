@@ -1,18 +1,27 @@
-"""Which engine computes the clients' work, and what it may use."""
+"""The user's choice of an engine and its limits, and how an engine is made from them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 
-from undrift.core.losses import Federation, require_losses
+from undrift.core.losses import Federation, Losses, require_losses
 from undrift.engines.auto import AutoEngine
 from undrift.engines.base import Job, SimulationEngine
-from undrift.engines.ray.cluster import require_answer, require_ray
+from undrift.engines.ray.cluster import require_ray, require_reachable
 from undrift.engines.serial import SerialEngine
-from undrift.engines.strategies import candidates
-from undrift.utils.errors import require, require_choice, require_range, require_type, require_whole
+from undrift.engines.strategies import candidates, slow_loss_message
+from undrift.local.solvers import SGD, Local
+from undrift.utils.errors import (
+    require,
+    require_choice,
+    require_range,
+    require_type,
+    require_whole,
+    warn,
+)
 from undrift.utils.reprs import short_repr
 
 ENGINES = {
@@ -21,7 +30,7 @@ ENGINES = {
     "serial": "one client after another",
     "ray": "blocks of clients on the workers of a Ray cluster, or of this machine",
 }
-"""Every engine by name, with what it does."""
+"""Every engine by name, with a description for help texts."""
 
 
 @dataclass(frozen=True)
@@ -33,22 +42,23 @@ class EngineOptions:
     name
         "auto", "vectorised", "serial" or "ray"
     threads
-        how many threads it may use, or with Ray every worker; None: as many as torch does, or the
-        cores of this machine divided by the workers
+        how many threads the engine may use, with Ray each worker; None: as many as torch uses, or
+        with Ray the cores of this machine divided by the workers
     chunk
-        how many clients work at once; None: what suits the model
+        how many clients train at once; None: chosen to suit the model
     memory
-        the most megabytes for models at work, which bounds the chunk; with Ray, of every worker
+        the most megabytes for the models of clients that train, which bounds the chunk; with Ray,
+        for each worker
     workers
-        how many processes Ray is to start; None: one for every core or, with `threads`, for every
-        so many
+        how many worker processes Ray starts; None: one for every core, or one for every `threads`
+        cores
     address
-        the Ray cluster to work on: "auto" for the one this machine belongs to, or the head's
+        the Ray cluster to use: "auto" for the one that this machine belongs to, or its head's
         "host:port"; None: this machine alone
     gpus
-        which share of a GPU each of Ray's workers has (0.25: four of them share one)
+        the share of a GPU that each of Ray's workers gets (0.25: four workers share one)
     inner
-        the engine of each of Ray's workers: "auto", "vectorised" or "serial"
+        the engine inside each of Ray's workers: "auto", "vectorised" or "serial"
     """
 
     __repr__ = short_repr
@@ -78,14 +88,14 @@ class EngineOptions:
         for name, default in (("workers", None), ("address", None), ("gpus", 0), ("inner", "auto")):
             require(
                 self.name == "ray" or getattr(self, name) == default,
-                f"{name} is for engine = 'ray' only, and the engine is {self.name!r}.",
+                f"{name} is for engine = 'ray' only, but the engine is {self.name!r}.",
             )
 
     def require_ready(self) -> None:
-        """Refuse what is not installed or does not answer, before anything is begun."""
+        """Raise an error if Ray is not installed or its cluster does not answer."""
         if self.name == "ray":
             require_ray()
-            require_answer(self.address)
+            require_reachable(self.address)
 
     def __call__(self, losses: Federation, job: Job) -> SimulationEngine:
         """Build the engine."""
@@ -106,9 +116,26 @@ class EngineOptions:
             engine.strategy = f"{engine.strategy} ({found.reason})"
         return engine
 
+    def warn_about_slow_loss(self, losses: Federation, local: Iterable[Local]) -> bool:
+        """Warn if only the loss forces clients to train one by one; returns whether it warned.
+
+        `local` is the local work of the runs. There is no warning if the user asked for clients
+        one by one, or if their solvers allow nothing else.
+        """
+        one_by_one = "serial" in (self.name, self.inner) or self.chunk == 1
+        if one_by_one or not isinstance(losses, Losses):
+            return False
+        solvers = [each.of(losses.ids[0]) for each in local]
+        if not any(isinstance(each, SGD) and each.tolerance is None for each in solvers):
+            return False
+        message = slow_loss_message(losses)
+        if message is not None:
+            warn(message)
+        return message is not None
+
 
 def engine_options(engine: str | EngineOptions) -> EngineOptions:
-    """The options of an engine that is given by its name."""
+    """The options of an engine that is given by its name or by options."""
     if isinstance(engine, str):
         return EngineOptions(engine)
     require_type("engine", engine, EngineOptions, "a name or ud.EngineOptions(…)")

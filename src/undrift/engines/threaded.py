@@ -1,4 +1,7 @@
-"""One client per thread, each with a module of its own: for convolutions and recurrent layers."""
+"""Trains one client per thread, each thread with its own copy of the module.
+
+The vectorised engine uses it for clients that cannot be trained together with others.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +15,22 @@ from undrift.core.messages import Assignment, Reply
 from undrift.core.method import Method
 from undrift.core.problem import Keep
 from undrift.engines.base import Job, SimulationEngine
-from undrift.engines.pool import Pool
 from undrift.engines.serial import SerialEngine
-from undrift.nets.modules import ModuleLosses
+from undrift.engines.thread_pool import ThreadPool
+from undrift.nets.module_losses import ModuleLosses
 
 
 class ThreadedEngine(SimulationEngine):
     """Trains as many clients at the same time as there are threads.
 
-    Replies come in the order of the errands, so that threads change nothing.
+    Replies come in the order of the assignments, so that the number of threads changes no bit.
 
     Parameters
     ----------
     losses, job
         as for every engine
     threads
-        how many clients work at the same time
+        how many clients train at the same time
     """
 
     losses: ModuleLosses
@@ -38,8 +41,8 @@ class ThreadedEngine(SimulationEngine):
         self.threads = threads
         self.together = threads
         self.strategy = f"a client per thread, {threads} threads"
-        self._own = local()
-        self._pool = Pool(threads)
+        self._thread_local = local()
+        self._pool = ThreadPool(threads)
 
     def replies(
         self,
@@ -48,27 +51,28 @@ class ThreadedEngine(SimulationEngine):
         states: ClientStates,
         diagnose: bool = True,
     ) -> Iterator[Reply]:
-        ahead: deque[Future[Reply]] = deque()
+        running: deque[Future[Reply]] = deque()
         for assignment in assignments:
-            # States are read here, one ahead of the threads.
-            mine = Remembered(states.get(assignment.client.id))
-            ahead.append(self._pool.submit(self._reply, method, assignment, mine, diagnose))
-            if len(ahead) > self.threads:
-                yield ahead.popleft().result()
-        while ahead:
-            yield ahead.popleft().result()
+            # Client states are read in this thread only: the store is not safe for several.
+            # One state is read ahead of the threads, so that none of them waits for the disk.
+            state = SingleClientState(states.get(assignment.client.id))
+            running.append(self._pool.submit(self._reply, method, assignment, state, diagnose))
+            if len(running) > self.threads:
+                yield running.popleft().result()
+        while running:
+            yield running.popleft().result()
 
     def _reply(
-        self, method: Method, assignment: Assignment, mine: ClientStates, diagnose: bool
+        self, method: Method, assignment: Assignment, state: ClientStates, diagnose: bool
     ) -> Reply:
-        if not hasattr(self._own, "engine"):
-            self._own.engine = SerialEngine(self.losses.twin(), self.job)
-        (reply,) = self._own.engine.replies(method, [assignment], mine, diagnose)
+        if not hasattr(self._thread_local, "engine"):
+            self._thread_local.engine = SerialEngine(self.losses.thread_copy(), self.job)
+        (reply,) = self._thread_local.engine.replies(method, [assignment], state, diagnose)
         return reply
 
 
-class Remembered(ClientStates):
-    """What one client remembers."""
+class SingleClientState(ClientStates):
+    """The state of one client, as client states that hold nothing else."""
 
     def __init__(self, keep: Keep):
         self._keep = keep

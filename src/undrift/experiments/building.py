@@ -16,7 +16,8 @@ from undrift.experiments.tables.criterion import criterion_function
 from undrift.experiments.tables.data import is_function, source_function, user_data
 from undrift.experiments.tables.model import user_model
 from undrift.nets.models import MODELS, fitting
-from undrift.nets.modules import ModuleLosses, load_weights
+from undrift.nets.module_losses import ModuleLosses
+from undrift.nets.weights import load_weights
 from undrift.utils.errors import UndriftError, first_line, require
 from undrift.utils.keys import key, torch_generator_set_to
 

@@ -1,4 +1,8 @@
-"""What is learned: the loss, and the metrics by which a model is judged."""
+"""The criterion of a model: the loss it trains on and the metrics it is judged by.
+
+`criterion_for` chooses the default from the model's outputs and the targets, and rejects
+combinations that do not fit.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +19,15 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 Metric = Callable[[Tensor, Tensor], float | Tensor]
 """(outputs, targets) → a number, over all samples of a part at once."""
 LOSS = "loss"
-"""What the loss is called among metrics."""
-FEW = 16
-"""Over fewer classes, torch's softmax takes several times as long as the formula in steps."""
+"""Name of the loss among the metrics."""
+FEW_CLASSES = 16
+"""Below this number of classes, torch's cross-entropy takes several times as long as the formula
+in `cross_entropies`."""
 
 
 def correct(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Whether each sample's class is right (for sequences: that of each place)."""
-    # `max` gives the same places as `argmax`, in less time.
+    """1 for each correctly classified sample, else 0 (for sequences: for each position)."""
+    # `max` finds the same indices as `argmax` and is faster.
     return (outputs.max(1).indices == targets).cpu().double()
 
 
@@ -33,9 +38,9 @@ def absolute_errors(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def cross_entropies(outputs: Tensor, targets: Tensor) -> Tensor:
     """The cross-entropy of each sample."""
-    if outputs.shape[1] >= FEW:
+    if outputs.shape[1] >= FEW_CLASSES:
         return F.cross_entropy(outputs, targets, reduction="none")
-    below = outputs - outputs.detach().amax(1, keepdim=True)
+    below = outputs - outputs.detach().amax(1, keepdim=True)  # so that exp cannot overflow
     return below.exp().sum(1).log() - below.gather(1, targets[:, None])[:, 0]
 
 
@@ -46,50 +51,54 @@ def squared_errors(outputs: Tensor, targets: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Criterion:
-    """A loss and the metrics that fit it."""
+    """A loss and the metrics that go with it."""
 
     loss: Loss
     metrics: Mapping[str, Metric] = field(default_factory=dict)
-    """the user's own, which need the outputs of all samples at once"""
+    """the user's own metrics, which need the outputs of all samples at once"""
     per_sample: Loss | None = None
-    """the loss of each sample, where it is known"""
+    """(outputs, targets) → the loss of each sample; None if a batch's loss is not their mean"""
     means: Mapping[str, Loss] = field(default_factory=dict)
-    """the metrics that are means over samples, each as its value for every sample; "accuracy" is
-    there where outputs are scores for classes"""
+    """the metrics that are means over samples, each as a function of every sample; "accuracy" is
+    among them if outputs are scores for classes"""
+    not_per_sample: str = ""
+    """why `per_sample` is None, as the end of a sentence that begins with "The loss" """
 
     @property
     def needs_outputs(self) -> bool:
-        """Whether something can be told only from the outputs of all samples at once."""
+        """Whether the loss or a metric needs the outputs of all samples at once."""
         return self.per_sample is None or bool(self.metrics)
 
-    def each(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """The loss and the metrics of each sample, `[n]`, as far as they are means over samples."""
+    def values_of_samples(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """The loss and the metrics of each sample, `[n]`, where these are means over samples."""
         known = {} if self.per_sample is None else {LOSS: self.per_sample}
         return {
-            name: _of_samples(f(outputs, targets)) for name, f in {**known, **self.means}.items()
+            name: mean_of_each_sample(f(outputs, targets))
+            for name, f in {**known, **self.means}.items()
         }
 
-    def weighted(self, weights: Tensor) -> Loss:
-        """Σ w_i · the loss of sample i, where that is known."""
+    def weighted_loss(self, weights: Tensor) -> Loss:
+        """(outputs, targets) → Σ w_i · the loss of sample i; needs `per_sample`."""
         assert self.per_sample is not None
         per_sample = self.per_sample
-        return lambda outputs, targets: weights @ _of_samples(per_sample(outputs, targets))
+        return lambda outputs, targets: weights @ mean_of_each_sample(per_sample(outputs, targets))
 
-    def measured(self, part: str, outputs: Tensor, targets: Tensor) -> dict[str, float]:
-        """The user's own metrics of a part, under their names."""
+    def own_metrics(self, part: str, outputs: Tensor, targets: Tensor) -> dict[str, float]:
+        """The user's own metrics on a part, as `"{part}_{metric}"`."""
         found = {}
         for name, metric in self.metrics.items():
             try:
                 found[f"{part}_{name}"] = float(metric(outputs, targets))
             except Exception as error:
                 raise UndriftError(
-                    f"The metric {name!r} gives no number on the {part} part: {first_line(error)}."
+                    f"The metric {name!r} returns no number on the {part} part: "
+                    f"{first_line(error)}."
                 ) from error
         return found
 
 
-def _of_samples(values: Tensor) -> Tensor:
-    """The mean of each sample's values, `[n]`."""
+def mean_of_each_sample(values: Tensor) -> Tensor:
+    """The mean of each sample's values, `[n, …]` to `[n]`."""
     return values.flatten(1).mean(1) if values.ndim > 1 else values
 
 
@@ -100,12 +109,20 @@ def criterion_for(
     loss: Loss | None = None,
     metrics: Mapping[str, Metric] | None = None,
 ) -> Criterion:
-    """The task that fits a model's outputs and the targets.
+    """The criterion that fits a model's outputs and the targets.
 
-    Without a loss of the user's own, whole-number targets are classes (cross-entropy) and others
-    are values (squared error), and outputs that do not fit are refused. With one, only that loss
-    must fit; accuracy is measured where outputs are scores for classes. `labels` are the smallest
-    and the largest whole-number target.
+    Without a loss from the user, integer targets are classes (cross-entropy) and floating-point
+    targets are values (squared error), and outputs that do not fit are rejected. With one, only
+    that loss must fit; accuracy is measured if outputs are scores for classes.
+
+    Parameters
+    ----------
+    outputs, targets
+        of a few samples
+    labels
+        the smallest and the largest integer target; None for floating-point targets
+    loss, metrics
+        the user's own, if any
     """
     shape, wanted = list(outputs.shape), list(targets.shape)
     many = len(shape) > 1 and shape[1] > 1
@@ -123,7 +140,7 @@ def criterion_for(
             ),
         )
         means: dict[str, Loss] = {"absolute_error": absolute_errors} if loss is None else {}
-        task = Criterion(F.mse_loss, {}, squared_errors, means)
+        criterion = Criterion(F.mse_loss, {}, squared_errors, means)
     else:
         low, high = labels
         known = scores and low >= 0 and high < shape[1]
@@ -140,8 +157,8 @@ def criterion_for(
             + ("." if many else "; if they are values, make them floating-point, targets.float()."),
         )
         means = {"accuracy": correct} if known else {}
-        task = Criterion(F.cross_entropy, {}, cross_entropies, means)
+        criterion = Criterion(F.cross_entropy, {}, cross_entropies, means)
     own = dict(metrics or {})
     if loss is None:
-        return replace(task, metrics=own)
+        return replace(criterion, metrics=own)
     return Criterion(loss, own, None, means)

@@ -1,4 +1,7 @@
-"""Dropout whose draws are keyed, so that a client draws the same beside whomever it trains."""
+"""Dropout whose masks are a function of a key, not of torch's global generator.
+
+A client therefore gets the same masks in every engine, whichever clients train beside it.
+"""
 
 from __future__ import annotations
 
@@ -8,63 +11,66 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from undrift.nets.modes import rests
+from undrift.nets.modes import stays_in_eval
 
 
-class Coins:
-    """What dropout draws, as a function of a number.
+class MaskGenerator:
+    """Generates the dropout masks of one client from a key.
 
-    On a processor NumPy draws, ten times as fast as torch; elsewhere the device does.
+    On the CPU it uses NumPy's SFC64, which is ten times as fast as torch's generator; on other
+    devices it uses a torch generator of that device.
     """
 
-    def __init__(self, device: torch.device, number: int = 0):
+    def __init__(self, device: torch.device, key: int = 0):
         self._device = device
-        self.seed(number)
+        self.seed(key)
 
-    def seed(self, number: int) -> None:
-        """Begin again, with another number."""
+    def seed(self, key: int) -> None:
+        """Restart the sequence of masks with another key."""
         if self._device.type == "cpu":
-            self._bits = np.random.SFC64(number)
+            self._bits = np.random.SFC64(key)
         else:
             self._generator = torch.Generator(device=self._device)
-            self._generator.manual_seed(number % 2**63)
+            self._generator.manual_seed(key % 2**63)
 
-    def factors(self, shape: Sequence[int], p: float, dtype: torch.dtype) -> Tensor:
-        """Zeroes with probability p, else 1/(1 − p), in the order of the shape."""
+    def mask(self, shape: Sequence[int], p: float, dtype: torch.dtype) -> Tensor:
+        """A mask of the given shape: 0 with probability p, else 1/(1 − p), in row-major order."""
         scale = 1 / (1 - p) if p < 1 else 0.0
         size = int(np.prod(shape))
         if self._device.type == "cpu":
-            drawn = self._bits.random_raw(-(-size // 2)).view(np.uint32)[:size]
-            kept = drawn >= np.uint32(p * 2**32) if p < 1 else np.zeros(size, dtype=bool)
+            # Each 64-bit word gives two 32-bit numbers, hence half as many words, rounded up.
+            words = self._bits.random_raw(-(-size // 2)).view(np.uint32)[:size]
+            kept = words >= np.uint32(p * 2**32) if p < 1 else np.zeros(size, dtype=bool)
             return torch.from_numpy(kept).view(*shape).to(dtype).mul_(scale)
         found = torch.empty(*shape, dtype=dtype, device=self._device)
         return found.bernoulli_(1 - p, generator=self._generator).mul_(scale)
 
 
 class KeyedDropout(nn.Module):
-    """What `nn.Dropout` does, with draws of its own.
+    """`nn.Dropout` with masks from a `MaskGenerator`.
 
-    It draws in the order of the shape, whatever the order of memory: that of a convolution's
-    outputs depends on what came before it.
+    Masks are filled in row-major order of the shape. torch's own dropout fills them in memory
+    order, and the memory order of a convolution's outputs depends on the layers before it, so
+    that engines would get different masks.
     """
 
-    def __init__(self, p: float, coins: Coins):
+    def __init__(self, p: float, generator: MaskGenerator):
         super().__init__()
         self.p = p
-        self.coins = coins
+        self.generator = generator
 
     def forward(self, x: Tensor) -> Tensor:
-        """Zeroes at random, in training."""
+        """Multiply by a random mask in training mode; return the inputs in evaluation mode."""
         if not self.training or self.p == 0:
             return x
-        return x * self.coins.factors(x.shape, self.p, x.dtype)
+        return x * self.generator.mask(x.shape, self.p, x.dtype)
 
 
-def with_keyed_dropout(module: nn.Module, coins: Coins) -> None:
-    """Put a keyed dropout in the place of every dropout of a module."""
+def use_keyed_dropout(module: nn.Module, generator: MaskGenerator) -> None:
+    """Replace every `nn.Dropout` inside a module by a `KeyedDropout`, in place."""
     for name, child in module.named_children():
         if type(child) is nn.Dropout:
-            keyed = KeyedDropout(0.0 if rests(child) else child.p, coins).train(child.training)
-            setattr(module, name, keyed)
+            p = 0.0 if stays_in_eval(child) else child.p
+            setattr(module, name, KeyedDropout(p, generator).train(child.training))
         else:
-            with_keyed_dropout(child, coins)
+            use_keyed_dropout(child, generator)

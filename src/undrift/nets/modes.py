@@ -1,42 +1,44 @@
-"""Which parts of a model train: all, but for those that the user left in evaluation mode.
+"""Which parts of a model train: all of them, except those that the user put into evaluation mode.
 
-Frozen parameters alone do not keep a BatchNorm from gathering statistics, nor a dropout from
-drawing; in PyTorch that is what `part.eval()` says. It holds only beside a whole that is in
-training mode: a model that is altogether in evaluation mode was merely used before.
+Freezing parameters does not stop a BatchNorm from updating its statistics, nor a dropout from
+dropping; in PyTorch the user says so with `part.eval()`. undrift respects that only while the
+model as a whole is in training mode: a model that is entirely in evaluation mode was most likely
+just used for predictions before.
 """
 
 from __future__ import annotations
 
 from torch import nn
 
-RESTS = "_rests_in_training"
+STAYS_IN_EVAL = "_undrift_stays_in_eval"
+"""Attribute that marks a part; `deepcopy` and pickling keep it."""
 
 
-def mark_resting(module: nn.Module) -> None:
-    """Remember which parts are in evaluation mode; copies know it too."""
+def mark_eval_parts(module: nn.Module) -> None:
+    """Mark the parts that the user put into evaluation mode; copies keep the marks."""
     if module.training:
         for part in module.modules():
             if not part.training:
-                setattr(part, RESTS, True)
+                setattr(part, STAYS_IN_EVAL, True)
 
 
-def rests(module: nn.Module) -> bool:
-    """Whether a part stays in evaluation mode."""
-    return getattr(module, RESTS, False)
+def stays_in_eval(module: nn.Module) -> bool:
+    """Whether a part stays in evaluation mode while the model trains."""
+    return getattr(module, STAYS_IN_EVAL, False)
 
 
-def forget_resting(module: nn.Module) -> nn.Module:
-    """A model as any other, for its user."""
+def unmark_eval_parts(module: nn.Module) -> nn.Module:
+    """Remove the marks and return the module, so that the user gets an ordinary model."""
     for part in module.modules():
-        if rests(part):
-            delattr(part, RESTS)
+        if stays_in_eval(part):
+            delattr(part, STAYS_IN_EVAL)
     return module
 
 
 def set_training(module: nn.Module) -> nn.Module:
-    """Put a model into training mode, but for the parts that rest."""
+    """Put a model into training mode, except the marked parts, and return it."""
     module.train()
     for part in module.modules():
-        if rests(part):
+        if stays_in_eval(part):
             part.training = False
     return module

@@ -1,4 +1,8 @@
-"""The loss of every sample, found from a loss that is only known as the mean over a batch."""
+"""Finds the loss of every sample from a loss that is given as a function of a batch.
+
+Engines that train many clients at once, and evaluation of many clients, need a loss per sample.
+A user gives a loss per batch; this module decides whether that is a mean over samples.
+"""
 
 from __future__ import annotations
 
@@ -8,140 +12,169 @@ from contextlib import contextmanager
 from copy import deepcopy
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 
 from undrift.data.part import Part
 from undrift.nets.criteria import Loss
+from undrift.utils.errors import first_line
 from undrift.utils.keys import generator, torch_generator_set_to
 
-SAMPLES = 64
-"""A loss is tried out on so many samples …"""
-READ = 2**20
-"""… that are found among so many targets."""
+PROBE_SAMPLES = 64
+"""Number of samples on which a loss is tested."""
+READ_NUMBERS = 2**20
+"""Number of targets that are read to choose these samples."""
 NOISE = (0.1, 1.0, 10.0)
-"""How far outputs are moved: those of an initial model may all be equal, which hides weights."""
-ROUNDING = 256
-"""Numbers that differ by so many units in the last place are the same."""
-DEPTH = 4
-"""How deep it is looked into a loss for notes."""
+"""Standard deviations of the noise added to outputs: those of an initial model may all be equal,
+and then class weights would not show."""
+ROUNDING_ULPS = 256
+"""Two numbers that differ by at most this many units in the last place count as equal."""
+STATE_DEPTH = 4
+"""How many levels of attributes of a loss are searched for state."""
+
+NOT_A_MEAN = "is not a mean of per-sample losses"
+HAS_STATE = "changes its own state"
 
 
-def telling_rows(part: Part) -> Tensor:
-    """Rows of a part to try out a loss on: targets of every kind, the rest evenly spread."""
-    places = torch.arange(len(part), device=part.rows.device)
-    each = max(1, part.y[:1].numel())
-    stride = -(-len(part) * each // READ)
+def probe_rows(part: Part) -> Tensor:
+    """Rows of a part on which to test a loss: every kind of target, the rest evenly spread."""
+    positions = torch.arange(len(part), device=part.rows.device)
+    size = max(1, part.y[:1].numel())
+    stride = -(-len(part) * size // READ_NUMBERS)
     read = part.y[part.rows[::stride]].flatten()
     if read.is_floating_point():
         special = torch.stack([read.argmin(), read.argmax()])
     else:
+        # One sample of every label: a weight on a rare class must not go unnoticed.
         labels, order = read.sort(stable=True)
         first = torch.ones_like(labels, dtype=torch.bool)
         first[1:] = labels[1:] != labels[:-1]
-        special = _spread(order[first], SAMPLES * 3 // 4)
-    special = special // each * stride
-    chosen = torch.cat([special, _spread(places, SAMPLES - len(special))]).unique()
-    return part.rows[chosen]
+        special = _evenly_spread(order[first], PROBE_SAMPLES * 3 // 4)
+    special = special // size * stride
+    spread = _evenly_spread(positions, PROBE_SAMPLES - len(special))
+    return part.rows[torch.cat([special, spread]).unique()]
 
 
-def per_sample_of(
+def per_sample_loss(
     loss: Loss, outputs: Tensor, targets: Tensor, device: torch.device
-) -> Loss | None:
-    """(outputs, targets) → the loss of each sample, or None if a batch's is not their mean.
+) -> Loss | str:
+    """(outputs, targets) → the loss of each sample, or why there is none.
 
     The loss of a sample is that of a batch with this sample alone, mapped over samples. It is
-    accepted if its mean is the loss of the batch for the given samples, for several parts of
-    them, and with the outputs moved in several ways. Class weights, a sum, statistics of the
-    batch and draws do not pass, nor does a loss that cannot be mapped or keeps notes of what it
-    sees.
+    accepted if its mean is the loss of the batch for the given samples, for several subsets of
+    them, and with the outputs changed in several ways. Losses with class weights, sums,
+    statistics of the batch or random numbers do not pass, nor does a loss that cannot be mapped
+    or that changes its own state.
+
+    A reason is the end of a sentence that begins with "The loss".
     """
-    with torch_generator_set_to(0, device), torch.no_grad(), _told_of_slow_maps():
+    with torch_generator_set_to(0, device), torch.no_grad(), _only_slow_map_warnings():
         try:
-            tried = deepcopy(loss)  # a loss that keeps notes shall have none of these
-            before = _notes(tried)
+            tried = deepcopy(loss)  # so that the user's object keeps its state
+            before = _state(tried)
             exact = targets.double() if targets.is_floating_point() else targets
-            same = _is_mean(tried, outputs.double(), exact)
-            if same is None:  # tensors of its own may have the model's precision
-                same = _is_mean(tried, outputs, targets)
-            after = _notes(tried)
-            noted = len(after) != len(before) or any(
-                a[0] is not b[0] or a[1] != b[1] for a, b in zip(after, before, strict=True)
-            )
-        except Exception:  # whatever a loss of the user's own or torch.func says
-            return None
-    return _singles(loss) if same and not noted else None
+            is_mean = _is_mean(tried, outputs.double(), exact)
+            if is_mean is None:  # tensors inside the loss may have the model's precision
+                is_mean = _is_mean(tried, outputs, targets)
+            after = _state(tried)
+        except Exception as error:  # any error of the user's loss or of torch.func
+            return f"cannot be mapped over samples by torch.func.vmap ({first_line(error)})"
+    if len(after) != len(before) or any(
+        a[0] is not b[0] or a[1] != b[1] for a, b in zip(after, before, strict=True)
+    ):
+        return HAS_STATE
+    return _mapped_over_samples(loss) if is_mean else NOT_A_MEAN
 
 
-def _singles(loss: Loss) -> Loss:
-    """The losses of all samples, each as a batch of its own."""
+def per_sample_form(loss: Loss) -> str:
+    """The loss to use instead of one that is not a mean of per-sample losses, as text."""
+    functions = {nn.CrossEntropyLoss: "cross_entropy", nn.NLLLoss: "nll_loss"}
+    function = functions.get(type(loss))  # type: ignore[call-overload]
+    if function is not None:
+        assert isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss)
+        smoothed = getattr(loss, "label_smoothing", 0.0) > 0
+        if loss.weight is not None and loss.reduction == "mean" and not smoothed:
+            return f'(w[targets] * F.{function}(outputs, targets, reduction="none")).mean()'
+    return "a loss of the form per_sample(outputs, targets).mean()"
+
+
+def _mapped_over_samples(loss: Loss) -> Loss:
+    """The losses of all samples, each as a batch of one."""
     return vmap(lambda output, target: loss(output[None], target[None]).reshape(()))
 
 
 def _is_mean(loss: Loss, outputs: Tensor, targets: Tensor) -> bool | None:
-    """Whether a loss is the mean over samples; None if it takes no such outputs."""
-    told = None
-    for moved in _moved(outputs):
+    """Whether a loss is the mean over samples; None if that cannot be told from these outputs.
+
+    It can be told only where samples have different losses: if all are equal, their mean is equal
+    to any weighted mean.
+    """
+    is_mean = None
+    for changed in _changed_outputs(outputs):
         try:
-            usable = bool(loss(moved, targets).isfinite())
-        except Exception:  # they may have to be probabilities, say
+            usable = bool(loss(changed, targets).isfinite())
+        except Exception:  # outputs may have to be probabilities, for example
             usable = False
         if not usable:
             continue
-        each = _singles(loss)(moved, targets)
-        for some in _batches(len(each)):
-            if not _same(loss(moved[some], targets[some]), each[some]):
+        each = _mapped_over_samples(loss)(changed, targets)
+        for some in _subsets(len(each)):
+            if not _equals_mean(loss(changed[some], targets[some]), each[some]):
                 return False
-        told = bool(told) or not _same(each[0], each)
-    return told
+        is_mean = bool(is_mean) or not _equals_mean(each[0], each)
+    return is_mean
 
 
-def _moved(outputs: Tensor) -> Iterator[Tensor]:
-    """Outputs as they are, nearer to zero (probabilities stay such), and with noise."""
+def _changed_outputs(outputs: Tensor) -> Iterator[Tensor]:
+    """The outputs themselves, scaled towards zero (probabilities stay valid), and with noise."""
     rng = generator(0, "outputs of a loss that is tried out")
     shape = tuple(outputs.shape)
     yield outputs
     yield outputs * torch.from_numpy(rng.uniform(0.5, 1.0, shape)).to(outputs)
-    for far in NOISE:
-        yield outputs + far * torch.from_numpy(rng.standard_normal(shape)).to(outputs)
+    for deviation in NOISE:
+        yield outputs + deviation * torch.from_numpy(rng.standard_normal(shape)).to(outputs)
 
 
-def _batches(n: int) -> list[slice]:
+def _subsets(n: int) -> list[slice]:
     """Batches of several sizes out of n samples."""
     half = n // 2
     found = [(0, n), (0, 1), (0, 2), (1, 4), (0, half), (half, n)]
     return [slice(first, last) for first, last in found if first < min(last, n)]
 
 
-def _same(value: Tensor, each: Tensor) -> bool:
-    """Whether a number is the mean of some, to rounding."""
-    allowed = ROUNDING * torch.finfo(each.dtype).eps * each.abs().mean()
+def _equals_mean(value: Tensor, each: Tensor) -> bool:
+    """Whether a number is the mean of others, up to rounding.
+
+    A loss with `targets.float()` may return single precision for outputs in double precision.
+    """
+    eps = max(torch.finfo(value.dtype).eps, torch.finfo(each.dtype).eps)
+    allowed = ROUNDING_ULPS * eps * each.abs().mean()
     return bool((value - each.mean()).abs() <= allowed)
 
 
-def _spread(values: Tensor, most: int) -> Tensor:
-    """At most so many of some values, evenly spread, with the first and the last."""
+def _evenly_spread(values: Tensor, most: int) -> Tensor:
+    """At most `most` of the values, evenly spread, with the first and the last."""
     if len(values) <= most:
         return values
     return values[torch.linspace(0, len(values) - 1, most, device=values.device).long()]
 
 
-def _notes(value: object, depth: int = DEPTH) -> list[tuple[object, int]]:
-    """What an object holds, each with a number that changes if it is changed in place."""
+def _state(value: object, depth: int = STATE_DEPTH) -> list[tuple[object, int]]:
+    """The objects that an object holds, each with a number that in-place changes alter."""
     if isinstance(value, Tensor):
         return [(value, value._version)]
     found: list[tuple[object, int]] = [(value, len(value) if isinstance(value, Sized) else 0)]
     if depth and not isinstance(value, type):
-        owner = getattr(value, "__self__", None)  # of a method
+        owner = getattr(value, "__self__", None)  # of a bound method
         held = value if isinstance(value, Mapping) else getattr(owner or value, "__dict__", {})
         for each in list(held.values()):
-            found += _notes(each, depth - 1)
+            found += _state(each, depth - 1)
     return found
 
 
 @contextmanager
-def _told_of_slow_maps() -> Iterator[None]:
-    """No warnings from what is tried out; but an operator that torch maps by a loop is an error."""
+def _only_slow_map_warnings() -> Iterator[None]:
+    """Ignore warnings, except that torch maps an operator by a slow loop, which is an error."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.filterwarnings("error", message="There is a performance drop")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from undrift.core.records import Record
 from undrift.core.targets import Target
-from undrift.nets.modules import ModuleLosses
+from undrift.nets.module_losses import ModuleLosses
 from undrift.report.seed_curves import cumulative_costs
 from undrift.runs.folder import ARGUMENTS, EXPERIMENT
 from undrift.utils.errors import UndriftError, first_line, require

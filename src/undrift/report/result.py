@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from undrift.core.method import Method
 from undrift.core.records import Record
 from undrift.loops.base import Loop
-from undrift.nets.modes import forget_resting
-from undrift.nets.modules import ModuleLosses, save_weights
+from undrift.nets.modes import unmark_eval_parts
+from undrift.nets.module_losses import ModuleLosses
+from undrift.nets.weights import save_weights
 from undrift.report.headings import METRIC_HEADINGS
 from undrift.report.timeline import plot_timeline
 from undrift.utils.display import as_html
@@ -135,7 +136,7 @@ class Result:
         losses = self.run.losses
         if not isinstance(losses, ModuleLosses):
             raise UndriftError("An analytic problem has no module: its solution is `result.x`.")
-        return forget_resting(losses.flat.filled(self.x, self.run.buffers))
+        return unmark_eval_parts(losses.flat.filled(self.x, self.run.buffers))
 
     def save(self, path: str | Path) -> None:
         """Write the final model to a safetensors file."""

@@ -82,12 +82,17 @@ def execute(
     storage = storage or MemoryStorage()
     observer = observer or Silent()
     outcomes: list[RunOutcome] = []
+    warned = False
     with storage.session() as stop:
         for seed in plan.seeds:
             left = [label for label in plan.methods if storage.ended(label, seed, plan) is None]
             losses = plan.losses(seed) if left or read_ended else None
             if losses is not None:
                 _check(plan, left, seed, losses)
+                # Once for all seeds, whose losses differ in the initial model only.
+                warned = warned or plan.engine.warn_about_slow_loss(
+                    losses, [plan.local[label] for label in left]
+                )
             for label in plan.methods:
                 if label in left or read_ended:
                     assert losses is not None

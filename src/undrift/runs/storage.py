@@ -25,7 +25,8 @@ from undrift.data.federated import FederatedData
 from undrift.data.fingerprint import fingerprint
 from undrift.devices import DeviceFile
 from undrift.loops import Loop, RunSpec
-from undrift.nets.modules import ModuleLosses, save_weights
+from undrift.nets.module_losses import ModuleLosses
+from undrift.nets.weights import save_weights
 from undrift.runs.folder import (
     DATA,
     DONE,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from undrift.data.federated import FederatedData
-from undrift.nets.modules import ModuleLosses
+from undrift.nets.module_losses import ModuleLosses
 from undrift.theory.quadratics import Quadratics, random_quadratics
 from undrift.utils.keys import generator
 

@@ -1,5 +1,5 @@
-"""Clients' work on many processes and machines, by Ray.
+"""The Ray engine: clients train on the processes of one machine or of a cluster.
 
-Nothing here is imported before somebody asks for `engine = "ray"`: Ray comes with the extra
-`undrift[ray]`.
+Ray comes with the extra `undrift[ray]`, so modules that import it are loaded only when a user asks
+for `engine = "ray"`.
 """

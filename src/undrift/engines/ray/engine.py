@@ -1,4 +1,4 @@
-"""The Ray engine: blocks of clients on long-lived workers, on this machine or on many."""
+"""The Ray engine: long-lived workers, on this machine or a cluster, train blocks of clients."""
 
 from __future__ import annotations
 
@@ -20,43 +20,52 @@ from undrift.core.method import Method
 from undrift.core.round_result import RoundResult
 from undrift.engines.base import Job, OwnModel, SimulationEngine
 from undrift.engines.options import EngineOptions
-from undrift.engines.pool import cores
-from undrift.engines.ray import blocks
-from undrift.engines.ray.cluster import cluster_has, connect, session
-from undrift.engines.ray.crew import Crew, Task, crew
-from undrift.engines.ray.parcels import pack
-from undrift.engines.ray.worker import Broadcast, Order, Recipe, Setting, Shared
-from undrift.nets.modules import ModuleLosses
-from undrift.nets.passes import Seen
+from undrift.engines.ray.blocks import Block, block_size, make_blocks
+from undrift.engines.ray.cluster import cluster_resource, connect, session_id
+from undrift.engines.ray.serialization import serialize
+from undrift.engines.ray.worker import (
+    BlockRequest,
+    Broadcast,
+    EngineSetup,
+    LossesSetup,
+    SharedObject,
+)
+from undrift.engines.ray.worker_pool import RemoteCall, WorkerPool, worker_pool
+from undrift.engines.thread_pool import cores
+from undrift.nets.module_losses import ModuleLosses
+from undrift.nets.passes import PassResult
 from undrift.utils.errors import require
 
-RANGES = 4
-"""Into so many ranges of samples per worker a part is cut that is looked at."""
-GRADIENTS = 16
-"""Into so many blocks of clients the gradient over all data is cut."""
-OWN = 32
-"""So many clients' own models are sent at a time."""
-SHORT = 0.05
-"""Where looking at a model takes fewer seconds, nobody else is asked to."""
+RANGES_PER_WORKER = 4
+"""Into how many ranges of samples per worker an evaluated part is cut."""
+GRADIENT_BLOCKS = 16
+"""Into how many blocks of clients the gradient over all data is cut, for any number of workers."""
+OWN_MODELS = 32
+"""How many clients' own models are sent in one call."""
+SHORT_SECONDS = 0.05
+"""An evaluation that takes less time stays in the calling process."""
+CLIENTS_IN_ERRORS = 5
+"""How many clients of a block an error message lists."""
 
-_numbers = count()
-_placed: dict[str, tuple[str, Any, Shared]] = {}
-"""The data and the losses that were sent last: runs that follow each other share them."""
+_object_numbers = count()
+_placed: dict[str, tuple[str, Any, SharedObject]] = {}
+"""The data and losses that were put into Ray's store last, with the session they belong to: runs
+that follow each other share them."""
 
 
 class RayEngine(SimulationEngine):
-    """Trains blocks of clients on workers that Ray starts, and adds up what they send back.
+    """Trains blocks of clients on Ray's workers, and adds up their results.
 
-    The blocks, and the order in which their sums are added, do not depend on the number of
-    workers. What clients remember stays with whoever runs this: it is sent with a block and comes
-    back with its result, so that a worker that dies takes nothing with it.
+    Neither the blocks nor the order in which their sums are added depend on the number of
+    workers. Clients' states stay in this process: they are sent with a block and come back with
+    its result, so that nothing is lost if a worker dies.
 
     Parameters
     ----------
     losses, job
         as for every engine
     options
-        `workers`, `threads` of each, `address`, `gpus` of each and the engine `inner`
+        `workers`, `threads` of each, `address`, `gpus` of each, and the engine `inner` of each
     """
 
     def __init__(self, losses: Losses, job: Job, options: EngineOptions):
@@ -65,37 +74,38 @@ class RayEngine(SimulationEngine):
         self._x0 = losses.initial()
         require(
             self._x0.device.type == "cpu" or options.gpus > 0,
-            f'The model is on {self._x0.device.type!r}: with engine = "ray" leave the device to '
-            f"the workers, and say by gpus which share of a GPU each has.",
+            f'The model is on {self._x0.device.type!r}: with engine = "ray" leave out the device '
+            f"and set gpus, the share of a GPU that each worker has.",
         )
-        self._crew = _crew(options)
+        self._pool = _pool_for(options)
         self._inner = replace(
-            options, name=options.inner, threads=self._crew.threads, workers=None, address=None,
+            options, name=options.inner, threads=self._pool.threads, workers=None, address=None,
             gpus=0.0, inner="auto",
         )  # fmt: skip
         self._losses = _place_losses(losses)
-        self._block = 0
-        self._inside: dict[str, Any] = {}
-        self._words = ""
-        self._setting = self._share(Setting(job, self._inner, {}))
-        self.together = 2 * self._crew.workers
-        self._looks = _Looks()
+        self._block_size = 0
+        """clients per block; 0 until the workers' strategy is chosen"""
+        self._inner_saved: dict[str, Any] = {}
+        self._inner_strategy = ""
+        self._setup = _share(EngineSetup(job, self._inner, {}))
+        self.together = 2 * self._pool.workers
+        self._timing = _EvaluationTiming()
 
     @property
     def strategy(self) -> str:  # type: ignore[override]
-        """How it works, in a few words, once it is known."""
-        workers = self._crew.workers
-        return f"Ray, {workers} worker{'s' * (workers > 1)}: {self._words}" if self._words else ""
+        """The workers and their strategy in a few words; empty until there is one."""
+        workers, inner = self._pool.workers, self._inner_strategy
+        return f"Ray, {workers} worker{'s' * (workers > 1)}: {inner}" if inner else ""
 
     def saved(self) -> dict[str, Any]:
-        if not self._block:
+        if not self._block_size:
             return {}
-        return {**self._inside, "block": self._block, "words": self._words}
+        return {**self._inner_saved, "block": self._block_size, "words": self._inner_strategy}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         if saved:
-            inside = {n: v for n, v in saved.items() if n not in ("block", "words")}
-            self._settle(inside, str(saved["words"]), int(saved["block"]))
+            inner = {n: v for n, v in saved.items() if n not in ("block", "words")}
+            self._set_strategy(inner, str(saved["words"]), int(saved["block"]))
 
     # Clients' work
 
@@ -111,12 +121,15 @@ class RayEngine(SimulationEngine):
         result = self.job.result(method, round, diagnose)
         if not assignments:
             return result
-        sending = self._sending(method, assignments, states, round, diagnose)
-        tasks = [
-            sending.task("add", each) for each in blocks.cut(self.job, assignments, self._block)
+        calls_of_round = self._round_calls(method, assignments, states, round, diagnose)
+        calls = [
+            calls_of_round.call("run_block", block)
+            for block in make_blocks(self.job, assignments, self._block_size)
         ]
-        for part in self._crew.results(tasks, self._x0.device, shared=True):
-            part.make_own(sums=result.replies.count == 0)  # the others are added to the first
+        for part in self._pool.results(calls, self._x0.device, shared=True):
+            # Results are Ray's memory, which ends with this loop. Client states are copied out of
+            # it; the sums only in the first result, to which those of the others are added.
+            part.make_own(sums=result.replies.count == 0)
             result.merge(part)
         result.arrange([assignment.client.id for assignment in assignments])
         return result
@@ -131,43 +144,45 @@ class RayEngine(SimulationEngine):
         assignments = list(assignments)
         if not assignments:
             return
-        sending = self._sending(method, assignments, states, assignments[0].work.round, diagnose)
-        # One by one: what a client computes must not depend on who is asked beside it.
-        tasks = [
-            sending.task("reply", blocks.Block([assignment], 1.0)) for assignment in assignments
+        round = assignments[0].work.round
+        calls_of_round = self._round_calls(method, assignments, states, round, diagnose)
+        # One client per call: its reply must not depend on which others are asked with it.
+        calls = [
+            calls_of_round.call("replies", Block([assignment], 1.0)) for assignment in assignments
         ]
-        for (reply,) in self._crew.results(tasks, self._x0.device):
+        for (reply,) in self._pool.results(calls, self._x0.device):
             yield reply
 
-    def _sending(
+    def _round_calls(
         self,
         method: Method,
         assignments: Sequence[Assignment],
         states: ClientStates,
         round: int,
         diagnose: bool,
-    ) -> _Sending:
-        """What a round's tasks need; in the first round, choose how the workers work."""
+    ) -> _RoundCalls:
+        """What a round's calls share; in the first round, choose the workers' strategy."""
         downloads = {id(assignment.download): assignment.download for assignment in assignments}
         buffers = {id(assignment.buffers): assignment.buffers for assignment in assignments}
         broadcast = Broadcast(method, list(downloads.values()), list(buffers.values()))
-        shared = {**self._losses, "setting": self._setting, "broadcast": self._share(broadcast)}
-        places = {key: k for ids in (downloads, buffers) for k, key in enumerate(ids)}
-        sending = _Sending(shared, places, states, round, diagnose)
-        if not self._block:
-            largest = blocks.size(self.job, assignments, together=len(assignments))
-            trial = blocks.cut(self.job, assignments, largest)[0]
-            (chosen,) = self._crew.results([sending.task("choose", trial)])
-            saved, words, together = chosen
-            self._settle(saved, words, blocks.size(self.job, assignments, together))
-            sending = replace(sending, shared={**shared, "setting": self._setting})
-        return sending
+        shared = {**self._losses, "setup": self._setup, "broadcast": _share(broadcast)}
+        numbers = {key: k for ids in (downloads, buffers) for k, key in enumerate(ids)}
+        found = _RoundCalls(shared, numbers, states, round, diagnose)
+        if not self._block_size:
+            # One worker chooses for all, on the largest block that there may be: workers that
+            # timed strategies themselves could choose different ones, and so different bits.
+            largest = block_size(self.job, assignments, together=len(assignments))
+            trial = make_blocks(self.job, assignments, largest)[0]
+            (chosen,) = self._pool.results([found.call("choose_strategy", trial)])
+            saved, strategy, together = chosen
+            self._set_strategy(saved, strategy, block_size(self.job, assignments, together))
+            found = replace(found, shared={**shared, "setup": self._setup})
+        return found
 
-    def _settle(self, inside: Mapping[str, Any], words: str, block: int) -> None:
-        """Let all workers work in one way from now on."""
-        self._inside, self._words, self._block = dict(inside), words, block
-        job = self.job
-        self._setting = self._share(Setting(job, self._inner, self._inside))
+    def _set_strategy(self, saved: Mapping[str, Any], strategy: str, size: int) -> None:
+        """Let all workers use one strategy from here on."""
+        self._inner_saved, self._inner_strategy, self._block_size = dict(saved), strategy, size
+        self._setup = _share(EngineSetup(self.job, self._inner, self._inner_saved))
 
     # Evaluation
 
@@ -179,68 +194,77 @@ class RayEngine(SimulationEngine):
         parts: Collection[str],
     ) -> dict[str, float]:
         losses, began = self.losses, time.perf_counter()
-        elsewhere = isinstance(losses, ModuleLosses) and losses.in_pieces and self._looks.elsewhere
-        if elsewhere:
+        in_pieces = isinstance(losses, ModuleLosses) and losses.evaluates_in_pieces
+        on_workers = in_pieces and self._timing.on_workers
+        if on_workers:
             assert isinstance(losses, ModuleLosses)
-            look = partial(self._look, losses, self._share((x, dict(buffers))), weights)
-            found = losses.evaluate(x, weights, buffers, parts, look)
+            model = _share((x, dict(buffers)))
+            run_pass = partial(self._pass_on_workers, losses, model, weights)
+            found = losses.evaluate(x, weights, buffers, parts, run_pass)
         else:
             found = losses.evaluate(x, weights, buffers, parts)
-        self._looks.took(time.perf_counter() - began, elsewhere)
+        self._timing.add(time.perf_counter() - began, on_workers)
         return found
 
-    def _look(self, losses: ModuleLosses, model: Shared, weights: Tensor, name: str) -> Seen:
-        """Let the workers look at a model, each at some of a part's samples."""
+    def _pass_on_workers(
+        self, losses: ModuleLosses, model: SharedObject, weights: Tensor, name: str
+    ) -> PassResult:
+        """Evaluate a part on the workers, each call a range of whole pieces."""
         pieces = losses.pieces(name, weights)
-        number = max(1, len(pieces) // (RANGES * self._crew.workers)) * pieces.step
+        samples = max(1, len(pieces) // (RANGES_PER_WORKER * self._pool.workers)) * pieces.step
         shared = {**self._losses, "model": model}
-        ranges = [(k, min(k + number, pieces.stop)) for k in range(0, pieces.stop, number)]
-        tasks = [Task("look", shared, partial(_same, (name, weights, *each))) for each in ranges]
-        return losses.joined(name, weights, list(self._crew.results(tasks, self._x0.device)))
+        ranges = [(k, min(k + samples, pieces.stop)) for k in range(0, pieces.stop, samples)]
+        calls = [
+            RemoteCall("evaluate_samples", shared, _constant(name, weights, *each))
+            for each in ranges
+        ]
+        results = list(self._pool.results(calls, self._x0.device))
+        return losses.join_results(name, weights, results)
 
     def evaluate_own(
         self, models: Iterable[OwnModel], buffers: Mapping[str, Tensor]
     ) -> Iterator[dict[str, float]]:
         models = iter(models)
-        several = list(iter(lambda: list(islice(models, OWN)), []))
-        tasks = [Task("own", self._losses, partial(_same, (some, buffers))) for some in several]
-        for found in self._crew.results(tasks):
+        several = list(iter(lambda: list(islice(models, OWN_MODELS)), []))
+        calls = [
+            RemoteCall("evaluate_own", self._losses, _constant(some, buffers)) for some in several
+        ]
+        for found in self._pool.results(calls):
             yield from found
 
     def total_gradient(self, x: Tensor, weights: Tensor) -> Tensor:
-        shared = {**self._losses, "model": self._share((x, {}))}
-        tasks = [
-            Task("gradient", shared, partial(_same, (some,)))
-            for some in _pieces_of(weights, self.losses.sizes)
+        shared = {**self._losses, "model": _share((x, {}))}
+        calls = [
+            RemoteCall("gradient", shared, _constant(some))
+            for some in _blocks_of_weights(weights, self.losses.sizes)
         ]
         total = torch.zeros_like(x, dtype=torch.float64)
-        for part in self._crew.results(tasks):
+        for part in self._pool.results(calls):
             total += part.to(total)
         return total.to(x.dtype)
 
-    def _share(self, value: Any) -> Shared:
-        return _share(value)
-
 
 @dataclass(frozen=True)
-class _Sending:
-    """What the tasks of a round have in common."""
+class _RoundCalls:
+    """Makes the calls of a round; holds what they have in common."""
 
-    shared: Mapping[str, Shared]
-    places: Mapping[int, int]
+    shared: Mapping[str, SharedObject]
+    numbers: Mapping[int, int]
+    """the numbers of downloads and of buffers in the `Broadcast`, by their `id`"""
     states: ClientStates
     round: int
     diagnose: bool
 
-    def task(self, name: str, block: blocks.Block) -> Task:
-        """The work of a block, by one of the workers."""
-        who = ", ".join(repr(assignment.client.id) for assignment in block.assignments[:5])
-        more = ", …" if len(block.assignments) > 5 else ""
-        given = partial(self._order, block.assignments)
-        return Task(name, self.shared, given, block.cost, f" (client {who}{more})")
+    def call(self, method: str, block: Block) -> RemoteCall:
+        """A call with the work of a block."""
+        listed = block.assignments[:CLIENTS_IN_ERRORS]
+        who = ", ".join(repr(assignment.client.id) for assignment in listed)
+        more = ", …" if len(block.assignments) > len(listed) else ""
+        arguments = partial(self._request, block.assignments)
+        return RemoteCall(method, self.shared, arguments, block.cost, f" (client {who}{more})")
 
-    def _order(self, assignments: Sequence[Assignment]) -> tuple[Order]:
-        """The order for some clients; their states are read when it is sent."""
+    def _request(self, assignments: Sequence[Assignment]) -> tuple[BlockRequest]:
+        """The argument of a call; the clients' states are read when the call is sent."""
         kept: dict[Hashable, Any] = {}
         if self.states.kinds:
             seen = self.states.seen()
@@ -249,33 +273,34 @@ class _Sending:
             ]
             kept = {client: self.states.get(client) for client in clients}
         listed = [
-            (e.client, e.work, self.places[id(e.download)], self.places[id(e.buffers)])
+            (e.client, e.work, self.numbers[id(e.download)], self.numbers[id(e.buffers)])
             for e in assignments
         ]
-        return (Order(listed, self.states.kinds, kept, self.round, self.diagnose),)
+        return (BlockRequest(listed, self.states.kinds, kept, self.round, self.diagnose),)
 
 
-class _Looks:
-    """Whether it pays to let the workers look at a model: both are tried, and give the same."""
+class _EvaluationTiming:
+    """Whether evaluation is faster on the workers: both are timed, and give the same bits."""
 
     def __init__(self) -> None:
         self._seconds: dict[bool, float] = {}
+        """the shortest time on the workers (True) and in this process (False)"""
 
     @property
-    def elsewhere(self) -> bool:
-        """Whether the workers are to do it this time."""
+    def on_workers(self) -> bool:
+        """Whether the workers should do the next evaluation."""
         here = self._seconds.get(False)
-        if here is None or here < SHORT:
+        if here is None or here < SHORT_SECONDS:
             return False
         return self._seconds.get(True, 0.0) < here
 
-    def took(self, seconds: float, elsewhere: bool) -> None:
-        """Remember how long it took: once for each, the second time here is not the first."""
-        self._seconds[elsewhere] = min(seconds, self._seconds.get(elsewhere, seconds))
+    def add(self, seconds: float, on_workers: bool) -> None:
+        """Note how long an evaluation took; the shortest counts, as the first one is slower."""
+        self._seconds[on_workers] = min(seconds, self._seconds.get(on_workers, seconds))
 
 
-def _crew(options: EngineOptions) -> Crew:
-    """The workers that are asked for, on this machine or on a cluster."""
+def _pool_for(options: EngineOptions) -> WorkerPool:
+    """The worker pool that the options ask for, on this machine or on a cluster."""
     if options.address is None:
         workers = options.workers or max(1, cores() // (options.threads or 1))
         threads = options.threads or max(1, cores() // workers)
@@ -283,43 +308,49 @@ def _crew(options: EngineOptions) -> Crew:
     else:
         connect(options.address, 0, options.gpus)
         threads = options.threads or 1
-        workers = options.workers or max(1, int(cluster_has("CPU")) // threads)
-    for share, what in ((threads, "CPU"), (options.gpus, "GPU")):
+        workers = options.workers or max(1, int(cluster_resource("CPU")) // threads)
+    for share, name in ((threads, "CPU"), (options.gpus, "GPU")):
+        has = cluster_resource(name)
         require(
-            workers * share <= cluster_has(what),
-            f"{workers} workers with {share:g} {what} each are more than the {cluster_has(what):g} "
-            f"that Ray has.",
+            workers * share <= has,
+            f"{workers} workers with {share:g} {name} each are more than the {has:g} that Ray has.",
         )
-    return crew(workers, threads, options.gpus)
+    return worker_pool(workers, threads, options.gpus)
 
 
-def _place_losses(losses: Losses) -> dict[str, Shared]:
-    """Send the losses to where all workers find them, once; the data by themselves."""
+def _place_losses(losses: Losses) -> dict[str, SharedObject]:
+    """Put the losses into Ray's store, and the data separately, which several losses may share."""
     if not isinstance(losses, ModuleLosses):
         return {"losses": _place("losses", losses, lambda: losses)}
     data = _place("data", losses.data, lambda: losses.data)
-    recipe = _place("losses", losses, lambda: Recipe(*losses.ingredients()))
-    return {"losses": recipe, "data": data}
+    setup = _place("losses", losses, lambda: LossesSetup(*losses.constructor_arguments()))
+    return {"losses": setup, "data": data}
 
 
-def _place(kind: str, what: Any, make: Any) -> Shared:
+def _place(kind: str, owner: Any, make: Any) -> SharedObject:
+    """The shared object of `owner`, made and put into Ray's store if it is not there yet."""
     before = _placed.get(kind)
-    if before is None or before[0] != session() or before[1] is not what:
-        _placed.pop(kind, None)
-        _placed[kind] = session(), what, _share(make())
+    if before is None or before[0] != session_id() or before[1] is not owner:
+        _placed.pop(kind, None)  # first, so that Ray's store never has to hold both
+        _placed[kind] = session_id(), owner, _share(make())
     return _placed[kind][-1]
 
 
-def _share(value: Any) -> Shared:
-    return Shared(next(_numbers), [ray.put(pack(value))])
+def _share(value: Any) -> SharedObject:
+    """Put an object into Ray's store."""
+    return SharedObject(next(_object_numbers), [ray.put(serialize(value))])
 
 
-def _same(given: tuple[Any, ...]) -> tuple[Any, ...]:
-    return given
+def _constant(*arguments: Any) -> Any:
+    """A function that returns these arguments."""
+    return lambda: arguments
 
 
-def _pieces_of(weights: Tensor, sizes: Tensor) -> list[Tensor]:
-    """The weights cut into blocks of clients with about as many samples, zero for the others."""
-    ends = (sizes.cumsum(0) * GRADIENTS - 1) // int(sizes.sum())
-    pieces = [torch.where(ends == number, weights, 0.0) for number in range(GRADIENTS)]
+def _blocks_of_weights(weights: Tensor, sizes: Tensor) -> list[Tensor]:
+    """The weights cut into blocks of clients with about equally many samples each.
+
+    Each block is `[N]`, with zero for the clients outside of it.
+    """
+    blocks = (sizes.cumsum(0) * GRADIENT_BLOCKS - 1) // int(sizes.sum())
+    pieces = [torch.where(blocks == number, weights, 0.0) for number in range(GRADIENT_BLOCKS)]
     return [piece for piece in pieces if bool(piece.any())]

@@ -1,4 +1,7 @@
-"""What a worker does: it holds the model, the data and an engine, and does tasks with them."""
+"""The actor that runs in each of Ray's worker processes.
+
+It holds the model, the data and an engine between calls; `worker_pool` calls its methods.
+"""
 
 from __future__ import annotations
 
@@ -21,26 +24,27 @@ from undrift.core.round_result import RoundResult
 from undrift.engines.auto import AutoEngine
 from undrift.engines.base import Job, OwnModel, SimulationEngine
 from undrift.engines.options import EngineOptions
-from undrift.engines.pool import use_cores
-from undrift.engines.ray.parcels import Parcel, pack, unpack
-from undrift.nets.modules import ModuleLosses
-from undrift.nets.passes import Seen
+from undrift.engines.ray.serialization import SerializedObject, deserialize, serialize
+from undrift.engines.thread_pool import use_cores
+from undrift.nets.module_losses import ModuleLosses
+from undrift.nets.passes import PassResult
 from undrift.utils.errors import UndriftError
 from undrift.utils.threads import one_thread
 
 
-class Shared(NamedTuple):
-    """Something that several tasks need, and that is sent to a machine once."""
+class SharedObject(NamedTuple):
+    """An object that several calls need, and that is sent to each machine once."""
 
     number: int
-    """which it is: a worker that holds this one need not fetch it again"""
+    """identifies it: a worker that holds the object with this number does not fetch it again"""
     refs: list[Any]
-    """where it is; in a list, so that Ray hands over the reference and not the object"""
+    """its reference in Ray's object store; in a list, because Ray would replace a reference that
+    is an argument itself by the object"""
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """What makes the losses of a model, besides the data."""
+class LossesSetup:
+    """What a worker needs, besides the data, to build the losses of a model."""
 
     module: nn.Module
     loss: Any
@@ -48,18 +52,18 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What makes an engine, besides the losses."""
+class EngineSetup:
+    """What a worker needs, besides the losses, to build its engine."""
 
     job: Job
     options: EngineOptions
     saved: Mapping[str, Any]
-    """what the engine goes on with"""
+    """what `Engine.saved` returned where the strategy was chosen"""
 
 
 @dataclass(frozen=True)
 class Broadcast:
-    """What is sent to all clients of a round, each thing once."""
+    """What all clients of a round receive, each object once."""
 
     method: Method
     downloads: list[Download]
@@ -67,26 +71,29 @@ class Broadcast:
 
 
 @dataclass(frozen=True)
-class Order:
-    """The work of some clients: whose, with which of what was sent, and what they remember."""
+class BlockRequest:
+    """The work of a block of clients."""
 
     assignments: list[tuple[Client, Work, int, int]]
+    """client, work, and the numbers of its download and its buffers in the `Broadcast`"""
     kinds: Mapping[str, str]
+    """the kinds of vectors that the method keeps for clients"""
     kept: dict[Hashable, Keep]
+    """the states of the clients that took part before"""
     round: int
     diagnose: bool
 
 
 @dataclass(frozen=True)
-class Refusal:
-    """The sentence with which a task ended, instead of a result."""
+class RemoteError:
+    """The error that ended a call, sent back in place of a result."""
 
     kind: type[UndriftError]
-    sentence: str
+    message: str
 
 
-class Sent(ClientStates):
-    """What some clients remember; whoever is not among them has not taken part yet."""
+class SentStates(ClientStates):
+    """The client states that came with a block; any other client has not taken part yet."""
 
     def __init__(self, kinds: Mapping[str, str], x0: Tensor, kept: dict[Hashable, Keep]):
         super().__init__(kinds, x0)
@@ -94,27 +101,28 @@ class Sent(ClientStates):
 
 
 class Worker:
-    """Does tasks, one after another.
+    """Answers calls, one after another.
 
     Parameters
     ----------
     fetch
-        gets an object by its reference
+        returns an object of Ray's store by its reference
     threads
         how many threads it may use
     device
-        where its models are
+        where its models are placed
     """
 
-    def __init__(self, fetch: Callable[[Any], Parcel], threads: int, device: str = "cpu"):
+    def __init__(self, fetch: Callable[[Any], SerializedObject], threads: int, device: str = "cpu"):
         torch.set_num_threads(threads)
         use_cores(threads)
         self._fetch = fetch
         self._device = torch.device(device)
         self._held: dict[str, tuple[Any, Any]] = {}
+        """by kind, the number and the object that is held"""
 
     def about(self) -> dict[str, str]:
-        """The versions with which it computes, and where."""
+        """The versions of its libraries, its machine and its process."""
         import undrift
 
         return {
@@ -125,116 +133,131 @@ class Worker:
             "process": str(os.getpid()),
         }
 
-    def do(self, task: str, shared: Mapping[str, Shared], given: Parcel) -> Parcel:
-        """Do a task of those below, by its name."""
+    def call(
+        self, name: str, shared: Mapping[str, SharedObject], arguments: SerializedObject
+    ) -> SerializedObject:
+        """Call one of the methods below by its name.
+
+        Errors for the user are returned, not raised: Ray would wrap them and print a traceback.
+        """
         try:
-            found = getattr(self, task)(shared, *unpack(given, self._device))
+            found = getattr(self, name)(shared, *deserialize(arguments, self._device))
         except UndriftError as error:
-            found = Refusal(type(error), str(error))
-        return pack(found)
+            found = RemoteError(type(error), str(error))
+        return serialize(found)
 
-    # Tasks
+    # The methods that can be called
 
-    def choose(self, shared: Mapping[str, Shared], order: Order) -> tuple[dict[str, Any], str, int]:
-        """How the engine works, chosen on some clients' work: to go on with, in words, and how
-        many clients it likes to be given."""
+    def choose_strategy(
+        self, shared: Mapping[str, SharedObject], request: BlockRequest
+    ) -> tuple[dict[str, Any], str, int]:
+        """Choose a strategy on a block's work.
+
+        Returns what `Engine.saved` gives, the strategy in words, and how many assignments the
+        engine prefers to get at once.
+        """
         engine, method = self._engine(shared), self._broadcast(shared).method
         if isinstance(engine, AutoEngine):
             with one_thread():
-                engine.settled(method, *self._errands(shared, order))
+                engine.chosen_engine(method, *self._assignments(shared, request))
         return engine.saved(), engine.strategy, engine.together
 
-    def add(self, shared: Mapping[str, Shared], order: Order) -> RoundResult:
-        """The work of some clients, added up."""
+    def run_block(self, shared: Mapping[str, SharedObject], request: BlockRequest) -> RoundResult:
+        """The replies of a block, added up."""
         engine, method = self._engine(shared), self._broadcast(shared).method
         with one_thread():
-            assignments, states = self._errands(shared, order)
-            return engine.run(method, assignments, states, order.round, order.diagnose)
+            assignments, states = self._assignments(shared, request)
+            return engine.run(method, assignments, states, request.round, request.diagnose)
 
-    def reply(self, shared: Mapping[str, Shared], order: Order) -> list[Reply]:
-        """The work of some clients, one by one."""
+    def replies(self, shared: Mapping[str, SharedObject], request: BlockRequest) -> list[Reply]:
+        """The replies of a block, one by one."""
         engine, method = self._engine(shared), self._broadcast(shared).method
         with one_thread():
-            assignments, states = self._errands(shared, order)
-            return list(engine.replies(method, assignments, states, order.diagnose))
+            assignments, states = self._assignments(shared, request)
+            return list(engine.replies(method, assignments, states, request.diagnose))
 
-    def look(
-        self, shared: Mapping[str, Shared], name: str, weights: Tensor, first: int, last: int
-    ) -> Seen:
-        """What a model gives on some of a part's samples."""
+    def evaluate_samples(
+        self, shared: Mapping[str, SharedObject], name: str, weights: Tensor, first: int, last: int
+    ) -> PassResult:
+        """The pass of a model over some of a part's samples."""
         losses, (x, buffers) = self._losses(shared), self._model(shared)
         assert isinstance(losses, ModuleLosses)
-        seen = losses.look(name, x, weights.cpu(), buffers, first, last)
-        return seen._replace(targets=None)  # whoever asks has them
+        result = losses.evaluate_samples(name, x, weights.cpu(), buffers, first, last)
+        return result._replace(targets=None)  # the caller has the data
 
-    def own(
-        self, shared: Mapping[str, Shared], models: list[OwnModel], buffers: Mapping[str, Tensor]
+    def evaluate_own(
+        self,
+        shared: Mapping[str, SharedObject],
+        models: list[OwnModel],
+        buffers: Mapping[str, Tensor],
     ) -> list[dict[str, float]]:
         """Metrics of clients' own models."""
         losses = self._losses(shared)
         return [losses.evaluate_own(k, x, buffers, parts) for k, x, parts in models]
 
-    def gradient(self, shared: Mapping[str, Shared], weights: Tensor) -> Tensor:
+    def gradient(self, shared: Mapping[str, SharedObject], weights: Tensor) -> Tensor:
         """Σ q_k ∇f_k over the clients whose weight is not zero, in double precision."""
         losses, (x, _) = self._losses(shared), self._model(shared)
         with one_thread():
             return losses.total_gradient(x, weights.cpu()).double()
 
-    # What it holds
+    # The objects it holds
 
-    def _losses(self, shared: Mapping[str, Shared]) -> Losses:
+    def _losses(self, shared: Mapping[str, SharedObject]) -> Losses:
         def make() -> Losses:
-            found = self._unpacked(shared["losses"])
-            if not isinstance(found, Recipe):
+            found = self._fetched(shared["losses"])
+            if not isinstance(found, LossesSetup):
                 return found
+            # All workers of a machine read the same copy of the data, in Ray's shared memory.
             data = self._hold(
-                "data", shared["data"].number, lambda: self._unpacked(shared["data"], share=True)
+                "data", shared["data"].number, lambda: self._fetched(shared["data"], share=True)
             )
             with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="The model has buffers")  # said before
+                warnings.filterwarnings("ignore", message="The model has buffers")
                 return ModuleLosses(
                     found.module, data, found.loss, found.metrics, device=self._device
                 )
 
         return self._hold("losses", shared["losses"].number, make)
 
-    def _engine(self, shared: Mapping[str, Shared]) -> SimulationEngine:
+    def _engine(self, shared: Mapping[str, SharedObject]) -> SimulationEngine:
         def make() -> SimulationEngine:
-            losses, setting = self._losses(shared), self._unpacked(shared["setting"])
-            engine = setting.options(losses, setting.job)
-            engine.restore(setting.saved)
+            losses, setup = self._losses(shared), self._fetched(shared["setup"])
+            engine = setup.options(losses, setup.job)
+            engine.restore(setup.saved)
             return engine
 
-        number = shared["losses"].number, shared["setting"].number
+        number = shared["losses"].number, shared["setup"].number
         return self._hold("engine", number, make)
 
-    def _broadcast(self, shared: Mapping[str, Shared]) -> Broadcast:
-        return self._of("broadcast", shared)
+    def _broadcast(self, shared: Mapping[str, SharedObject]) -> Broadcast:
+        return self._held_object("broadcast", shared)
 
-    def _model(self, shared: Mapping[str, Shared]) -> tuple[Tensor, Mapping[str, Tensor]]:
-        return self._of("model", shared)
+    def _model(self, shared: Mapping[str, SharedObject]) -> tuple[Tensor, Mapping[str, Tensor]]:
+        return self._held_object("model", shared)
 
-    def _of(self, kind: str, shared: Mapping[str, Shared]) -> Any:
-        return self._hold(kind, shared[kind].number, lambda: self._unpacked(shared[kind]))
+    def _held_object(self, kind: str, shared: Mapping[str, SharedObject]) -> Any:
+        return self._hold(kind, shared[kind].number, lambda: self._fetched(shared[kind]))
 
     def _hold(self, kind: str, number: Any, make: Callable[[], Any]) -> Any:
-        """The one of a kind with this number; it replaces the one that was held before."""
+        """The object of a kind with this number; if another one is held, replace it."""
         if kind not in self._held or self._held[kind][0] != number:
-            self._held.pop(kind, None)  # so that there are never two of them
+            self._held.pop(kind, None)  # first, so that memory never has to hold both
             self._held[kind] = number, make()
         return self._held[kind][1]
 
-    def _unpacked(self, shared: Shared, share: bool = False) -> Any:
+    def _fetched(self, shared: SharedObject, share: bool = False) -> Any:
         device = torch.device("cpu") if share else self._device
-        return unpack(self._fetch(shared.refs[0]), device, share)
+        return deserialize(self._fetch(shared.refs[0]), device, share)
 
-    def _errands(
-        self, shared: Mapping[str, Shared], order: Order
+    def _assignments(
+        self, shared: Mapping[str, SharedObject], request: BlockRequest
     ) -> tuple[list[Assignment], ClientStates]:
+        """The assignments of a block with what was broadcast to them, and the clients' states."""
         sent = self._broadcast(shared)
         assignments = [
             Assignment(client, work, sent.downloads[down], sent.buffers[buffers])
-            for client, work, down, buffers in order.assignments
+            for client, work, down, buffers in request.assignments
         ]
-        x0 = self._losses(shared).initial() if order.kinds else torch.empty(0)
-        return assignments, Sent(order.kinds, x0, order.kept)
+        x0 = self._losses(shared).initial() if request.kinds else torch.empty(0)
+        return assignments, SentStates(request.kinds, x0, request.kept)

@@ -1,4 +1,4 @@
-"""Many clients at once: stacked layers or vmap, in chunks, on threads."""
+"""Trains many clients at once, in chunks, with stacked layers or vmap, on several threads."""
 
 from undrift.engines.vectorised.engine import VectorisedEngine
 from undrift.engines.vectorised.networks import (

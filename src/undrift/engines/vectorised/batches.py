@@ -1,4 +1,8 @@
-"""The batches of several clients side by side, gathered by index."""
+"""The batches of several clients side by side, `[C, B, …]`, gathered from the data by index.
+
+`batch_indices` draws which samples make up every batch of a round, with the same keys as the
+serial engine; `BatchStream` gathers the samples step by step.
+"""
 
 from __future__ import annotations
 
@@ -16,133 +20,159 @@ from undrift.data.part import Part
 from undrift.local.solvers import SGD
 from undrift.utils.keys import generator, orders
 
-BLOCK = 1 << 20
-"""Bytes of inputs that are gathered at once: the batches of several steps where these are small."""
+GATHER_BYTES = 1 << 20
+"""Inputs that are gathered at once: the batches of several steps, if these are small."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One batch of each client; those with fewer samples than others are padded."""
+    """One batch of each client; batches with fewer samples than others are padded."""
 
     x: Tensor
     """`[C, B, …]`"""
     y: Tensor
+    """`[C, B, …]`"""
     sizes: Sequence[int]
-    """how many samples are a client's own"""
+    """how many samples belong to each client; the rest is padding"""
     weights: Tensor | float
-    """of each sample in its client's mean, `[C, B]`, or one for all"""
+    """of each sample in its client's mean, `[C, B]` with 0 for padding, or one for all"""
 
 
 @dataclass(frozen=True)
-class Block:
-    """The batches of several steps, `[steps, C, B, …]`."""
+class GatheredSteps:
+    """The batches of several steps, gathered at once, `[steps, C, B, …]`."""
 
     first: int
+    """the first step"""
     last: int
-    """the first step, and the one after the last"""
+    """the step after the last"""
     x: Tensor
     y: Tensor
     weights: Tensor | float
 
 
 @dataclass(frozen=True)
-class Indices:
-    """Which samples make up the batches of several clients, most steps first."""
+class BatchIndices:
+    """Which samples make up the batches of several clients, those with most steps first."""
 
     rows: np.ndarray
-    """`[steps, C, B]`"""
+    """positions in the part, `[steps, C, B]`"""
     sizes: np.ndarray
-    """`[steps, C]`, zero where a client is done"""
+    """samples in each batch, `[steps, C]`; zero after a client's last step"""
 
-    def of(self, some: slice) -> Indices:
-        """Those of some of the clients."""
+    def of(self, some: slice) -> BatchIndices:
+        """The indices of some of the clients, for as many steps as the first of them has."""
         sizes = self.sizes[:, some]
         steps = np.count_nonzero(sizes[:, 0])
-        return Indices(self.rows[:steps, some], sizes[:steps])
+        return BatchIndices(self.rows[:steps, some], sizes[:steps])
 
 
-def indices(part: Part, places: Sequence[int], works: Sequence[Work], solver: SGD) -> Indices:
-    """The batches of clients at the given places, for all that they do in a round."""
+def batch_indices(
+    part: Part, places: Sequence[int], works: Sequence[Work], solver: SGD
+) -> BatchIndices:
+    """The samples of every batch of some clients in a round.
+
+    Parameters
+    ----------
+    part
+        the training samples
+    places
+        the clients' places in the data
+    works
+        the clients' work, those with most steps first
+    solver
+        says how large batches are and how they are drawn
+    """
     assert part.bounds is not None
     bounds, at = part.bounds.numpy(), np.array(places)
     begins = bounds[at]
-    own = bounds[at + 1] - begins
+    client_sizes = bounds[at + 1] - begins
     steps = np.array([work.steps for work in works])
     keys = np.array([work.key for work in works], dtype=np.uint64)
-    different = np.unique(own).tolist()
+    different = np.unique(client_sizes).tolist()
     width = max(solver.batch_of(size) for size in different)
-    every = np.zeros((steps[0], len(places), width), dtype=np.int64)
+    rows = np.zeros((steps[0], len(places), width), dtype=np.int64)
     sizes = np.zeros((steps[0], len(places)), dtype=np.int64)
+    # Clients of equal size are drawn together: most of the time is spent per call, not per client.
     for size in different:
-        who = np.flatnonzero(own == size) if len(different) > 1 else slice(None)
+        who = np.flatnonzero(client_sizes == size) if len(different) > 1 else slice(None)
         most = steps[who][0]
-        rows, filled = _rows(size, solver, keys[who], most)
-        every[:most, who] = rows[..., :1] + begins[who, None]  # a padding that does no harm
-        every[:most, who, : rows.shape[2]] = rows + begins[who, None]
+        own, filled = _batch_positions(size, solver, keys[who], most)
+        # Padding repeats the batch's own first sample. Its weight is 0, but 0·NaN is NaN: a sample
+        # of another client could spoil this client's gradient.
+        rows[:most, who] = own[..., :1] + begins[who, None]
+        rows[:most, who, : own.shape[2]] = own + begins[who, None]
         sizes[:most, who] = filled[:, None]
     if steps[-1] < steps[0]:
         sizes[np.arange(steps[0])[:, None] >= steps] = 0
-    return Indices(every, sizes)
+    return BatchIndices(rows, sizes)
 
 
-class Stream:
-    """The batches of clients that work at once, in the order of their steps, most steps first.
+class BatchStream:
+    """The batches of clients that train at once, step by step.
+
+    Clients with most steps come first, so that those still training are always the first ones.
 
     Parameters
     ----------
     part
         the samples
-    chosen
+    indices
         which of them make up the batches
     like
-        a tensor of the model's type
-    augmentations, numbers
-        random changes of the inputs, and each client's key for these
-    ahead
+        a tensor with the model's device and dtype
+    augmentations, keys
+        random changes of the inputs, and each client's key for them
+    gatherer
         a thread that gathers the next batches while the present ones are computed with
     """
 
     def __init__(
         self,
         part: Part,
-        chosen: Indices,
+        indices: BatchIndices,
         like: Tensor,
         augmentations: Sequence[Augmentation] = (),
-        numbers: Sequence[int] = (),
-        ahead: Executor | None = None,
+        keys: Sequence[int] = (),
+        gatherer: Executor | None = None,
     ):
         self._part, self._like, self._augmentations = part, like, augmentations
-        self._rngs = [generator(n, "augmentation") for n in numbers] if augmentations else []
-        self._rows, self._sizes = chosen.rows, chosen.sizes
-        self.active = np.count_nonzero(chosen.sizes, axis=1).tolist()
-        """how many are at work in each step; they are the first ones"""
-        self.evaluations = int(chosen.sizes.sum())
-        self._widths = chosen.sizes.max(1).tolist()
-        self._ahead = ahead
-        self._coming: Future[Block] | None = None
-        self._block = Block(0, 0, like, like, 0.0)
+        self._rngs = [generator(key, "augmentation") for key in keys] if augmentations else []
+        self._rows, self._sizes = indices.rows, indices.sizes
+        self.active = np.count_nonzero(indices.sizes, axis=1).tolist()
+        """how many clients train in each step; they are the first ones"""
+        self.evaluations = int(indices.sizes.sum())
+        """gradients of single samples in all batches"""
+        self._widths = indices.sizes.max(1).tolist()
+        self._gatherer = gatherer
+        self._next: Future[GatheredSteps] | None = None
+        self._gathered = GatheredSteps(0, 0, like, like, 0.0)
 
     def __len__(self) -> int:
         return len(self.active)
 
     def at(self, step: int) -> Batch:
-        """The batches of those that are at work in a step; steps are asked for in turn."""
-        if step >= self._block.last:
-            self._block = self._gathered(step) if self._coming is None else self._coming.result()
-            self._coming = None
-            if self._ahead is not None and self._block.last < len(self):
-                self._coming = self._ahead.submit(self._gathered, self._block.last)
-        block, place = self._block, step - self._block.first
+        """The batches of the clients that train in a step; steps must be asked for in order."""
+        if step >= self._gathered.last:
+            self._gathered = self._gather(step) if self._next is None else self._next.result()
+            self._next = None
+            # Only one gathering is ever under way, so the clients' generators for augmentation
+            # are used by one thread at a time and in the order of steps.
+            if self._gatherer is not None and self._gathered.last < len(self):
+                self._next = self._gatherer.submit(self._gather, self._gathered.last)
+        gathered, place = self._gathered, step - self._gathered.first
         sizes = self._sizes[step, : self.active[step]].tolist()
-        weights = block.weights if isinstance(block.weights, float) else block.weights[place]
-        return Batch(block.x[place], block.y[place], sizes, weights)
+        weights = gathered.weights
+        if isinstance(weights, Tensor):
+            weights = weights[place]
+        return Batch(gathered.x[place], gathered.y[place], sizes, weights)
 
-    def _gathered(self, first: int) -> Block:
-        """The samples of a step, and of those after it that look alike, up to `BLOCK`."""
+    def _gather(self, first: int) -> GatheredSteps:
+        """Gather a step and those after it with the same shape, up to `GATHER_BYTES`."""
         active, width = self.active[first], self._widths[first]
         part, x, y = self._part, self._part.x, self._part.y
-        bytes = active * width * x[0].numel() * x.element_size()
-        last = min(len(self), first + max(1, BLOCK // max(bytes, 1)))
+        step_bytes = active * width * x[0].numel() * x.element_size()
+        last = min(len(self), first + max(1, GATHER_BYTES // max(step_bytes, 1)))
         for step in range(first + 1, last):
             if self.active[step] != active or self._widths[step] != width:
                 last = step
@@ -155,17 +185,20 @@ class Stream:
         targets = y.index_select(0, rows).view(*shape, *y.shape[1:])
         sizes = self._sizes[first:last, :active]
         if self._augmentations:
-            for some, own in zip(inputs, sizes.tolist(), strict=True):
-                self._augment(some, own)
+            for step_inputs, step_sizes in zip(inputs, sizes.tolist(), strict=True):
+                self._augment(step_inputs, step_sizes)
         weights: Tensor | float = 1.0 / width
         if (sizes < width).any():
             own = sizes[:, :, None]
             weights = torch.from_numpy((np.arange(width) < own) / own)
             weights = weights.to(self._like.device, self._like.dtype)
-        return Block(first, last, inputs, targets, weights)
+        return GatheredSteps(first, last, inputs, targets, weights)
 
     def _augment(self, x: Tensor, sizes: Sequence[int]) -> None:
-        """Change the inputs as the clients' own draws say; padding stays as it is."""
+        """Augment the inputs of a step with each client's random numbers, in place.
+
+        Padding is left out, so that a client uses as many random numbers as it would alone.
+        """
         for own, rng, size in zip(x, self._rngs, sizes, strict=False):
             changed = own[:size]
             for each in self._augmentations:
@@ -173,10 +206,13 @@ class Stream:
             own[:size] = changed
 
 
-def _rows(size: int, solver: SGD, keys: np.ndarray, steps: int) -> tuple[np.ndarray, np.ndarray]:
-    """The places of every batch among a client's samples, `[steps, keys, batch]`, and their sizes.
+def _batch_positions(
+    size: int, solver: SGD, keys: np.ndarray, steps: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The positions of every batch among a client's samples, `[steps, keys, batch]`.
 
-    All of these clients have `size` samples.
+    The second array is the size of each step's batches, `[steps]`. All of these clients have
+    `size` samples.
     """
     batch = solver.batch_of(size)
     if batch == size:
@@ -189,7 +225,8 @@ def _rows(size: int, solver: SGD, keys: np.ndarray, steps: int) -> tuple[np.ndar
     epochs = -(-steps // per_epoch)
     order = np.zeros((len(keys), epochs, per_epoch * batch), dtype=np.int64)
     order[:, :, :size] = orders(keys, 0, epochs, size)
-    order[:, :, size:] = order[:, :, (per_epoch - 1) * batch, None]  # of the same batch
+    # The last batch of an epoch may be smaller; it is padded with its own first sample.
+    order[:, :, size:] = order[:, :, (per_epoch - 1) * batch, None]
     filled = np.full(per_epoch, batch)
     filled[-1] = size - (per_epoch - 1) * batch
     rows = order.reshape(len(keys), -1, batch)[:, :steps].transpose(1, 0, 2)

@@ -1,7 +1,7 @@
-"""Convolution and pooling of images, for many clients at once.
+"""Convolution and pooling of images for many clients at once.
 
-The channels of all clients are taken as those of one sample, `[B, C·channels, H, W]`, so that one
-convolution with a group for each client does the work of all.
+The channels of all clients are merged into those of one sample, `[B, C·channels, H, W]`, so that
+one grouped convolution, with a group for each client, computes all clients.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from undrift.engines.vectorised.draws import Draws
-from undrift.engines.vectorised.layers import Layer, Sink, channels_of_all, channels_of_each
+from undrift.engines.vectorised.layers import Layer, Sink, merge_channels, split_channels
+from undrift.engines.vectorised.random_masks import RandomMasks
 
 aten = torch.ops.aten
 
 
 class Conv2d(Layer):
-    """A convolution with zeros around the image."""
+    """`nn.Conv2d` with zero padding and without groups."""
 
     trains = True
-    gives_away = True
+    owns_outputs = True
 
     def __init__(
         self,
@@ -35,17 +35,17 @@ class Conv2d(Layer):
         self._weight, self._bias = weight, bias
         self._geometry = stride, padding, dilation
 
-    def forward(self, x: Tensor, parameters: Sequence[Tensor], draws: Draws | None) -> Tensor:
-        self._x = channels_of_all(x)
+    def forward(self, x: Tensor, parameters: Sequence[Tensor], masks: RandomMasks | None) -> Tensor:
+        self._x = merge_channels(x)
         self._kernel = parameters[self._weight].flatten(0, 1)
         bias = None if self._bias is None else parameters[self._bias].flatten()
         y = torch.conv2d(self._x, self._kernel, bias, *self._geometry, len(x))
-        return channels_of_each(y, len(x))
+        return split_channels(y, len(x))
 
     def backward(self, gradient: Tensor, parameters: Sequence[Tensor], sink: Sink) -> Tensor:
         C = len(gradient)
         back, kernel, bias = aten.convolution_backward(
-            channels_of_all(gradient),
+            merge_channels(gradient),
             self._x,
             self._kernel,
             None if self._bias is None else [len(self._kernel)],
@@ -53,73 +53,73 @@ class Conv2d(Layer):
             False,
             [0, 0],
             C,
-            [not self.first, True, self._bias is not None],
+            [not self.is_first, True, self._bias is not None],
         )
         sink.plain(self._weight, kernel.view(parameters[self._weight].shape))
         if self._bias is not None:
             sink.plain(self._bias, bias.view(C, -1))
-        return gradient if self.first else channels_of_each(back, C)
+        return gradient if self.is_first else split_channels(back, C)
 
 
-def _in_the_order_of(images: Tensor, gradient: Tensor) -> Tensor:
-    """A gradient in the images' order of memory: pooling is slow where the two differ."""
+def _in_memory_order_of(images: Tensor, gradient: Tensor) -> Tensor:
+    """A gradient in the memory order of the images: pooling is slow if the two differ."""
     last = torch.channels_last
-    in_order = images.is_contiguous() or not images.is_contiguous(memory_format=last)
-    return gradient if in_order else gradient.contiguous(memory_format=last)
+    same_order = images.is_contiguous() or not images.is_contiguous(memory_format=last)
+    return gradient if same_order else gradient.contiguous(memory_format=last)
 
 
 class MaxPool2d(Layer):
-    """The largest value of each window."""
+    """`nn.MaxPool2d`: the largest value of each window."""
 
-    gives_away = True
+    owns_outputs = True
 
     def __init__(self, *window: object):
         super().__init__()
         self._window = window
-        """kernel, stride, padding, dilation and whether the last window may be cut off"""
+        """kernel size, stride, padding, dilation and ceil_mode, as the operator takes them"""
 
-    def forward(self, x: Tensor, parameters: Sequence[Tensor], draws: Draws | None) -> Tensor:
-        self._x = channels_of_all(x)
-        y, self._where = aten.max_pool2d_with_indices(self._x, *self._window)
-        return channels_of_each(y, len(x))
+    def forward(self, x: Tensor, parameters: Sequence[Tensor], masks: RandomMasks | None) -> Tensor:
+        self._x = merge_channels(x)
+        y, self._argmax = aten.max_pool2d_with_indices(self._x, *self._window)
+        return split_channels(y, len(x))
 
     def backward(self, gradient: Tensor, parameters: Sequence[Tensor], sink: Sink) -> Tensor:
         back = aten.max_pool2d_with_indices_backward(
-            _in_the_order_of(self._x, channels_of_all(gradient)),
+            _in_memory_order_of(self._x, merge_channels(gradient)),
             self._x,
             *self._window,
-            self._where,
+            self._argmax,
         )
-        return channels_of_each(back, len(gradient))
+        return split_channels(back, len(gradient))
 
 
 class AvgPool2d(Layer):
-    """The mean of each window."""
+    """`nn.AvgPool2d`: the mean of each window."""
 
-    gives_away = True
+    owns_outputs = True
 
     def __init__(self, *window: object):
         super().__init__()
         self._window = window
-        """kernel, stride, padding, and how windows at the border count"""
+        """kernel size, stride, padding, ceil_mode, count_include_pad and divisor_override"""
 
-    def forward(self, x: Tensor, parameters: Sequence[Tensor], draws: Draws | None) -> Tensor:
-        self._x = channels_of_all(x)
-        return channels_of_each(aten.avg_pool2d(self._x, *self._window), len(x))
+    def forward(self, x: Tensor, parameters: Sequence[Tensor], masks: RandomMasks | None) -> Tensor:
+        self._x = merge_channels(x)
+        return split_channels(aten.avg_pool2d(self._x, *self._window), len(x))
 
     def backward(self, gradient: Tensor, parameters: Sequence[Tensor], sink: Sink) -> Tensor:
         clients = len(gradient)
-        gradient = _in_the_order_of(self._x, channels_of_all(gradient))
+        gradient = _in_memory_order_of(self._x, merge_channels(gradient))
         back = aten.avg_pool2d_backward(gradient, self._x, *self._window)
-        return channels_of_each(back, clients)
+        return split_channels(back, clients)
 
 
-class MeanOfImage(Layer):
-    """The mean of each channel, as an image of one pixel."""
+class GlobalAvgPool2d(Layer):
+    """`nn.AdaptiveAvgPool2d(1)`: the mean of each channel, as an image of one pixel."""
 
-    gives_away = True
+    owns_outputs = True
 
-    def forward(self, x: Tensor, parameters: Sequence[Tensor], draws: Draws | None) -> Tensor:
+    def forward(self, x: Tensor, parameters: Sequence[Tensor], masks: RandomMasks | None) -> Tensor:
         self._shape = x.shape
         return x.mean((-2, -1), keepdim=True)
 
@@ -129,37 +129,39 @@ class MeanOfImage(Layer):
 
 
 def conv2d(module: nn.Conv2d, numbers: Sequence[int]) -> Conv2d | str:
-    """The layer that does what the module does, or what is in the way."""
+    """The stacked layer for a module, or the option that prevents it."""
     if module.groups != 1:
         return "has groups"
     if module.padding_mode != "zeros" or isinstance(module.padding, str):
-        return "has a padding that is not a number of zeros"
+        return "has a padding other than a number of zeros"
     bias = numbers[1] if len(numbers) > 1 else None
     return Conv2d(numbers[0], bias, module.stride, module.padding, module.dilation)
 
 
 def max_pool2d(module: nn.MaxPool2d, numbers: Sequence[int]) -> MaxPool2d | str:
-    """The layer that does what the module does, or what is in the way."""
+    """The stacked layer for a module, or the option that prevents it."""
     if module.return_indices:
-        return "gives indices"
+        return "returns indices"
     kernel, stride = pair(module.kernel_size), pair(module.stride or module.kernel_size)
     return MaxPool2d(kernel, stride, pair(module.padding), pair(module.dilation), module.ceil_mode)
 
 
 def avg_pool2d(module: nn.AvgPool2d, numbers: Sequence[int]) -> AvgPool2d:
-    """The layer that does what the module does."""
+    """The stacked layer for a module."""
     kernel, stride = pair(module.kernel_size), pair(module.stride or module.kernel_size)
     border = (module.ceil_mode, module.count_include_pad, module.divisor_override)
     return AvgPool2d(kernel, stride, pair(module.padding), *border)
 
 
-def adaptive_avg_pool2d(module: nn.AdaptiveAvgPool2d, numbers: Sequence[int]) -> MeanOfImage | str:
-    """The layer that does what the module does, or what is in the way."""
+def adaptive_avg_pool2d(
+    module: nn.AdaptiveAvgPool2d, numbers: Sequence[int]
+) -> GlobalAvgPool2d | str:
+    """The stacked layer for a module, or the option that prevents it."""
     if module.output_size not in (1, (1, 1), [1, 1]):
-        return "gives more than one pixel"
-    return MeanOfImage()
+        return "returns more than one pixel"
+    return GlobalAvgPool2d()
 
 
 def pair(value: int | Sequence[int]) -> list[int]:
-    """Both sides of a window."""
+    """Height and width of a window that may be given as one number."""
     return [value, value] if isinstance(value, int) else list(value)

@@ -1,4 +1,4 @@
-"""The embedding of whole numbers, for many clients at once."""
+"""`nn.Embedding` for many clients at once."""
 
 from __future__ import annotations
 
@@ -7,40 +7,40 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from undrift.engines.vectorised.draws import Draws
 from undrift.engines.vectorised.layers import Layer, Sink
+from undrift.engines.vectorised.random_masks import RandomMasks
 
 
 class Embedding(Layer):
-    """Row x of a client's table: whole numbers `[C, B, …]` to `[C, B, …, E]`."""
+    """Row x of each client's table: integers `[C, B, …]` to `[C, B, …, E]`."""
 
     trains = True
-    gives_away = True
+    owns_outputs = True
 
     def __init__(self, table: int):
         super().__init__()
         self._table = table
 
-    def forward(self, x: Tensor, parameters: Sequence[Tensor], draws: Draws | None) -> Tensor:
+    def forward(self, x: Tensor, parameters: Sequence[Tensor], masks: RandomMasks | None) -> Tensor:
         self._x = x
-        return parameters[self._table][each_client(x), x]
+        return parameters[self._table][client_indices(x), x]
 
     def backward(self, gradient: Tensor, parameters: Sequence[Tensor], sink: Sink) -> Tensor:
         C, rows, width = parameters[self._table].shape
-        # As one table with the clients' rows below each other.
-        below = self._x + rows * each_client(self._x)
-        whole = torch.ops.aten.embedding_dense_backward(gradient, below, C * rows, -1, False)
+        # One table with the clients' tables below each other, so that one call serves all.
+        row_in_all = self._x + rows * client_indices(self._x)
+        whole = torch.ops.aten.embedding_dense_backward(gradient, row_in_all, C * rows, -1, False)
         sink.plain(self._table, whole.view(C, rows, width))
-        return gradient
+        return gradient  # integers have no gradient; nobody reads this
 
 
-def each_client(x: Tensor) -> Tensor:
-    """The numbers of the clients, `[C, 1, …]`."""
+def client_indices(x: Tensor) -> Tensor:
+    """0 … C − 1, `[C, 1, …]`, to be broadcast with `x`."""
     return torch.arange(len(x), device=x.device).view(-1, *[1] * (x.ndim - 1))
 
 
 def embedding(module: nn.Embedding, numbers: Sequence[int]) -> Embedding | str:
-    """The layer that does what the module does, or what is in the way."""
+    """The stacked layer for a module, or the option that prevents it."""
     for option in ("padding_idx", "max_norm"):
         if getattr(module, option) is not None:
             return f"has {option}"

@@ -30,13 +30,13 @@ from undrift.core.round_result import RoundResult
 from undrift.core.uploads import Senders
 from undrift.core.validation import fault, fault_of_buffers, well_shaped
 from undrift.engines.base import Job, SimulationEngine
-from undrift.engines.pool import Pool, spare_threads
 from undrift.engines.serial import SerialEngine
-from undrift.engines.threaded import Remembered, ThreadedEngine
+from undrift.engines.thread_pool import ThreadPool, spare_threads
+from undrift.engines.threaded import SingleClientState, ThreadedEngine
 from undrift.engines.vectorised.networks import Network
 from undrift.engines.vectorised.training import Group, a_norms, train
 from undrift.local.solvers import SGD
-from undrift.nets.modules import ModuleLosses
+from undrift.nets.module_losses import ModuleLosses
 from undrift.utils.errors import UndriftError, first_line
 from undrift.utils.keys import key
 from undrift.utils.memory import keep_freed_memory
@@ -100,7 +100,7 @@ class VectorisedEngine(SimulationEngine):
     ):
         self.losses = losses
         self.job = job
-        self.chunk = chunk if network.most is None else min(chunk, network.most)
+        self.chunk = chunk if network.max_clients is None else min(chunk, network.max_clients)
         self.threads = threads
         self.together = self.chunk * threads
         self.strategy = _described(network, self.chunk, threads)
@@ -109,7 +109,7 @@ class VectorisedEngine(SimulationEngine):
         self._alone = ThreadedEngine(losses, job, threads)
         if losses.device.type == "cpu":
             keep_freed_memory()
-        self._pool = Pool(threads)
+        self._pool = ThreadPool(threads)
         self._ahead = spare_threads(threads) if losses.device.type == "cpu" else None
 
     def run(
@@ -194,7 +194,7 @@ class VectorisedEngine(SimulationEngine):
         roster, works = self.job.roster, [assignment.work for assignment in assignments]
         solver = self.job.local.of(works[0].client)
         assert isinstance(solver, SGD)
-        drawing = self._network.draws or self.losses.data.augmentations
+        drawing = self._network.uses_random_numbers or self.losses.data.augmentations
         group = Group(
             self.losses,
             solver,
@@ -266,14 +266,14 @@ class VectorisedEngine(SimulationEngine):
         upload, keep = self.job.uploads.finish(method, down, chunk.mine, result, client, senders)
         watched = self.job.tracked.cohort or self.job.tracked.last
         if lasting or watched or _share(trained.x, upload, keep):
-            network.give_away()
+            network.release_vectors()
         return Finished(chunk, problem, result, upload, keep, network.buffers())
 
     def _blame_one(self, method: Method, chunk: Chunk) -> None:
         """Say which client of a chunk the model fails on, if it does so on one by itself."""
-        engine = SerialEngine(self.losses.twin(), self.job)
+        engine = SerialEngine(self.losses.thread_copy(), self.job)
         for row, assignment in enumerate(chunk.assignments):
-            mine = Remembered(chunk.mine.row(row))
+            mine = SingleClientState(chunk.mine.row(row))
             list(engine.replies(method, [assignment], mine, diagnose=False))
 
     def _stacked(self, done: Finished, diagnose: bool) -> Reply:

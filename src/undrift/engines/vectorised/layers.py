@@ -1,7 +1,7 @@
-"""Layers that work on many clients at once: parameters `[C, …]`, inputs `[C, B, …]`.
+"""Stacked layers: they compute many clients at once, with parameters `[C, …]`, inputs `[C, B, …]`.
 
-Each layer has its forward and its backward pass written out, so that there is no graph to build,
-and a linear layer can take its step in the backward pass, without a gradient in memory.
+Forward and backward passes are written by hand. So there is no autograd graph to build, and a
+linear layer can apply its SGD step inside the backward pass, without storing the gradient.
 """
 
 from __future__ import annotations
@@ -12,88 +12,97 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from undrift.engines.vectorised.draws import Draws
+from undrift.engines.vectorised.random_masks import RandomMasks
 
 
 class Sink(ABC):
-    """Where the gradient of a parameter goes: into memory, or straight into a step."""
+    """Receives the gradients of parameters: stores them, or applies them as a step at once."""
 
     @abstractmethod
     def product(self, number: int, left: Tensor, right: Tensor) -> None:
-        """The gradient of parameter `number` is left @ right, for each client."""
+        """Take the gradient of parameter `number` as a product: left @ right for each client."""
 
     @abstractmethod
     def plain(self, number: int, gradient: Tensor) -> None:
-        """The gradient of parameter `number`."""
+        """Take the gradient of parameter `number`, `[C, …]`."""
 
 
 class Layer(ABC):
-    """One layer of a network, for many clients at once."""
+    """One layer of a network, for many clients at once.
+
+    `forward` stores on the layer what `backward` needs, so each thread needs its own layers.
+    """
 
     trains = False
     """whether it has parameters"""
-    gives_away = False
-    """whether its outputs are memory of their own that its backward pass does not need"""
+    owns_outputs = False
+    """whether its outputs are newly allocated and not needed by its own backward pass, so that the
+    next layer may overwrite them"""
 
     def __init__(self) -> None:
-        self.first = False
-        """whether nobody needs the gradient of its inputs"""
+        self.is_first = False
+        """whether no trained layer comes before it, so that the gradient of its inputs is not
+        needed"""
         self.may_overwrite = False
-        """whether nobody else needs its inputs"""
+        """whether it may write into its inputs, which no other layer needs"""
 
     @abstractmethod
-    def forward(self, x: Tensor, parameters: Sequence[Tensor], draws: Draws | None) -> Tensor:
-        """The outputs; what the backward pass needs is remembered."""
+    def forward(self, x: Tensor, parameters: Sequence[Tensor], masks: RandomMasks | None) -> Tensor:
+        """The outputs `[C, B, …]`; it stores what the backward pass needs."""
 
     @abstractmethod
     def backward(self, gradient: Tensor, parameters: Sequence[Tensor], sink: Sink) -> Tensor:
-        """The gradient of the inputs, from that of the outputs."""
+        """Give the parameters' gradients to `sink`; return the gradient of the inputs.
+
+        `gradient` is that of the outputs. The returned one is meaningless if `is_first`.
+        """
 
 
 class Linear(Layer):
-    """y = x Wᵀ + b, of the last axis"""
+    """y = x Wᵀ + b on the last axis, as `nn.Linear`."""
 
     trains = True
-    gives_away = True
+    owns_outputs = True
 
     def __init__(self, weight: int, bias: int | None):
         super().__init__()
         self._weight = weight
         self._bias = bias
 
-    def forward(self, x: Tensor, parameters: Sequence[Tensor], draws: Draws | None) -> Tensor:
-        self._between = x.shape[1:-1]
+    def forward(self, x: Tensor, parameters: Sequence[Tensor], masks: RandomMasks | None) -> Tensor:
+        self._axes_between = x.shape[1:-1]
         self._x = x = _as_rows(x)
         W = parameters[self._weight].transpose(1, 2)
         if self._bias is None:
             y = torch.bmm(x, W)
         else:
             y = torch.baddbmm(parameters[self._bias].unsqueeze(1), x, W)
-        return self._between_again(y)
+        return self._restore_axes(y)
 
     def backward(self, gradient: Tensor, parameters: Sequence[Tensor], sink: Sink) -> Tensor:
         gradient = _as_rows(gradient)
-        # The gradient of the inputs is that at the weights before the step.
-        back = gradient if self.first else torch.bmm(gradient, parameters[self._weight])
+        # This must come first: a fused sink changes the weights, but the gradient of the inputs
+        # is that at the weights before the step.
+        back = gradient if self.is_first else torch.bmm(gradient, parameters[self._weight])
         sink.product(self._weight, gradient.transpose(1, 2), self._x)
         if self._bias is not None:
             sink.plain(self._bias, gradient.sum(1))
-        return self._between_again(back)
+        return self._restore_axes(back)
 
-    def _between_again(self, rows: Tensor) -> Tensor:
-        """Rows with the axes between clients and features that the inputs had."""
-        return rows if len(self._between) == 1 else rows.unflatten(1, self._between)
+    def _restore_axes(self, rows: Tensor) -> Tensor:
+        """Restore the axes that the inputs had between clients and features."""
+        return rows if len(self._axes_between) == 1 else rows.unflatten(1, self._axes_between)
 
 
 def _as_rows(x: Tensor) -> Tensor:
-    """`[C, …, features]` as `[C, rows, features]`."""
+    """`[C, …, features]` reshaped to `[C, rows, features]`."""
     return x if x.ndim == 3 else x.flatten(1, -2)
 
 
 class ReLU(Layer):
     """max(x, 0)"""
 
-    def forward(self, x: Tensor, parameters: Sequence[Tensor], draws: Draws | None) -> Tensor:
+    def forward(self, x: Tensor, parameters: Sequence[Tensor], masks: RandomMasks | None) -> Tensor:
         self._y = x.clamp_(min=0) if self.may_overwrite else x.clamp(min=0)
         return self._y
 
@@ -104,7 +113,7 @@ class ReLU(Layer):
 class Tanh(Layer):
     """tanh(x)"""
 
-    def forward(self, x: Tensor, parameters: Sequence[Tensor], draws: Draws | None) -> Tensor:
+    def forward(self, x: Tensor, parameters: Sequence[Tensor], masks: RandomMasks | None) -> Tensor:
         self._y = x.tanh_() if self.may_overwrite else x.tanh()
         return self._y
 
@@ -115,7 +124,7 @@ class Tanh(Layer):
 class Sigmoid(Layer):
     """1 / (1 + exp(−x))"""
 
-    def forward(self, x: Tensor, parameters: Sequence[Tensor], draws: Draws | None) -> Tensor:
+    def forward(self, x: Tensor, parameters: Sequence[Tensor], masks: RandomMasks | None) -> Tensor:
         self._y = x.sigmoid_() if self.may_overwrite else x.sigmoid()
         return self._y
 
@@ -123,10 +132,10 @@ class Sigmoid(Layer):
         return torch.ops.aten.sigmoid_backward(gradient, self._y)
 
 
-class Curve(Layer):
-    """Any function of each number, with its derivative."""
+class Elementwise(Layer):
+    """Any function that is applied to each number, with its derivative."""
 
-    gives_away = True
+    owns_outputs = True
 
     def __init__(
         self,
@@ -136,9 +145,9 @@ class Curve(Layer):
         super().__init__()
         self._function = function
         self._derivative = derivative
-        """(gradient, inputs) → the gradient of the inputs"""
+        """(gradient of the outputs, inputs) → gradient of the inputs"""
 
-    def forward(self, x: Tensor, parameters: Sequence[Tensor], draws: Draws | None) -> Tensor:
+    def forward(self, x: Tensor, parameters: Sequence[Tensor], masks: RandomMasks | None) -> Tensor:
         self._x = x
         return self._function(x)
 
@@ -147,9 +156,9 @@ class Curve(Layer):
 
 
 class Flatten(Layer):
-    """All but the clients and the samples in one row."""
+    """All axes but clients and samples joined into one, as `nn.Flatten()`."""
 
-    def forward(self, x: Tensor, parameters: Sequence[Tensor], draws: Draws | None) -> Tensor:
+    def forward(self, x: Tensor, parameters: Sequence[Tensor], masks: RandomMasks | None) -> Tensor:
         self._shape = x.shape
         return x.reshape(*x.shape[:2], -1)
 
@@ -158,39 +167,39 @@ class Flatten(Layer):
 
 
 class Dropout(Layer):
-    """Zeroes, drawn for each client from its own key, in the order in which it draws alone."""
+    """`nn.Dropout` with each client's own masks, the same as if it trained alone."""
 
-    gives_away = True
+    owns_outputs = True
 
     def __init__(self, p: float):
         super().__init__()
         self._p = p
 
-    def forward(self, x: Tensor, parameters: Sequence[Tensor], draws: Draws | None) -> Tensor:
-        assert draws is not None
-        self._mask = draws.dropout(x, self._p)
+    def forward(self, x: Tensor, parameters: Sequence[Tensor], masks: RandomMasks | None) -> Tensor:
+        assert masks is not None
+        self._mask = masks.dropout(x, self._p)
         return x * self._mask
 
     def backward(self, gradient: Tensor, parameters: Sequence[Tensor], sink: Sink) -> Tensor:
         return gradient * self._mask
 
 
-class Sum(Layer):
-    """What two branches make of the same inputs, added."""
+class Residual(Layer):
+    """The sum of two branches that start from the same inputs: a residual block."""
 
-    gives_away = True
+    owns_outputs = True
 
     def __init__(self, *branches: Sequence[Layer]):
         super().__init__()
         self._branches = branches
         self.trains = any(layer.trains for branch in branches for layer in branch)
 
-    def forward(self, x: Tensor, parameters: Sequence[Tensor], draws: Draws | None) -> Tensor:
+    def forward(self, x: Tensor, parameters: Sequence[Tensor], masks: RandomMasks | None) -> Tensor:
         ends = []
         for branch in self._branches:
             y = x
             for layer in branch:
-                y = layer.forward(y, parameters, draws)
+                y = layer.forward(y, parameters, masks)
             ends.append(y)
         one, other = ends
         if one.shape != other.shape:
@@ -203,36 +212,38 @@ class Sum(Layer):
             back = gradient
             for layer in reversed(branch):
                 back = layer.backward(back, parameters, sink)
-                if layer.first:
+                if layer.is_first:
                     break
             backs.append(back)
-        return gradient if self.first else backs[0] + backs[1]
+        return gradient if self.is_first else backs[0] + backs[1]
 
-    def chain(self) -> None:
-        """Tell the layers of the branches what they may leave out and overwrite."""
+    def link(self) -> None:
+        """Set `is_first` and `may_overwrite` of the layers in the branches."""
         for branch in self._branches:
-            chained(branch, first=self.first)
+            link_layers(branch, first=self.is_first)
 
 
-def chained(layers: Sequence[Layer], first: bool = True) -> None:
-    """Tell the layers of a chain what they may leave out, and what they may overwrite.
+def link_layers(layers: Sequence[Layer], first: bool = True) -> None:
+    """Set `is_first` and `may_overwrite` of the layers of a chain.
 
-    `first` is whether nobody needs the gradient of what the chain begins with.
+    `first` is whether the gradient of the chain's inputs is not needed.
     """
-    given_away = False
+    # The inputs of a chain are the samples, or are shared by two branches: never overwrite them.
+    overwritable = False
     for layer in layers:
-        layer.first, layer.may_overwrite = first, given_away
+        layer.is_first, layer.may_overwrite = first, overwritable
         first = first and not layer.trains
-        given_away = layer.gives_away or (given_away and isinstance(layer, Flatten))
-        if isinstance(layer, Sum):
-            layer.chain()
+        # Flatten returns a view, which may be overwritten if what it is a view of may be.
+        overwritable = layer.owns_outputs or (overwritable and isinstance(layer, Flatten))
+        if isinstance(layer, Residual):
+            layer.link()
 
 
-def channels_of_all(x: Tensor) -> Tensor:
-    """`[C, B, channels, …]` as `[B, C·channels, …]`."""
+def merge_channels(x: Tensor) -> Tensor:
+    """`[C, B, channels, …]` to `[B, C·channels, …]`."""
     return x.transpose(0, 1).flatten(1, 2)
 
 
-def channels_of_each(x: Tensor, clients: int) -> Tensor:
-    """`[B, C·channels, …]` as `[C, B, channels, …]`."""
+def split_channels(x: Tensor, clients: int) -> Tensor:
+    """`[B, C·channels, …]` to `[C, B, channels, …]`."""
     return x.unflatten(1, (clients, -1)).transpose(0, 1)

@@ -1,4 +1,8 @@
-"""The gradients of many clients at once: layers written out, vmap, or one client's module."""
+"""Networks: the forms of a model that compute the gradients of clients in a chunk.
+
+`StackedNetwork` has hand-written layers for many clients, `VmappedNetwork` maps any module over
+clients with torch.func, and `ModuleNetwork` runs the user's module for one client at a time.
+"""
 
 from __future__ import annotations
 
@@ -12,43 +16,48 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from undrift.engines.vectorised.batches import Batch
-from undrift.engines.vectorised.draws import Draws
 from undrift.engines.vectorised.layers import Dropout, Layer, Sink
-from undrift.engines.vectorised.steps import Lists, vectors_like
+from undrift.engines.vectorised.random_masks import RandomMasks
+from undrift.engines.vectorised.steps import ParameterList, vectors_like
 from undrift.engines.vectorised.tracing import stacked_layers
-from undrift.nets.criteria import Criterion, cross_entropies, squared_errors
-from undrift.nets.dropout import Coins, KeyedDropout, with_keyed_dropout
+from undrift.nets.criteria import (
+    Criterion,
+    cross_entropies,
+    mean_of_each_sample,
+    squared_errors,
+)
+from undrift.nets.dropout import KeyedDropout, MaskGenerator, use_keyed_dropout
 from undrift.nets.modes import set_training
-from undrift.nets.modules import ModuleLosses
+from undrift.nets.module_losses import ModuleLosses
 from undrift.utils.errors import first_line
 from undrift.utils.keys import torch_generator_set_to
 
-SMALL = 16_384
-"""Numbers in a small parameter."""
-REGISTER = 16
-"""Numbers in single precision that a processor works on at once."""
+SMALL_NUMBERS = 16_384
+"""Parameters with fewer numbers count as small."""
+REGISTER_NUMBERS = 16
+"""Single-precision numbers that a processor handles with one instruction."""
 
 Derivative = Callable[[Tensor, Tensor, Tensor | float], Tensor]
-"""(outputs, targets, weights of the samples) → the gradient of the outputs."""
+"""(outputs, targets, weights of the samples) → the gradient of the weighted loss by outputs."""
 
 
 class Network(ABC):
-    """A model that clients train.
-
-    `channels_last` keeps the kernels of convolutions in that order of memory, with which a
-    processor may be faster.
-    """
+    """A model in a form that computes the gradients of several clients."""
 
     name: str
-    most: int | None = None
+    """the network in a few words, for messages"""
+    max_clients: int | None = None
     """how many clients can train at once, if that is bounded"""
-    fuses: bool = False
-    """whether gradients may go straight into a step"""
-    draws: bool = False
+    supports_fused_steps: bool = False
+    """whether gradients may be applied as a step during the backward pass: it must not read a
+    parameter after it gave its gradient"""
+    uses_random_numbers: bool = False
     """whether it has dropout"""
     channels_last: bool = False
-    _room: Lists | None = None
-    _clients: int = 0
+    """whether the kernels of convolutions have their channels last in memory, which may be faster
+    on a CPU"""
+    _tensors: ParameterList | None = None
+    _tensor_clients: int = 0
     _vectors: Tensor | None = None
 
     @abstractmethod
@@ -58,64 +67,71 @@ class Network(ABC):
         batch: Batch,
         scale: Tensor | float,
         sink: Sink,
-        draws: Draws | None,
+        masks: RandomMasks | None,
     ) -> None:
-        """Put the gradients of every client's s·(mean loss over its batch) into a sink."""
+        """Give `sink` the gradients of every client's s·(mean loss over its batch)."""
 
     def copy(self) -> Network:
-        """One for another thread."""
+        """A network for another thread, with memory of its own."""
         return deepcopy(self)
 
-    def arranged(self, lists: Lists) -> Lists:
-        """Vectors in the network's order of memory."""
-        return [_last(each) if self._turned(each) else each for each in lists]
+    def in_memory_order(self, parameters: ParameterList) -> ParameterList:
+        """Parameters in the network's memory order; copies if that differs from theirs."""
+        return [_channels_last(p) if self._is_reordered(p) else p for p in parameters]
 
     def vectors(self, like: Tensor, clients: int) -> Tensor:
-        """Room for a vector of every client, the same every time, unless it is given away."""
+        """Uninitialised vectors of some clients, `[C, P]`; the same memory at every call.
+
+        Allocating them anew for each chunk would cost page faults for as many numbers as all
+        clients' models have.
+        """
         if self._vectors is None or len(self._vectors) < clients:
             self._vectors = vectors_like(like, clients)
         return self._vectors[:clients]
 
-    def give_away(self) -> None:
-        """What was put into `vectors` is kept by others."""
+    def release_vectors(self) -> None:
+        """Do not reuse the memory of `vectors`: the caller keeps it."""
         self._vectors = None
 
-    def room(self, lists: Lists) -> Lists:
-        """Room for parameters in the network's order: the given views of vectors, or other tensors.
+    def parameter_tensors(self, views: ParameterList) -> ParameterList:
+        """Tensors to train in: the given views of the clients' vectors, or separate tensors.
 
-        Small ones of several clients lie side by side, since their products are slow otherwise.
+        A small parameter gets a separate tensor, in which the clients' values are contiguous:
+        batched products are slow on views that are far apart. So does one that needs another
+        memory order. The caller copies separate tensors back into the views at the end.
         """
-        clients = len(lists[0])
-        apart = [self._turned(each) or each[0].numel() < SMALL for each in lists]
-        if self._room is None or self._clients < clients:
-            self._clients = clients
-            self._room = self.arranged(
+        clients = len(views[0])
+        separate = [self._is_reordered(v) or v[0].numel() < SMALL_NUMBERS for v in views]
+        if self._tensors is None or self._tensor_clients < clients:
+            self._tensor_clients = clients
+            self._tensors = self.in_memory_order(
                 [
-                    torch.empty(each.shape if own else 0, dtype=each.dtype, device=each.device)
-                    for each, own in zip(lists, apart, strict=True)
+                    torch.empty(view.shape if own else 0, dtype=view.dtype, device=view.device)
+                    for view, own in zip(views, separate, strict=True)
                 ]
             )
-        rooms = zip(lists, self._room, apart, strict=True)
-        return [room[:clients] if own else each for each, room, own in rooms]
+        choices = zip(views, self._tensors, separate, strict=True)
+        return [tensor[:clients] if own else view for view, tensor, own in choices]
 
     def load_buffers(self, buffers: Mapping[str, Tensor]) -> None:
-        """Set the statistics that training changes, for a network that can have any."""
+        """Set the buffers that training changes, in a network that can have any."""
 
     def buffers(self) -> dict[str, Tensor]:
-        """These statistics."""
+        """Copies of the buffers that training changes."""
         return {}
 
-    def _turned(self, each: Tensor) -> bool:
-        return self.channels_last and each.ndim == 5
+    def _is_reordered(self, parameter: Tensor) -> bool:
+        """Whether a parameter `[C, …]` is a kernel whose channels are last in memory."""
+        return self.channels_last and parameter.ndim == 5
 
 
-def _last(kernel: Tensor) -> Tensor:
-    """A kernel `[C, out, in, height, width]` with its channels last in memory."""
+def _channels_last(kernel: Tensor) -> Tensor:
+    """A copy of a kernel `[C, out, in, height, width]` with its channels last in memory."""
     return kernel.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
 
 
 def cross_entropy_derivative(outputs: Tensor, targets: Tensor, weights: Tensor | float) -> Tensor:
-    """Of Σ w·cross-entropy: w·(softmax − one-hot)."""
+    """The derivative of Σ w·cross-entropy by the outputs: w·(softmax − one-hot)."""
     p = _softmax(outputs)
     p.scatter_add_(-1, targets[..., None], _minus_ones(*targets.shape, p.dtype, p.device))
     return p.mul_(weights[..., None] if isinstance(weights, Tensor) else weights)
@@ -127,15 +143,15 @@ def _minus_ones(clients: int, samples: int, dtype: torch.dtype, device: torch.de
 
 
 def _softmax(outputs: Tensor) -> Tensor:
-    """Softmax over the last dimension; torch's own is slow for less than a register."""
-    if outputs.shape[-1] >= REGISTER:
+    """Softmax over the last axis; torch's own is slow for fewer numbers than a register holds."""
+    if outputs.shape[-1] >= REGISTER_NUMBERS:
         return outputs.softmax(-1)
     e = outputs.sub(outputs.amax(-1, keepdim=True)).exp_()
     return e.div_(e.sum(-1, keepdim=True))
 
 
 def squared_error_derivative(outputs: Tensor, targets: Tensor, weights: Tensor | float) -> Tensor:
-    """Of Σ w·(mean squared error of a sample): w·2(o − t)/D."""
+    """The derivative of Σ w·(mean squared error of a sample): w·2(o − t)/D."""
     per_sample = outputs[0, 0].numel()
     g = (outputs - targets).mul_(2.0 / per_sample)
     if not isinstance(weights, Tensor):
@@ -144,15 +160,15 @@ def squared_error_derivative(outputs: Tensor, targets: Tensor, weights: Tensor |
 
 
 class StackedNetwork(Network):
-    """Layers written out: `layers.py` has them."""
+    """A chain of stacked layers (`layers.py`) with cross-entropy or squared error."""
 
     name = "stacked layers"
-    fuses = True
+    supports_fused_steps = True
 
     def __init__(self, layers: list[Layer], derivative: Derivative, channels_last: bool = False):
         self._layers = layers
         self._derivative = derivative
-        self.draws = any(isinstance(layer, Dropout) for layer in layers)
+        self.uses_random_numbers = any(isinstance(layer, Dropout) for layer in layers)
         self.channels_last = channels_last
 
     def backward(
@@ -161,15 +177,15 @@ class StackedNetwork(Network):
         batch: Batch,
         scale: Tensor | float,
         sink: Sink,
-        draws: Draws | None,
+        masks: RandomMasks | None,
     ) -> None:
         x = batch.x
         for layer in self._layers:
-            x = layer.forward(x, parameters, draws)
+            x = layer.forward(x, parameters, masks)
         g = self._derivative(x, batch.y, _weights(batch, scale))
         for layer in reversed(self._layers):
             g = layer.backward(g, parameters, sink)
-            if layer.first:
+            if layer.is_first:
                 break
 
 
@@ -178,23 +194,22 @@ class VmappedNetwork(Network):
 
     name = "vmap"
 
-    def __init__(self, module: nn.Module, names: Sequence[str], task: Criterion):
+    def __init__(self, module: nn.Module, names: Sequence[str], criterion: Criterion):
         self._module = module
         self._names = list(names)
-        self._task = task
+        self._criterion = criterion
         frozen = {n: p for n, p in module.named_parameters() if n not in set(names)}
         constants = {**frozen, **dict(module.named_buffers())}
-        everywhere = _names_of_tied(module)
+        all_names = _names_of_tied(module)
 
         def loss(parameters: list[Tensor], x: Tensor, y: Tensor, w: Tensor) -> Tensor:
             named = zip(self._names, parameters, strict=True)
-            own = {name: p for first, p in named for name in everywhere[first]}
-            # Torch's own way with what is tied leaves a module that is used twice changed.
+            own = {name: p for first, p in named for name in all_names[first]}
+            # Tied parameters are passed under all their names. With tie_weights=True, torch leaves
+            # a module that is used twice changed afterwards.
             outputs = functional_call(module, {**own, **constants}, (x,), tie_weights=False)
-            assert task.per_sample is not None
-            losses = task.per_sample(outputs, y)
-            losses = losses.flatten(1).mean(1) if losses.ndim > 1 else losses
-            return (losses * w).sum()
+            assert criterion.per_sample is not None
+            return (mean_of_each_sample(criterion.per_sample(outputs, y)) * w).sum()
 
         self._gradient = vmap(grad(loss))
 
@@ -204,16 +219,17 @@ class VmappedNetwork(Network):
         batch: Batch,
         scale: Tensor | float,
         sink: Sink,
-        draws: Draws | None,
+        masks: RandomMasks | None,
     ) -> None:
         w = _weights(batch, scale)
         if not isinstance(w, Tensor):
             w = parameters[0].new_full(batch.x.shape[:2], w)
         set_training(self._module)
+        # Padding has weight 0, so a client's short batch needs no special case.
         for number, gradient in enumerate(self._gradient(list(parameters), batch.x, batch.y, w)):
             sink.plain(number, gradient)
 
-    def refused_by(self, losses: ModuleLosses) -> str | None:
+    def failure(self, losses: ModuleLosses) -> str | None:
         """Why torch.func cannot map the module over clients, or None if it can."""
         part = losses.train_part
         rows = part.rows[:2].repeat(2)
@@ -225,8 +241,8 @@ class VmappedNetwork(Network):
         try:
             with torch_generator_set_to(0, losses.device):
                 self._gradient(parameters, x, y, weights)
-        except Exception as error:  # whatever torch.func says
-            return f"it cannot be mapped over clients ({first_line(error)})"
+        except Exception as error:  # any error of the module or of torch.func
+            return f"it cannot be mapped over clients by torch.func.vmap ({first_line(error)})"
         return None
 
     def _own(self) -> list[tuple[str, Tensor]]:
@@ -234,25 +250,26 @@ class VmappedNetwork(Network):
         return [(name, named[name]) for name in self._names]
 
     def copy(self) -> Network:
-        return VmappedNetwork(deepcopy(self._module), self._names, self._task)
+        return VmappedNetwork(deepcopy(self._module), self._names, self._criterion)
 
 
 class ModuleNetwork(Network):
-    """Any module, one client after another."""
+    """The user's module, for one client at a time."""
 
     name = "one by one"
-    most = 1
-    fuses = True
+    max_clients = 1
+    supports_fused_steps = True
 
     def __init__(self, losses: ModuleLosses, channels_last: bool = False):
         self._module = set_training(_own_copy(losses))
-        self._moving, self._task = losses.moving, losses.task
+        self._changing_buffers, self._criterion = losses.changing_buffers, losses.criterion
         self._parameters: list[nn.Parameter] = [
             p for p in self._module.parameters() if p.requires_grad
         ]
-        with_keyed_dropout(self._module, Coins(losses.device))
+        # The mask generators set here are replaced by each client's own in `backward`.
+        use_keyed_dropout(self._module, MaskGenerator(losses.device))
         self._dropouts = [m for m in self._module.modules() if isinstance(m, KeyedDropout)]
-        self.draws = bool(self._dropouts)
+        self.uses_random_numbers = bool(self._dropouts)
         self.channels_last = channels_last
 
     def backward(
@@ -261,19 +278,19 @@ class ModuleNetwork(Network):
         batch: Batch,
         scale: Tensor | float,
         sink: Sink,
-        draws: Draws | None,
+        masks: RandomMasks | None,
     ) -> None:
         for p, own in zip(self._parameters, parameters, strict=True):
             p.data = own[0]
-        if draws is not None:
+        if masks is not None:
             for dropout in self._dropouts:
-                dropout.coins = draws.coins[0]
+                dropout.generator = masks.generators[0]
         (size,) = batch.sizes
         x, y = batch.x[0, :size], batch.y[0, :size]
         if self.channels_last and x.ndim == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         with torch.enable_grad():
-            loss = self._task.loss(self._module(x), y) * float(scale)
+            loss = self._criterion.loss(self._module(x), y) * float(scale)
             gradients = torch.autograd.grad(
                 loss, self._parameters, allow_unused=True, materialize_grads=True
             )
@@ -287,16 +304,16 @@ class ModuleNetwork(Network):
 
     def buffers(self) -> dict[str, Tensor]:
         named = self._module.named_buffers()
-        return {name: value.clone() for name, value in named if name in self._moving}
+        return {name: value.clone() for name, value in named if name in self._changing_buffers}
 
 
 def stacked_network(losses: ModuleLosses, channels_last: bool = False) -> StackedNetwork | str:
-    """The network with its layers written out, or why there is none."""
-    task = losses.task
+    """The model as a chain of stacked layers, or why it cannot be one."""
+    criterion = losses.criterion
     derivative: Derivative
-    if task.per_sample is cross_entropies and losses.train_part.y.ndim == 1:
+    if criterion.per_sample is cross_entropies and losses.train_part.y.ndim == 1:
         derivative = cross_entropy_derivative
-    elif task.per_sample is squared_errors:
+    elif criterion.per_sample is squared_errors:
         derivative = squared_error_derivative
     else:
         return "its loss is not cross-entropy over classes or squared error"
@@ -304,20 +321,26 @@ def stacked_network(losses: ModuleLosses, channels_last: bool = False) -> Stacke
     return layers if isinstance(layers, str) else StackedNetwork(layers, derivative, channels_last)
 
 
-def vmapped_network(losses: ModuleLosses) -> VmappedNetwork | str:
-    """The network mapped over clients, or why there is none."""
-    if losses.moving:
-        return "it has statistics that training changes"
-    if losses.task.per_sample is None:
-        return "its loss is not known for single samples"
+def vmapped_network(
+    losses: ModuleLosses, criterion: Criterion | None = None
+) -> VmappedNetwork | str:
+    """The model mapped over clients by torch.func, or why it cannot be.
+
+    `criterion` replaces that of the losses.
+    """
+    criterion = criterion or losses.criterion
+    if losses.changing_buffers:
+        return "it has buffers that training changes"
+    if criterion.per_sample is None:
+        return f"its loss {criterion.not_per_sample}"
     if any(isinstance(m, nn.Dropout) and m.p > 0 for m in losses.flat.module.modules()):
-        return "it has dropout, which is drawn for each client by itself"
-    found = VmappedNetwork(_own_copy(losses), losses.flat.names, losses.task)
-    return found.refused_by(losses) or found
+        return "it has dropout, whose masks vmap cannot take from each client's key"
+    found = VmappedNetwork(_own_copy(losses), losses.flat.names, criterion)
+    return found.failure(losses) or found
 
 
 def _own_copy(losses: ModuleLosses) -> nn.Module:
-    """A module with parameters of its own, in place of views of one vector."""
+    """A copy of the module whose parameters are tensors of their own, not views of one vector."""
     module = deepcopy(losses.flat.module)
     for p in module.parameters():
         p.grad = None
@@ -326,7 +349,7 @@ def _own_copy(losses: ModuleLosses) -> nn.Module:
 
 
 def _names_of_tied(module: nn.Module) -> dict[str, list[str]]:
-    """All names of each parameter, by the first of them; a module that is used twice has one."""
+    """All names of each parameter, by the first of them; tied parameters have several names."""
     found: dict[nn.Parameter, list[str]] = {}
     for path, each in module.named_modules():
         for name, parameter in each.named_parameters(recurse=False, remove_duplicate=False):
@@ -335,7 +358,7 @@ def _names_of_tied(module: nn.Module) -> dict[str, list[str]]:
 
 
 def _weights(batch: Batch, scale: Tensor | float) -> Tensor | float:
-    """The weight of each sample in s·(its client's mean), `[C, B]`, or one for all."""
+    """The weight of each sample in s·(its client's mean), `[C, B]`, or a float for all."""
     weights = batch.weights
     if not isinstance(scale, Tensor):
         return weights * scale if scale != 1.0 else weights

@@ -1,4 +1,7 @@
-"""Layers that normalise each sample by itself, for many clients at once."""
+"""`nn.LayerNorm` and `nn.GroupNorm` for many clients at once.
+
+Both normalise each sample by itself, so that clients with different batches do not interact.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from undrift.engines.vectorised.draws import Draws
-from undrift.engines.vectorised.layers import Layer, Sink, channels_of_all, channels_of_each
+from undrift.engines.vectorised.layers import Layer, Sink, merge_channels, split_channels
+from undrift.engines.vectorised.random_masks import RandomMasks
 
 
 class LayerNorm(Layer):
-    """(x − mean) / deviation over the last axes, times a weight, plus a bias."""
+    """(x − mean) / deviation over the last axes, times a weight, plus a bias, as `nn.LayerNorm`."""
 
-    gives_away = True
+    owns_outputs = True
 
     def __init__(self, shape: Sequence[int], eps: float, weight: int | None, bias: int | None):
         super().__init__()
@@ -22,8 +25,9 @@ class LayerNorm(Layer):
         self._shape, self._eps = list(shape), eps
         self._weight, self._bias = weight, bias
 
-    def forward(self, x: Tensor, parameters: Sequence[Tensor], draws: Draws | None) -> Tensor:
+    def forward(self, x: Tensor, parameters: Sequence[Tensor], masks: RandomMasks | None) -> Tensor:
         self._x = x
+        # Weight and bias differ between clients, so they are applied outside of torch's operator.
         y, self._mean, self._rstd = torch.native_layer_norm(x, self._shape, None, None, self._eps)
         self._y = y
         if self._weight is not None:
@@ -38,13 +42,14 @@ class LayerNorm(Layer):
             sink.plain(self._weight, (gradient * self._y).sum(over))
         if self._bias is not None:
             sink.plain(self._bias, gradient.sum(over))
-        if self.first:
+        if self.is_first:
             return gradient
         return torch.ops.aten.native_layer_norm_backward(
             back, self._x, self._shape, self._mean, self._rstd, None, None, [True, False, False]
         )[0]
 
     def _over_samples(self, parameter: Tensor) -> Tensor:
+        """A parameter `[C, …]` with axes of length 1 for samples, to be broadcast."""
         between = [1] * (self._x.ndim - parameter.ndim)
         return parameter.view(len(parameter), *between, *parameter.shape[1:])
 
@@ -52,7 +57,7 @@ class LayerNorm(Layer):
 class GroupNorm(Layer):
     """(x − mean) / deviation over groups of channels, times a weight, plus a bias."""
 
-    gives_away = True
+    owns_outputs = True
 
     def __init__(self, groups: int, eps: float, weight: int | None, bias: int | None):
         super().__init__()
@@ -60,27 +65,27 @@ class GroupNorm(Layer):
         self._groups, self._eps = groups, eps
         self._weight, self._bias = weight, bias
 
-    def forward(self, x: Tensor, parameters: Sequence[Tensor], draws: Draws | None) -> Tensor:
-        self._x = channels_of_all(x).contiguous()
+    def forward(self, x: Tensor, parameters: Sequence[Tensor], masks: RandomMasks | None) -> Tensor:
+        self._x = merge_channels(x).contiguous()
         weight, bias = (
             None if number is None else parameters[number].flatten()
             for number in (self._weight, self._bias)
         )
-        self._at = weight
+        self._weights_of_all = weight
         y, self._mean, self._rstd = torch.native_group_norm(
             self._x, weight, bias, *self._sizes(len(x)), self._eps
         )
-        return channels_of_each(y, len(x))
+        return split_channels(y, len(x))
 
     def backward(self, gradient: Tensor, parameters: Sequence[Tensor], sink: Sink) -> Tensor:
         C = len(gradient)
-        mask = [not self.first, self._weight is not None, self._bias is not None]
+        mask = [not self.is_first, self._weight is not None, self._bias is not None]
         back, weight, bias = torch.ops.aten.native_group_norm_backward(
-            channels_of_all(gradient).contiguous(),
+            merge_channels(gradient).contiguous(),
             self._x,
             self._mean,
             self._rstd,
-            self._at,
+            self._weights_of_all,
             *self._sizes(C),
             mask,
         )
@@ -88,25 +93,25 @@ class GroupNorm(Layer):
             sink.plain(self._weight, weight.view(C, -1))
         if self._bias is not None:
             sink.plain(self._bias, bias.view(C, -1))
-        return gradient if self.first else channels_of_each(back, C)
+        return gradient if self.is_first else split_channels(back, C)
 
     def _sizes(self, clients: int) -> tuple[int, int, int, int]:
-        """Samples, channels, places and groups, when the channels of all are one sample's."""
+        """Samples, channels, pixels and groups of the tensor with merged channels."""
         samples, channels = self._x.shape[:2]
         return samples, channels, self._x[0, 0].numel(), clients * self._groups
 
 
 def layer_norm(module: nn.LayerNorm, numbers: Sequence[int]) -> LayerNorm:
-    """The layer that does what the module does."""
+    """The stacked layer for a module."""
     return LayerNorm(module.normalized_shape, module.eps, *weight_and_bias(numbers))
 
 
 def group_norm(module: nn.GroupNorm, numbers: Sequence[int]) -> GroupNorm:
-    """The layer that does what the module does."""
+    """The stacked layer for a module."""
     return GroupNorm(module.num_groups, module.eps, *weight_and_bias(numbers))
 
 
 def weight_and_bias(numbers: Sequence[int]) -> tuple[int | None, int | None]:
-    """Their numbers, or None."""
+    """The numbers of a module's weight and bias among all parameters, None for a missing one."""
     weight, bias = [*numbers, None, None][:2]
     return weight, bias

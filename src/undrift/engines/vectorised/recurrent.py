@@ -1,8 +1,9 @@
-"""The LSTM of many clients, with the backward pass through time written out.
+"""`nn.LSTM` for many clients at once, with backpropagation through time written by hand.
 
-A level keeps what its gates are computed of side by side: `[x, h₋, 1]`, the inputs, the state
-before and a one for the bias. So a step in time has one product forwards and two backwards, of
-numbers that are still in the cache, and each step of all clients is one piece of memory.
+Each level (one of the LSTM's stacked layers) keeps the inputs of its gates next to each other in
+memory: z = `[x, h₋, 1]`, i.e. the inputs, the previous state and a one for the bias. So a time
+step needs one matrix product forwards and two backwards, on numbers that are still in the cache,
+and one time step of all clients is one contiguous block of memory.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from undrift.engines.vectorised.draws import Draws
 from undrift.engines.vectorised.layers import Layer, Sink
+from undrift.engines.vectorised.random_masks import RandomMasks
 
 sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
 tanh_backward = torch.ops.aten.tanh_backward.grad_input
@@ -22,7 +23,7 @@ tanh_backward = torch.ops.aten.tanh_backward.grad_input
 
 @dataclass(frozen=True)
 class Weights:
-    """The numbers of the parameters of one level: W, U, and their biases if there are any."""
+    """The numbers of one level's parameters among all: W, U, and their biases if there are any."""
 
     inputs: int
     states: int
@@ -30,7 +31,7 @@ class Weights:
 
 
 class LSTM(Layer):
-    """Levels of LSTM on each other: `[C, B, T, inputs]` to `[C, B, T, H]`."""
+    """A stack of LSTM levels: `[C, B, T, inputs]` to `[C, B, T, H]`."""
 
     trains = True
 
@@ -38,9 +39,9 @@ class LSTM(Layer):
         super().__init__()
         self._levels = [Level(weights) for weights in levels]
         self.last = False
-        """whether only the last output is given, `[C, B, H]`"""
+        """whether the model reads only the last output, `[C, B, H]`; tracing sets it"""
 
-    def forward(self, x: Tensor, parameters: Sequence[Tensor], draws: Draws | None) -> Tensor:
+    def forward(self, x: Tensor, parameters: Sequence[Tensor], masks: RandomMasks | None) -> Tensor:
         x = x.permute(2, 0, 1, 3)
         for level in self._levels:
             x = level.forward(x, parameters)
@@ -50,30 +51,30 @@ class LSTM(Layer):
         if not self.last:
             gradient = gradient.permute(2, 0, 1, 3)
         for level in reversed(self._levels):
-            lowest = self.first and level is self._levels[0]
+            lowest = self.is_first and level is self._levels[0]
             gradient = level.backward(gradient, sink, wanted=not lowest)
-        return gradient if self.first else gradient.permute(1, 2, 0, 3)
+        return gradient if self.is_first else gradient.permute(1, 2, 0, 3)
 
 
 class Level:
-    """One level: i, f, o = σ(…), g = tanh(…), c = f c₋ + i g, h = o tanh(c).
+    """One level: i, f, o = σ(a), g = tanh(a), c = f c₋ + i g, h = o tanh(c).
 
-    What the functions are taken of is W x + U h₋ + b.
+    Here a = W x + U h₋ + b = z V, with V = [Wᵀ; Uᵀ; b]. A minus marks the previous time step.
     """
 
     def __init__(self, weights: Weights):
         self._weights = weights
-        self._room: Room | None = None
+        self._workspace: Workspace | None = None
 
     def forward(self, x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
-        """`[T, C, B, inputs]` to `[T, C, B, H]`, which the next forward pass overwrites."""
+        """`[T, C, B, inputs]` to `[T, C, B, H]`; the next forward pass overwrites the result."""
         self._V = V = self._joined(parameters)
-        if self._room is None or not self._room.fits(x, V):
-            self._room = Room(x, V, bool(self._weights.biases))
-        room = self._room
-        room.x.copy_(x)
-        before: Moment | None = None
-        for now in room.moments:
+        if self._workspace is None or not self._workspace.fits(x, V):
+            self._workspace = Workspace(x, V, bool(self._weights.biases))
+        space = self._workspace
+        space.x.copy_(x)
+        before: TimeStep | None = None
+        for now in space.time_steps:
             torch.bmm(now.z, V, out=now.all)
             now.i_f_o.sigmoid_()
             now.g.tanh_()
@@ -83,57 +84,61 @@ class Level:
             torch.tanh(now.c, out=now.tanh_c)
             torch.mul(now.o, now.tanh_c, out=now.h)
             before = now
-        return room.h
+        return space.h
 
     def backward(self, gradient: Tensor, sink: Sink, wanted: bool) -> Tensor:
-        """The gradient of the inputs, if it is wanted, from that of the outputs.
+        """Give the parameters' gradients to `sink`; return that of the inputs, if `wanted`.
 
-        Where the gradient of the outputs is `[C, B, H]`, it is that of the last one, and those
-        of the others are zero.
+        `gradient` is that of all outputs, `[T, C, B, H]`, or of the last output, `[C, B, H]`, if
+        the others' are zero.
         """
-        assert self._room is not None
-        room, d = self._room, self._room.d
-        inputs, H = room.x.shape[-1], room.h.shape[-1]
+        assert self._workspace is not None
+        space, d = self._workspace, self._workspace.d
+        inputs, H = space.x.shape[-1], space.h.shape[-1]
+        # The rows of V that lead back to x (only if wanted) and to h₋; the bias has no inputs.
         V = self._V[:, 0 if wanted else inputs : inputs + H].transpose(1, 2).contiguous()
         of_all = gradient.ndim == 4
         dh = gradient[-1] if of_all else gradient
-        dc, dV = torch.zeros_like(room.dh), torch.zeros_like(self._V)
-        for t in reversed(range(len(room.moments))):
-            now = room.moments[t]
-            now.backward(dh, dc, room.moments[t - 1] if t else None, d)
+        dc, dV = torch.zeros_like(space.dh), torch.zeros_like(self._V)
+        for t in reversed(range(len(space.time_steps))):
+            now = space.time_steps[t]
+            now.backward(dh, dc, space.time_steps[t - 1] if t else None, d)
             dV.baddbmm_(now.z.transpose(1, 2), d.all)
-            dh = torch.bmm(d.all, V, out=now.dz if wanted else room.dh)[..., -H:]
+            dh = torch.bmm(d.all, V, out=now.dz if wanted else space.dh)[..., -H:]
             if of_all and t:
                 dh.add_(gradient[t - 1])
-        self._part(dV, inputs, H, sink)
-        return room.dx if wanted else gradient
+        self._emit(dV, inputs, H, sink)
+        return space.dx if wanted else gradient
 
     def _joined(self, parameters: Sequence[Tensor]) -> Tensor:
-        """Wᵀ, Uᵀ and b below each other, `[C, inputs + H + 1, 4H]`."""
+        """V: Wᵀ, Uᵀ and b below each other, `[C, inputs + H + 1, 4H]`."""
         numbers = self._weights
         parts = [parameters[numbers.inputs], parameters[numbers.states]]
         if numbers.biases:
             biases = torch.stack([parameters[number] for number in numbers.biases], -1)
             parts.append(biases.sum(-1, keepdim=True))
-        return in_other_order(torch.cat([part.transpose(1, 2) for part in parts], 1))
+        return swap_gate_order(torch.cat([part.transpose(1, 2) for part in parts], 1))
 
-    def _part(self, dV: Tensor, inputs: int, H: int, sink: Sink) -> None:
-        """Give each parameter its part of the gradient."""
-        gradient = in_other_order(dV).transpose(1, 2)
+    def _emit(self, dV: Tensor, inputs: int, H: int, sink: Sink) -> None:
+        """Give each parameter its rows of the gradient of V."""
+        gradient = swap_gate_order(dV).transpose(1, 2)
         sink.plain(self._weights.inputs, gradient[:, :, :inputs])
         sink.plain(self._weights.states, gradient[:, :, inputs : inputs + H])
         for number in self._weights.biases:
             sink.plain(number, gradient[:, :, -1])
 
 
-def in_other_order(gates: Tensor) -> Tensor:
-    """i, f, g, o as i, f, o, g, and back, so that those with σ are side by side."""
+def swap_gate_order(gates: Tensor) -> Tensor:
+    """Swap the last two of four gates: torch's order i, f, g, o to i, f, o, g, and back.
+
+    Then the gates with σ are contiguous, and one call computes them.
+    """
     i, f, g, o = gates.chunk(4, -1)
     return torch.cat([i, f, o, g], -1)
 
 
-class Room:
-    """The memory of a level, kept from batch to batch as long as they have one shape."""
+class Workspace:
+    """The memory of a level, reused from batch to batch while the shape stays the same."""
 
     def __init__(self, x: Tensor, V: Tensor, bias: bool):
         T, C, B, inputs = x.shape
@@ -141,6 +146,8 @@ class Room:
         z = V.new_zeros(T + 1, C, B, V.shape[1])
         if bias:
             z[..., -1] = 1
+        # h of time t is a view of z at time t + 1, so that it need not be copied there. h before
+        # the first time step stays zero.
         self.x, self.h = z[:-1, ..., :inputs], z[1:, ..., inputs : inputs + H]
         gates = V.new_empty(T, C, B, 4 * H)
         c, tanh_c = (V.new_empty(T, C, B, H) for _ in range(2))
@@ -148,18 +155,18 @@ class Room:
         self.dx = dz[..., :inputs]
         self.dh = V.new_empty(C, B, H)
         self.d = Gates(V.new_empty(C, B, 4 * H))
-        self.moments = [
-            Moment(*each) for each in zip(gates, z[:-1], self.h, c, tanh_c, dz, strict=True)
+        self.time_steps = [
+            TimeStep(*each) for each in zip(gates, z[:-1], self.h, c, tanh_c, dz, strict=True)
         ]
 
     def fits(self, x: Tensor, V: Tensor) -> bool:
-        """Whether a batch has the shape that this is for."""
+        """Whether this memory has the shape, dtype and device of a batch."""
         same = self.x.dtype == V.dtype and self.x.device == V.device
         return same and self.x.shape == x.shape
 
 
 class Gates:
-    """i, f, o and g side by side, or their gradients."""
+    """i, f, o and g side by side in one tensor, or their gradients."""
 
     def __init__(self, every: Tensor):
         self.all = every
@@ -167,15 +174,15 @@ class Gates:
         self.i_f_o = every[..., : -self.g.shape[-1]]
 
 
-class Moment(Gates):
-    """What a level remembers of one step in time."""
+class TimeStep(Gates):
+    """What a level stores of one time step."""
 
     def __init__(self, gates: Tensor, z: Tensor, h: Tensor, c: Tensor, tanh_c: Tensor, dz: Tensor):
         super().__init__(gates)
         self.z, self.h, self.c, self.tanh_c, self.dz = z, h, c, tanh_c, dz
 
-    def backward(self, dh: Tensor, dc: Tensor, before: Moment | None, d: Gates) -> None:
-        """Write the gradient of what the gates are functions of, and that of c₋ over `dc`."""
+    def backward(self, dh: Tensor, dc: Tensor, before: TimeStep | None, d: Gates) -> None:
+        """Write the gradient of a into `d`, and replace `dc` by the gradient of c₋."""
         torch.addcmul(self.o, self.h, self.tanh_c, value=-1, out=d.g)  # ∂h/∂c = o − h tanh(c)
         dc.addcmul_(dh, d.g)
         torch.mul(dh, self.tanh_c, out=d.o)
@@ -191,11 +198,11 @@ class Moment(Gates):
 
 
 def lstm(module: nn.LSTM, numbers: Sequence[int]) -> LSTM | str:
-    """The layer that does what the module does, or what is in the way."""
+    """The stacked layer for a module, or the option that prevents it."""
     if not module.batch_first:
         return "has the samples in the second axis (batch_first=False)"
     if module.bidirectional:
-        return "goes in both directions"
+        return "is bidirectional"
     if module.proj_size:
         return "has projections"
     if module.dropout:

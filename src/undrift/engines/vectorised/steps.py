@@ -1,4 +1,9 @@
-"""The steps that many clients take together: what a solver does, for `[C, …]` parameters."""
+"""SGD steps of many clients at once, on parameters `[C, …]`.
+
+A network calls `product` or `plain` of a step with every parameter's gradient, from the last layer
+to the first. `FusedStep` updates the parameter right there; `FullStep` stores all gradients and
+updates at the end, which SGD with momentum or clipping needs.
+"""
 
 from __future__ import annotations
 
@@ -11,74 +16,76 @@ from torch import Tensor
 from undrift.engines.vectorised.layers import Sink
 from undrift.local.solvers import SGD
 
-ALIGNED = 16
-"""The vectors of clients lie so many numbers, or a multiple, apart."""
+ALIGNED_NUMBERS = 16
+"""The vectors of clients begin at multiples of this many numbers: 64 bytes in single precision,
+a cache line."""
 
-Lists = list[Tensor]
-"""A tensor per parameter of the network, `[C, …]` each."""
+ParameterList = list[Tensor]
+"""A tensor for each parameter of the network, `[C, …]`, or `[1, …]` if clients share it."""
 
 
 @dataclass(frozen=True)
-class Terms:
-    """The terms of the local problems besides the data: s·f + ⟨v, x⟩ + (r/2)|x − z|².
+class ProblemTerms:
+    """The local problems without their data: s·f + ⟨v, x⟩ + (r/2)|x − z|².
 
-    Numbers are `[C]` tensors, or floats where all clients have the same; vectors are `[C, …]`, or
-    `[1, …]` where all have the same.
+    Numbers are `[C]` tensors, or floats if all clients have the same; vectors are `[C, …]`, or
+    `[1, …]` if all clients have the same.
     """
 
     scale: Tensor | float
+    """s"""
     weight: Tensor | float
-    """r, zero where there is no centre"""
-    linear: Lists | None
+    """r, zero if there is no center"""
+    linear: ParameterList | None
     """v"""
-    center: Lists | None
+    center: ParameterList | None
     """z"""
-    outside: bool
-    """whether the pull is applied to each step by itself"""
+    pull_outside_momentum: bool
+    """whether r(x − z) is applied beside the momentum instead of entering it"""
 
-    def keep(self, active: int) -> Terms:
-        """Those of the first clients."""
+    def keep(self, active: int) -> ProblemTerms:
+        """The terms of the first `active` clients."""
         return replace(
             self,
-            scale=first(self.scale, active),
-            weight=first(self.weight, active),
-            linear=firsts(self.linear, active),
-            center=firsts(self.center, active),
+            scale=first_numbers(self.scale, active),
+            weight=first_numbers(self.weight, active),
+            linear=first_vectors(self.linear, active),
+            center=first_vectors(self.center, active),
         )
 
 
-def each(value: Tensor | float, like: Tensor) -> Tensor | float:
-    """A client's number, so that it multiplies a parameter `[C, …]`."""
+def broadcastable(value: Tensor | float, like: Tensor) -> Tensor | float:
+    """Numbers of clients `[C]` as `[C, 1, …]`, to be multiplied with a parameter `[C, …]`."""
     return value.view(-1, *[1] * (like.ndim - 1)) if isinstance(value, Tensor) else value
 
 
-def first(value: Tensor | float, active: int) -> Tensor | float:
-    """The numbers of the first clients."""
+def first_numbers(value: Tensor | float, active: int) -> Tensor | float:
+    """The numbers of the first `active` clients."""
     return value[:active] if isinstance(value, Tensor) else value
 
 
-def firsts(lists: Lists | None, active: int) -> Lists | None:
-    """The vectors of the first clients; what all share stays."""
-    if lists is None:
+def first_vectors(vectors: ParameterList | None, active: int) -> ParameterList | None:
+    """The vectors of the first `active` clients; shared ones, `[1, …]`, stay."""
+    if vectors is None:
         return None
-    return [each if len(each) == 1 else each[:active] for each in lists]
+    return [each if len(each) == 1 else each[:active] for each in vectors]
 
 
 def vectors_like(x: Tensor, clients: int) -> Tensor:
-    """Room for a vector of every client, `[C, P]`; each begins where a processor likes it."""
+    """Uninitialised vectors of some clients, `[C, P]`, each aligned for the processor."""
     size = x.shape[-1]
-    padded = -(-size // ALIGNED) * ALIGNED
+    padded = -(-size // ALIGNED_NUMBERS) * ALIGNED_NUMBERS
     return torch.empty(clients, padded, dtype=x.dtype, device=x.device)[:, :size]
 
 
 class Gradients(Sink):
-    """Gradients in memory, one tensor per parameter."""
+    """Stores gradients, one tensor per parameter."""
 
-    def __init__(self, x: Lists):
+    def __init__(self, x: ParameterList):
         self.values = [torch.empty_like(each) for each in x]
 
     def keep(self, active: int) -> None:
-        """Go on with the first clients only."""
+        """Continue with the first `active` clients only."""
         self.values = [each[:active] for each in self.values]
 
     def product(self, number: int, left: Tensor, right: Tensor) -> None:
@@ -89,77 +96,93 @@ class Gradients(Sink):
 
 
 class Step(Sink):
-    """Takes the clients' steps, from the gradients of s·f that a network puts into it.
+    """Takes one step of all clients from the gradients of s·f, and again for every batch.
 
-    The first step goes from where the clients start to `x`, which holds nothing before it.
+    The first step reads from `start` and writes to `x`, whose contents are undefined before. That
+    saves a copy of every client's parameters, since clients usually share their start, `[1, …]`.
     """
 
     rate: float = 0.0
-    """η_s"""
+    """the learning rate η_s of the step; the caller sets it before each step"""
 
-    def __init__(self, x: Lists, start: Lists):
+    def __init__(self, x: ParameterList, start: ParameterList):
         self._x = x
-        self._start: Lists | None = start
+        self._start: ParameterList | None = start
 
-    def take(self) -> None:
-        """All gradients are there: finish the step."""
+    def finish(self) -> None:
+        """Finish the step; every parameter's gradient has been given."""
         self._start = None
 
     def keep(self, active: int) -> None:
-        """Go on with the first clients only."""
+        """Continue with the first `active` clients only."""
         self._x = [each[:active] for each in self._x]
 
 
-class Fused(Step):
-    """Plain SGD in the backward pass: x ← (1 − η(s·λ + r))x − η·s·∇f − η(v − r·z).
+class FusedStep(Step):
+    """Plain SGD inside the backward pass: x ← (1 − η(s·λ + r))x − η·s·∇f − η(v − r·z).
 
-    The gradient of a weight is never in memory.
+    The terms of the local problem are regrouped so that each parameter needs one product with
+    accumulation (`baddbmm`) and at most one addition. A weight's gradient is never stored, which
+    saves writing and reading as many numbers as the model has.
+
+    A layer must compute the gradient of its inputs before it gives its weight's gradient here,
+    since that changes the weight.
     """
 
     def __init__(
-        self, x: Lists, start: Lists, shrink: Tensor | float, constant: Lists | None
+        self,
+        x: ParameterList,
+        start: ParameterList,
+        decay: Tensor | float,
+        constant: ParameterList | None,
     ) -> None:
         super().__init__(x, start)
-        self._shrink = shrink
+        self._decay = decay
         """s·λ + r"""
         self._constant = constant
         """v − r·z"""
 
     def keep(self, active: int) -> None:
         super().keep(active)
-        self._shrink = first(self._shrink, active)
-        self._constant = firsts(self._constant, active)
+        self._decay = first_numbers(self._decay, active)
+        self._constant = first_vectors(self._constant, active)
 
     def product(self, number: int, left: Tensor, right: Tensor) -> None:
-        x, kept = self._begun(number)
-        x.baddbmm_(left, right, beta=kept, alpha=-self.rate)
-        self._tilt(x, number)
+        x, factor = self._started(number)
+        x.baddbmm_(left, right, beta=factor, alpha=-self.rate)
+        self._add_constant(x, number)
 
     def plain(self, number: int, gradient: Tensor) -> None:
-        x, kept = self._begun(number)
-        if kept != 1.0:
-            x.mul_(kept)
+        x, factor = self._started(number)
+        if factor != 1.0:
+            x.mul_(factor)
         x.add_(gradient, alpha=-self.rate)
-        self._tilt(x, number)
+        self._add_constant(x, number)
 
-    def _begun(self, number: int) -> tuple[Tensor, float]:
-        """A parameter before the step, and by what it is to be multiplied: 1 − η(s·λ + r)."""
+    def _started(self, number: int) -> tuple[Tensor, float]:
+        """A parameter before the step, and the factor 1 − η(s·λ + r) still to be applied to it.
+
+        `baddbmm` takes one factor only; if clients have different ones, they are applied here.
+        """
         x = self._x[number]
         if self._start is not None:
             x.copy_(self._start[number])
-        if isinstance(self._shrink, Tensor):  # where clients differ, it is done here
-            return x.mul_(each(1 - self.rate * self._shrink, x)), 1.0
-        return x, 1 - self.rate * self._shrink
+        if isinstance(self._decay, Tensor):
+            return x.mul_(broadcastable(1 - self.rate * self._decay, x)), 1.0
+        return x, 1 - self.rate * self._decay
 
-    def _tilt(self, x: Tensor, number: int) -> None:
+    def _add_constant(self, x: Tensor, number: int) -> None:
         if self._constant is not None:
             x.add_(self._constant[number], alpha=-self.rate)
 
 
-class Stepper(Step):
-    """SGD with all its options, on gradients in memory."""
+class FullStep(Step):
+    """SGD with all its options, on stored gradients.
 
-    def __init__(self, solver: SGD, x: Lists, start: Lists, terms: Terms):
+    The order of operations is that of `SGD.run`, so that results agree with the serial engine.
+    """
+
+    def __init__(self, solver: SGD, x: ParameterList, start: ParameterList, terms: ProblemTerms):
         super().__init__(x, start)
         self._solver = solver
         self._terms = terms
@@ -179,52 +202,55 @@ class Stepper(Step):
     def plain(self, number: int, gradient: Tensor) -> None:
         self._gradients.plain(number, gradient)
 
-    def gradient(self, clients: slice) -> Lists:
-        """∇f of some clients in this step, before it is taken; weight decay is a part of f."""
+    def gradient(self, clients: slice) -> ParameterList:
+        """∇f of some clients before the step is finished; f includes weight decay."""
         found = []
         for x, g in zip(self._start or self._x, self._gradients.values, strict=True):
             x = (x.expand_as(g) if len(x) == 1 else x)[clients]
             scale = self._terms.scale
-            g = g[clients] / each(scale[clients] if isinstance(scale, Tensor) else scale, g)
+            scale = scale[clients] if isinstance(scale, Tensor) else scale
+            g = g[clients] / broadcastable(scale, g)  # the network gave the gradient of s·f
             found.append(g.add_(x, alpha=self._solver.weight_decay))
         return found
 
-    def take(self) -> None:
+    def finish(self) -> None:
         if self._start is not None:
             for x, start in zip(self._x, self._start, strict=True):
                 x.copy_(start)
         t, solver, gradients = self._terms, self._solver, self._gradients.values
         for number, (x, g) in enumerate(zip(self._x, gradients, strict=True)):
             if solver.weight_decay:
-                g.addcmul_(x, _column(t.scale, x), value=solver.weight_decay)
+                g.addcmul_(x, _as_tensor(t.scale, x), value=solver.weight_decay)
             if t.linear is not None:
                 g.add_(t.linear[number])
         if solver.clip is not None:
+            # The norm is that over all parameters, so this needs a loop of its own.
             _clip(gradients, solver.clip)
         for number, (x, g) in enumerate(zip(self._x, gradients, strict=True)):
             pull = None
             if t.center is not None:
-                pull = each(t.weight, x) * (x - t.center[number])
-                if not t.outside:
+                pull = broadcastable(t.weight, x) * (x - t.center[number])
+                if not t.pull_outside_momentum:
                     g.add_(pull)
             if self._momentum is not None:
                 u = self._momentum[number].mul_(solver.momentum).add_(g)
                 g = g.add_(u, alpha=solver.momentum) if solver.nesterov else u
             x.add_(g, alpha=-self.rate)
-            if pull is not None and t.outside:
+            if pull is not None and t.pull_outside_momentum:
                 x.add_(pull, alpha=-self.rate)
-        super().take()
+        super().finish()
 
 
 def _clip(gradients: Sequence[Tensor], most: float) -> None:
-    """Bound the norm of every client's gradient."""
+    """Scale every client's gradient so that its norm is at most `most`, in place."""
     squares = sum(g.flatten(1).square().sum(1) for g in gradients)
     assert isinstance(squares, Tensor)
     factor = (most / squares.sqrt().clamp(min=1e-30)).clamp(max=1.0)
     for g in gradients:
-        g.mul_(each(factor, g))
+        g.mul_(broadcastable(factor, g))
 
 
-def _column(value: Tensor | float, like: Tensor) -> Tensor:
-    found = each(value, like)
+def _as_tensor(value: Tensor | float, like: Tensor) -> Tensor:
+    """Numbers as a tensor that broadcasts with `like`."""
+    found = broadcastable(value, like)
     return found if isinstance(found, Tensor) else like.new_tensor(found)

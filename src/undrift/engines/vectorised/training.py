@@ -1,4 +1,7 @@
-"""Several clients' local work, done at once."""
+"""Local training of several clients at once: the loop over steps.
+
+The engine cuts clients into groups and chunks; `train` runs one chunk on a network.
+"""
 
 from __future__ import annotations
 
@@ -11,42 +14,42 @@ import torch
 from torch import Tensor
 
 from undrift.core.problem import LocalProblem, Number, Work
-from undrift.engines.vectorised.batches import Stream, indices
-from undrift.engines.vectorised.draws import Draws
+from undrift.engines.vectorised.batches import BatchStream, batch_indices
 from undrift.engines.vectorised.networks import Network
+from undrift.engines.vectorised.random_masks import RandomMasks
 from undrift.engines.vectorised.steps import (
-    Fused,
+    FullStep,
+    FusedStep,
     Gradients,
-    Lists,
+    ParameterList,
+    ProblemTerms,
     Step,
-    Stepper,
-    Terms,
     vectors_like,
 )
 from undrift.local.schedules import as_schedule
 from undrift.local.solvers import SGD, ANorm
-from undrift.nets.modules import ModuleLosses
+from undrift.nets.module_losses import ModuleLosses
 
 
 class Group:
-    """Clients with the same solver in the same round, most steps first, before they work.
+    """Clients with the same solver in the same round, those with most steps first.
 
-    What is the same for all of them or can be drawn for all at once is prepared here; they work in
-    chunks, `of(slice)`.
+    It prepares what is the same for all of them, or can be drawn for all at once. They train in
+    chunks, `group.of(slice)`.
 
     Parameters
     ----------
     losses
         the model and the data
     solver
-        how they work
+        the clients' solver
     places
-        where they are in the data
+        the clients' places in the data
     works
-        what each of them does
-    numbers
-        the keys of what the model draws itself, where it draws anything
-    ahead
+        the clients' work
+    keys
+        each client's key for dropout and augmentation, if there are any
+    gatherer
         a thread that gathers the next batches while the present ones are computed with
     """
 
@@ -56,29 +59,29 @@ class Group:
         solver: SGD,
         places: Sequence[int],
         works: Sequence[Work],
-        numbers: Sequence[int] = (),
-        ahead: Executor | None = None,
+        keys: Sequence[int] = (),
+        gatherer: Executor | None = None,
     ):
-        self.ahead = ahead
+        self.gatherer = gatherer
         self.losses, self.solver = losses, solver
-        self.places, self.works, self.numbers = places, works, numbers
-        self.batches = indices(losses.train_part, places, works, solver)
+        self.places, self.works, self.keys = places, works, keys
+        self.indices = batch_indices(losses.train_part, places, works, solver)
         self.rates = Rates(solver, works[0].round)
 
     def of(self, some: slice) -> Group:
-        """Some of them, at work at once."""
+        """Some of the clients, to train at once."""
         found = copy(self)
         found.places, found.works = self.places[some], self.works[some]
-        found.numbers = self.numbers[some]
-        found.batches = self.batches.of(some)
+        found.keys = self.keys[some]
+        found.indices = self.indices.of(some)
         return found
 
-    def stream(self) -> Stream:
-        """Their batches."""
+    def stream(self) -> BatchStream:
+        """The clients' batches."""
         losses = self.losses
-        data, like = losses.train_part, losses.flat.x
-        changes = losses.data.augmentations
-        return Stream(data, self.batches, like, changes, self.numbers, self.ahead)
+        part, like = losses.train_part, losses.flat.x
+        augmentations = losses.data.augmentations
+        return BatchStream(part, self.indices, like, augmentations, self.keys, self.gatherer)
 
     def __len__(self) -> int:
         return len(self.places)
@@ -86,36 +89,45 @@ class Group:
 
 @dataclass(frozen=True)
 class Trained:
-    """Where clients ended, and what it took."""
+    """The clients' final models, and what the method asked for beside them."""
 
     x: Tensor
     """`[C, P]`"""
     evaluations: int
-    """gradients of single samples"""
+    """gradients of single samples that were computed"""
     first_gradient: Tensor | None = None
+    """∇f at the start, over all samples, `[C, P]`"""
     last_gradient: Tensor | None = None
+    """∇f of the last step's batch, `[C, P]`"""
 
 
 def train(network: Network, problem: LocalProblem, group: Group) -> Trained:
-    """Do the work of several clients; `problem` is that of all of them, stacked."""
+    """Train the clients of a chunk; `problem` has the local problems of all of them, stacked.
+
+    The vectors in the result belong to the network, which reuses them for its next chunk unless
+    `network.release_vectors()` is called.
+    """
     losses, solver = group.losses, group.solver
     shapes, clients = losses.flat.shapes, len(group)
 
-    def lists(vectors: Tensor) -> Lists:
-        return network.arranged(split(vectors, shapes))
+    def parameter_list(vectors: Tensor) -> ParameterList:
+        return network.in_memory_order(split(vectors, shapes))
 
     flat = network.vectors(losses.flat.x, clients)
     views = split(flat, shapes)
-    x = network.room(views)
-    start = lists(problem.start)
-    step = _step(network, solver, problem, x, start, lists)
+    x = network.parameter_tensors(views)
+    start = parameter_list(problem.start)
+    step = _step(network, solver, problem, x, start, parameter_list)
     stream = group.stream()
-    draws = Draws(group.numbers, losses.device) if network.draws else None
+    uses_masks = network.uses_random_numbers
+    masks = RandomMasks(group.keys, losses.device) if uses_masks else None
+    # The first batch is computed at the start, which clients may share, `[1, …]`; `x` holds the
+    # parameters only after the first step.
     now = [each.expand(clients, *each.shape[1:]) for each in start]
     first = last = None
     evaluations = stream.evaluations
     if "first_gradient" in problem.ask:
-        first, samples = _full_gradient(network, now, group, draws)
+        first, samples = _full_gradient(network, now, group, masks)
         evaluations += samples
     if "last_gradient" in problem.ask:
         last = vectors_like(flat, clients)
@@ -123,24 +135,26 @@ def train(network: Network, problem: LocalProblem, group: Group) -> Trained:
     active = clients
     for s in range(len(stream)):
         if stream.active[s] < active:
+            # Some clients have finished. They are the last ones, so every tensor is cut short.
             active = stream.active[s]
             step.keep(active)
             now = [each[:active] for each in now]
             scale = scale[:active] if isinstance(scale, Tensor) else scale
-            if draws is not None:
-                draws.keep(active)
+            if masks is not None:
+                masks.keep(active)
         batch = stream.at(s)
-        if draws is not None:
-            draws.sizes = batch.sizes
+        if masks is not None:
+            masks.sizes = batch.sizes
         step.rate = group.rates.at(s)
-        network.backward(now, batch, scale, step, draws)
+        network.backward(now, batch, scale, step, masks)
         if last is not None:
-            assert isinstance(step, Stepper)
+            assert isinstance(step, FullStep)
+            # The clients for whom this is the last step: active now, but not in the next one.
             after = stream.active[s + 1] if s + 1 < len(stream) else 0
-            done = step.gradient(slice(after, active))
-            for own, gradient in zip(split(last[after:active], shapes), done, strict=True):
+            gradients = step.gradient(slice(after, active))
+            for own, gradient in zip(split(last[after:active], shapes), gradients, strict=True):
                 own.copy_(gradient)
-        step.take()
+        step.finish()
         if s == 0:
             now = x if active == clients else [each[:active] for each in x]
     for view, own in zip(views, x, strict=True):
@@ -150,19 +164,20 @@ def train(network: Network, problem: LocalProblem, group: Group) -> Trained:
 
 
 def _full_gradient(
-    network: Network, x: Lists, group: Group, draws: Draws | None
+    network: Network, x: ParameterList, group: Group, masks: RandomMasks | None
 ) -> tuple[Tensor, int]:
-    """∇f of each client at x, weight decay included, and the number of samples in it."""
+    """∇f of each client at x over all its samples, with weight decay, and the samples' number."""
     losses = group.losses
     once = [replace(work, steps=1) for work in group.works]
-    whole = SGD(group.solver.lr, batch_size=None, steps=1)
-    chosen = indices(losses.train_part, group.places, once, whole)
-    stream = Stream(losses.train_part, chosen, losses.flat.x)
+    all_samples = SGD(group.solver.lr, batch_size=None, steps=1)
+    indices = batch_indices(losses.train_part, group.places, once, all_samples)
+    stream = BatchStream(losses.train_part, indices, losses.flat.x)
+    # A forward pass updates BatchNorm's statistics; they are put back, as this is no training.
     batch, before = stream.at(0), network.buffers()
-    if draws is not None:
-        draws.sizes = batch.sizes
+    if masks is not None:
+        masks.sizes = batch.sizes
     gradients = Gradients(x)
-    network.backward(x, batch, 1.0, gradients, draws)
+    network.backward(x, batch, 1.0, gradients, masks)
     network.load_buffers(before)
     found = vectors_like(losses.flat.x, len(group))
     for own, g, at in zip(split(found, losses.flat.shapes), gradients.values, x, strict=True):
@@ -174,40 +189,44 @@ def _step(
     network: Network,
     solver: SGD,
     problem: LocalProblem,
-    x: Lists,
-    start: Lists,
-    lists: Callable[[Tensor], Lists],
+    x: ParameterList,
+    start: ParameterList,
+    parameter_list: Callable[[Tensor], ParameterList],
 ) -> Step:
-    """How the clients step: in the backward pass where the solver is plain."""
+    """The step that suits solver and problem: fused into the backward pass for plain SGD.
+
+    Momentum and clipping need a parameter's whole gradient, and methods that ask for gradients
+    need them stored.
+    """
     v, z, s = problem.linear, problem.center, number(problem.scale)
     r = number(problem.weight) if z is not None else 0.0
     plain = not solver.momentum and solver.clip is None and not problem.ask
-    if not (network.fuses and plain):
-        terms = Terms(
+    if not (network.supports_fused_steps and plain):
+        terms = ProblemTerms(
             s,
             r,
-            None if v is None else lists(v),
-            None if z is None else lists(z),
+            None if v is None else parameter_list(v),
+            None if z is None else parameter_list(z),
             problem.pull_outside_momentum,
         )
-        return Stepper(solver, x, start, terms)
+        return FullStep(solver, x, start, terms)
     constant = v
     if z is not None and not (isinstance(r, float) and r == 0.0):
         own = r[:, None] if isinstance(r, Tensor) else r
         constant = z * -own if v is None else v - own * z
-    shrink = s * solver.weight_decay + r
-    return Fused(x, start, shrink, None if constant is None else lists(constant))
+    decay = s * solver.weight_decay + r
+    return FusedStep(x, start, decay, None if constant is None else parameter_list(constant))
 
 
-def split(vectors: Tensor, shapes: Sequence[torch.Size]) -> Lists:
-    """`[P]` (the same for all) or `[C, P]` as views, `[1, …]` or `[C, …]` each."""
+def split(vectors: Tensor, shapes: Sequence[torch.Size]) -> ParameterList:
+    """Vectors `[P]` (shared) or `[C, P]` as views of each parameter, `[1, …]` or `[C, …]`."""
     rows = vectors[None] if vectors.ndim == 1 else vectors
     parts = rows.split([shape.numel() for shape in shapes], dim=1)
     return [part.view(len(rows), *shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def number(value: Number) -> Tensor | float:
-    """A number per client, `[C]`, or one for all."""
+    """A number of each client, `[C]`, or a float if all clients have the same."""
     if not isinstance(value, Tensor):
         return float(value)
     flat = value.reshape(-1)
@@ -218,18 +237,19 @@ class Rates:
     """The learning rates of a round's steps."""
 
     def __init__(self, solver: SGD, round: int):
-        self._schedule, self._round, self._within = as_schedule(solver.lr), round, solver
+        self._schedule, self._round = as_schedule(solver.lr), round
+        over_steps = solver.step_schedule
+        self._step_schedule = None if over_steps is None else as_schedule(over_steps)
         self._rate = self._schedule.at(round)
 
     def at(self, step: int) -> float:
-        """η_s"""
+        """η_s, the learning rate of a step"""
         rate = self._rate * self._schedule.within(self._round, step)
-        over_steps = self._within.step_schedule
-        return rate if over_steps is None else rate * as_schedule(over_steps).at(step)
+        return rate if self._step_schedule is None else rate * self._step_schedule.at(step)
 
 
 def a_norms(problem: LocalProblem, group: Group) -> list[float]:
-    """‖a‖₁ of each client; it depends on its steps and its pull only."""
+    """‖a‖₁ of each client, which depends only on its number of steps and its pull r."""
     solver, works, rates = group.solver, group.works, group.rates
     r = problem.weight if problem.center is not None else 0.0
     pulls = torch.as_tensor(r, dtype=torch.float64).reshape(-1)

@@ -1,7 +1,6 @@
 """Heterogeneity at a model: gradient dissimilarity, and the gap Γ between minima.
 
-`FederatedData.describe(model)` calls `measure_model` through `undrift.utils.wiring`, because the
-data layer may import neither models nor the formulas of `undrift.theory`.
+`FederatedData.describe(model)` calls `measure_model`: the only import from the data layer upwards.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from undrift.core.losses import objective_weights
 from undrift.data.description import Gradients, MinimaGap
 from undrift.data.federated import FederatedData
-from undrift.nets.modules import ModuleLosses
+from undrift.nets.module_losses import ModuleLosses
 from undrift.theory.heterogeneity import dissimilarity
 from undrift.theory.minima import find_gamma
 from undrift.utils.display import redraws

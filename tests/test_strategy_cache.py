@@ -22,9 +22,9 @@ from choosing import (
     written,
 )
 from test_runs import contents, same
-from undrift.engines import AutoEngine, choices
+from undrift.engines import AutoEngine, strategy_cache
 from undrift.engines.strategies import Strategy
-from undrift.nets.modules import ModuleLosses
+from undrift.nets.module_losses import ModuleLosses
 
 pytestmark = pytest.mark.usefixtures("forgotten")
 
@@ -39,7 +39,7 @@ def test_the_same_again_is_not_timed_and_gives_the_same_bits(rigged, no_timing, 
     no_timing()
     again, others = trained(losses)
     assert torch.equal(first.server.x, again.server.x)
-    choices._known.clear()  # as in another process
+    strategy_cache._known.clear()  # as in another process
     again, others = trained(losses_of(dtype=torch.float32))
     assert torch.equal(first.server.x, again.server.x)
     assert [record.strategy for record in records] == [record.strategy for record in others]
@@ -78,15 +78,15 @@ def test_a_choice_that_cannot_be_used_is_made_anew(content, known, rigged, no_ti
     trained(losses)
     file, _ = written(forgotten)
     file.write_bytes(content)
-    choices._known.clear()
+    strategy_cache._known.clear()
     if known:  # this process may have read it before
-        choices.recall(file.stem)
+        strategy_cache.lookup(file.stem)
     rigged("one by one")
     _, records = trained(losses)
     assert records[-1].strategy.startswith("one by one")
     assert written(forgotten) == (file, Strategy("module", 1, 2))
     no_timing()
-    choices._known.clear()
+    strategy_cache._known.clear()
     assert trained(losses)[1][-1].strategy == records[-1].strategy
 
 
@@ -106,7 +106,7 @@ def test_a_folder_in_the_place_of_a_choice_is_survived(rigged, forgotten):
     file, _ = written(forgotten)
     file.unlink()
     file.mkdir()
-    choices._known.clear()
+    strategy_cache._known.clear()
     assert trained(losses_of())[1][-1].strategy.startswith("stacked")
     assert list(forgotten.iterdir()) == [file]
 
@@ -117,7 +117,7 @@ def test_the_process_that_writes_first_wins(rigged, forgotten, monkeypatch):
     trained(losses)
     file, _ = written(forgotten)
     file.unlink()
-    choices._known.clear()
+    strategy_cache._known.clear()
     other = Strategy("module", 1, 2)
 
     def slower(self, *_):  # while this process is timing, another one is done
@@ -128,14 +128,14 @@ def test_the_process_that_writes_first_wins(rigged, forgotten, monkeypatch):
     _, records = trained(losses)
     assert records[-1].strategy == described(other, losses)
     assert written(forgotten) == (file, other)
-    assert choices.recall(file.stem) == other
+    assert strategy_cache.lookup(file.stem) == other
 
 
 def test_other_questions_have_other_answers():
     losses, small = losses_of(), ModuleLosses(ud.models.logistic(60, 10).double(), DATA)
     limits = 2, 1000, None
     names = [
-        choices.question(*facts)
+        strategy_cache.cache_key(*facts)
         for facts in (
             (losses, LOCAL, 7, limits),
             (small, LOCAL, 7, limits),
@@ -149,7 +149,7 @@ def test_other_questions_have_other_answers():
         )
     ]
     assert len(set(names)) == len(names)
-    assert choices.question(losses_of(), replace(LOCAL, lr=0.2), 7, limits) == names[0]
+    assert strategy_cache.cache_key(losses_of(), replace(LOCAL, lr=0.2), 7, limits) == names[0]
 
 
 # Runs that are kept
@@ -177,10 +177,10 @@ def test_a_resumed_run_goes_on_as_it_began(winner, later, rigged, no_timing, for
     whole, half = tmp_path / "whole", tmp_path / "half"
     kept_runs.run(whole, **SETTING)
     shutil.rmtree(forgotten)
-    choices._known.clear()
+    strategy_cache._known.clear()
     cut_short(half)
     shutil.rmtree(forgotten)
-    choices._known.clear()
+    strategy_cache._known.clear()
     rigged(later)
     no_timing()
     kept_runs.run(half, **SETTING)

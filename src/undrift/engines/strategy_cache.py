@@ -1,7 +1,7 @@
-"""Which strategy was chosen for what, remembered in the user's cache.
+"""Remembers in the user's cache folder which strategy `AutoEngine` chose.
 
-Strategies differ in the last bits of what they compute. Whoever runs the same experiment again on
-the same machine gets the same bits, since the choice is made once.
+Strategies differ in the last bits of their results, and the choice depends on measured times.
+Since it is made once, the same experiment gives the same bits again on the same machine.
 """
 
 from __future__ import annotations
@@ -20,26 +20,27 @@ from typing import Any
 import torch
 from platformdirs import user_cache_path
 
-from undrift.engines.strategies import Strategy, described
+from undrift.engines.strategies import Strategy
 from undrift.local.solvers import SGD, Local
-from undrift.nets.modules import ModuleLosses
+from undrift.nets.module_losses import ModuleLosses
 
 _known: dict[str, Strategy] = {}
-"""Those of this process, for machines on which nothing can be written."""
+"""The choices this process knows, for machines whose cache folder cannot be written."""
 
 
-def question(losses: ModuleLosses, local: Local, clients: int, options: Any) -> str:
-    """A name for machine, model and shapes: the same question has the same answer."""
+def cache_key(losses: ModuleLosses, local: Local, clients: int, options: Any) -> str:
+    """A name that depends on the machine, the model and all shapes, and on nothing else."""
     solver = local.of(losses.ids[0])
     part = losses.train_part
     facts = (
         _machine(),
-        described(losses.device),
+        _device_name(losses.device),
         re.sub(" at 0x[0-9a-f]+", "", repr(losses.flat.module)),
         [list(shape) for shape in losses.flat.shapes],
-        (losses.flat.names, sorted(losses.moving)),  # what is frozen or rests is not in its repr
+        # Frozen parameters and parts in evaluation mode do not show in the module's repr.
+        (losses.flat.names, sorted(losses.changing_buffers)),
         str(losses.flat.x.dtype),
-        getattr(losses.task.loss, "__qualname__", "loss"),
+        getattr(losses.criterion.loss, "__qualname__", "loss"),
         (list(part.x.shape[1:]), str(part.x.dtype), list(part.y.shape[1:])),
         (solver.batch_size, solver.momentum > 0, solver.clip is not None)
         if isinstance(solver, SGD)
@@ -50,18 +51,19 @@ def question(losses: ModuleLosses, local: Local, clients: int, options: Any) -> 
     return blake2b(repr(facts).encode(), digest_size=16).hexdigest()
 
 
-def recall(name: str) -> Strategy | None:
-    """What was chosen before, or None."""
+def lookup(name: str) -> Strategy | None:
+    """The strategy that was chosen before, or None."""
     found = _known.get(name) or _read(name)
     if found is not None:
         _known[name] = found
     return found
 
 
-def remember(name: str, strategy: Strategy, candidates: Collection[Strategy]) -> Strategy:
-    """Write a choice down; gives the one that holds, if another process was faster.
+def store(name: str, strategy: Strategy, candidates: Collection[Strategy]) -> Strategy:
+    """Store a choice and return the one that holds.
 
-    What is there already, but is damaged or none of the candidates, is written anew.
+    If another process stored one first, that one holds: both processes then compute the same
+    bits. A stored choice that is damaged, or not among the candidates, is replaced.
     """
     file = _file(name)
     try:
@@ -69,7 +71,7 @@ def remember(name: str, strategy: Strategy, candidates: Collection[Strategy]) ->
         with NamedTemporaryFile("w", dir=file.parent, encoding="utf-8", delete=False) as partial:
             json.dump(strategy.as_dict(), partial)
         try:
-            os.link(partial.name, file)  # unlike a move, this does not replace what is there
+            os.link(partial.name, file)  # unlike a rename, a link never replaces a file
         except FileExistsError:
             earlier = _read(name)
             if earlier is not None and earlier in candidates:
@@ -79,7 +81,7 @@ def remember(name: str, strategy: Strategy, candidates: Collection[Strategy]) ->
         finally:
             Path(partial.name).unlink(missing_ok=True)
     except OSError:
-        pass  # a cache that cannot be written is no reason to stop
+        pass  # a cache that cannot be written must not stop a run
     _known[name] = strategy
     return strategy
 
@@ -95,9 +97,14 @@ def _file(name: str) -> Path:
     return user_cache_path("undrift", appauthor=False) / "strategies" / f"{name}.json"
 
 
+def _device_name(device: torch.device) -> str:
+    """The GPU's model name, since speeds differ between models, or the device's type."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
 @cache
 def _machine() -> tuple[str, ...]:
-    """The processor and the libraries that compute on it."""
+    """The processor, and the version of torch that computes on it."""
     model = platform.processor()
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()

@@ -1,0 +1,97 @@
+"""Checks on a few samples that a network computes the gradients of the serial engine.
+
+`strategies.candidates` drops every strategy whose network fails this check.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from undrift.engines.vectorised.batches import Batch
+from undrift.engines.vectorised.networks import Network
+from undrift.engines.vectorised.random_masks import RandomMasks
+from undrift.engines.vectorised.steps import Gradients
+from undrift.engines.vectorised.training import split
+from undrift.nets.module_losses import ModuleLoss, ModuleLosses
+from undrift.utils.errors import first_line
+from undrift.utils.keys import generator
+from undrift.utils.threads import one_thread
+
+SIZES = (3, 2)
+"""Numbers of samples of the two made-up clients. They differ, so that one batch is padded."""
+NOISE = 0.1
+"""Standard deviation of the noise on the initial parameters: a layer that starts at zero would
+hide the gradients of the layers before it."""
+ROUNDING = 30
+"""Gradients whose relative difference is below this many times √ε count as equal."""
+
+
+class GradientCheck:
+    """The gradients of a few samples as the serial engine computes them, to compare with.
+
+    A model may do what a network does not reproduce: change in place a tensor that is needed
+    elsewhere, mix the samples of a batch, or use random numbers in memory order. Then the
+    gradients differ, and the network must not be used.
+    """
+
+    def __init__(self, losses: ModuleLosses):
+        self._losses = losses
+        part, flat = losses.train_part, losses.flat
+        positions = torch.linspace(0, len(part) - 1, sum(SIZES)).long().to(part.rows.device)
+        rows = part.rows[positions]
+        self._x, self._y = part.x[rows], part.y[rows]
+        noise = generator(0, "check").standard_normal(len(flat.x))
+        self._parameters = flat.x + NOISE * torch.from_numpy(noise).to(flat.x)
+        self._expected = [self._serial_gradient(k) for k in range(len(SIZES))]
+
+    def failure(self, network: Network, at_once: bool) -> str | None:
+        """Why a network cannot replace the serial engine, or None if it can.
+
+        `at_once` is whether the network computes both clients in one chunk.
+        """
+        clients = range(len(SIZES))
+        groups = [list(clients)] if at_once else [[k] for k in clients]
+        try:
+            with torch.no_grad(), one_thread():
+                found = [g for group in groups for g in self._gradients(network, group)]
+        except Exception as error:  # any error of the model or of torch
+            return f"the model fails under this strategy: {first_line(error)}"
+        same = zip(found, self._expected, strict=True)
+        if all(_close(g, expected) for g, expected in same):
+            return None
+        return "its gradients differ from the serial engine's"
+
+    def _rows(self, k: int) -> slice:
+        first = sum(SIZES[:k])
+        return slice(first, first + SIZES[k])
+
+    def _serial_gradient(self, k: int) -> Tensor:
+        losses, rows = self._losses, self._rows(k)
+        with one_thread(), losses.training(0, losses.initial_buffers(), number=k) as own:
+            assert isinstance(own, ModuleLoss)
+            samples = own.on_samples(self._x[rows], self._y[rows])
+            return samples.full_gradient(self._parameters).clone()
+
+    def _gradients(self, network: Network, clients: list[int]) -> list[Tensor]:
+        flat, device = self._losses.flat, self._losses.device
+        sizes, width = [SIZES[k] for k in clients], max(SIZES)
+        # Padding is a sample of the other client: a network that counts it fails the check.
+        taken = [[(self._rows(k).start + i) % len(self._x) for i in range(width)] for k in clients]
+        rows = torch.tensor(taken, device=device)
+        weights = torch.tensor([[(i < n) / n for i in range(width)] for n in sizes]).to(flat.x)
+        batch = Batch(self._x[rows], self._y[rows], sizes, weights)
+        parameters = split(self._parameters.repeat(len(clients), 1), flat.shapes)
+        parameters = network.in_memory_order(parameters)
+        masks = RandomMasks(clients, device) if network.uses_random_numbers else None
+        if masks is not None:
+            masks.sizes = sizes
+        sink = Gradients(parameters)
+        network.load_buffers(self._losses.initial_buffers())
+        network.backward(parameters, batch, 1.0, sink, masks)
+        return list(torch.cat([g.reshape(len(clients), -1) for g in sink.values], dim=1))
+
+
+def _close(found: Tensor, expected: Tensor) -> bool:
+    allowed = ROUNDING * torch.finfo(found.dtype).eps ** 0.5 * expected.norm()
+    return bool((found - expected).norm() <= allowed + torch.finfo(found.dtype).eps)
