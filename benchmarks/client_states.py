@@ -1,11 +1,11 @@
-"""Does memory stay bounded, and is the store no larger than the states in it?
+"""Measure the memory and the size of the store of a run with many client states.
 
-FedDyn's state of a 178 110-parameter model for 100 000 clients, beside FedAvg, which has none:
+FedDyn keeps a 178 110-parameter state for each of 100 000 clients; FedAvg keeps none:
 
     python benchmarks/client_states.py [--clients 100000] [--cohort 100] [--rounds 200]
 
-Prints the growth of anonymous memory (RssAnon) of both, their difference, and the size of the
-store against the states of the clients seen. Needs some 13 GB of disk for the full size.
+Prints the growth of anonymous memory (RssAnon) of both, their difference, and the size of the store
+relative to the states of the clients seen. The full size needs about 13 GB of disk.
 """
 
 import argparse
@@ -23,8 +23,8 @@ from undrift.runs.plan import Plan
 from undrift.runs.storage import FolderStorage
 
 
-def anonymous() -> float:
-    """Megabytes of memory that no file stands behind."""
+def anonymous_mb() -> float:
+    """Return the anonymous memory of this process (not backed by files) in MB."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon"):
             return int(line.split()[1]) / 1000
@@ -32,10 +32,10 @@ def anonymous() -> float:
 
 
 def measure(method, arguments, folder, results):
-    """Run a method in this process, and see how memory grows from the first record to the end."""
+    """Run a method in this process and report its memory after the first record and at its peak."""
     n = 2 * arguments.clients
     y = torch.arange(n) % 10
-    x = torch.zeros(n, 784)  # one page of zeros, mapped many times: the data cost next to nothing
+    x = torch.zeros(n, 784)  # zero pages are shared: the data take almost no memory
     data = ud.data.FederatedData.from_arrays(x, y, clients=arguments.clients)
     seen = []
 
@@ -44,7 +44,7 @@ def measure(method, arguments, folder, results):
             pass
 
         def show(self, label, seed, record):
-            seen.append(anonymous())
+            seen.append(anonymous_mb())
 
         def end(self, label, seed, status, reason):
             pass

@@ -1,10 +1,9 @@
-"""How fast the virtual clock is by itself, without any training: events per second.
+"""Measure the speed of the virtual clock without any training, in events per second.
 
     python benchmarks/clock.py [--clients 100000] [--events 1000000] [--json]
 
-An event is a client that sets out and comes back; seconds are those of the processor.
-Asynchronous: one after another in the order of virtual time. In rounds: all clients of a cohort
-together.
+An event is the trip of one client. Times are CPU seconds. Asynchronous: trips one after the other
+in the order of virtual time. In rounds: all clients of a cohort together.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ KINDS = {
         jitter=0.3,
         dropout=0.05,
     ),
-    "… and away at times": Devices(
+    "… and unavailable at times": Devices(
         speed=LogNormal(10, 0.8),
         down=LogNormal(1e6, 1),
         up=LogNormal(3e5, 1),
@@ -47,7 +46,7 @@ KINDS = {
 
 
 def everyone(fleet: Fleet, events: int) -> int:
-    """Every client at work at once, each starting again when it is back."""
+    """Keep every client at work; each starts again when it is back."""
     flights = Flights(fleet, fleet.reading(BYTES), fleet.sending(BYTES))
     for k in range(len(fleet)):
         if flights.is_available(k):
@@ -65,7 +64,7 @@ def everyone(fleet: Fleet, events: int) -> int:
 
 
 def some(fleet: Fleet, events: int) -> int:
-    """A hundredth of the clients at work at once, drawn anew each time."""
+    """Keep a hundredth of the clients at work, drawn at random each time."""
     flights = Flights(fleet, fleet.reading(BYTES), fleet.sending(BYTES))
     for _ in range(len(fleet) // 100):
         k = flights.pick()
@@ -81,7 +80,7 @@ def some(fleet: Fleet, events: int) -> int:
 
 
 def rounds(fleet: Fleet, events: int) -> int:
-    """Rounds of all clients that are there, of which the first half to respond is used."""
+    """Do rounds with all available clients, of which the first half to respond is used."""
     now, done, number = 0.0, 0, 0
     reading, sending = fleet.reading(BYTES), fleet.sending(BYTES)
     while done < events:
@@ -102,7 +101,7 @@ WAYS: dict[str, Callable[[Fleet, int], int]] = {
 
 
 def main() -> None:
-    """Time every way on every kind of devices."""
+    """Time every kind of training on every kind of devices."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--clients", type=int, default=100_000)
     parser.add_argument("--events", type=int, default=1_000_000)

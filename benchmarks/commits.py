@@ -1,6 +1,6 @@
-"""What committing a round costs, as a share of the round, on the MNIST MLP (784-200-100-10).
+"""Measure the cost of committing a round, as a share of the round, on the MNIST MLP.
 
-100 clients of 600 samples, 10 in a round, one epoch with batches of 50:
+A 784-200-100-10 network, 100 clients of 600 samples, 10 in a round, one epoch with batches of 50:
 
     python benchmarks/commits.py [--rounds 12]
 """

@@ -1,4 +1,4 @@
-"""The guide's pages as tests read them: blocks of code, commands and links."""
+"""Parses the guide's pages for tests: blocks of code, commands and links."""
 
 import re
 import shlex
@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 SHELL = ("", "sh", "bash", "console")
-"""The languages of blocks whose lines are commands."""
+"""Languages of blocks whose lines are shell commands."""
 BLOCK = re.compile(
     r"^```(?P<language>\w*)(?P<more>[^\n]*)\n(?P<code>.*?)^```$"
     r"|(?<=\n\n)(?P<indented>(?:    [^\n]*\n)+)",
@@ -19,14 +19,14 @@ BLOCK = re.compile(
 
 @dataclass(frozen=True)
 class Block:
-    """A block of code: its language, the file it stands for if it names one, and the text."""
+    """A block of code: its language, the file that its title names, and its text."""
 
     language: str
     file: str
     code: str
 
     def commands(self):
-        """The words of every line that calls undrift, if this is a block of commands."""
+        """Yield the words of every line that calls undrift, if this is a block of commands."""
         if self.language not in SHELL:
             return
         whole = self.code.replace("\\\n", " ")
@@ -37,12 +37,12 @@ class Block:
 
 
 def named(page):
-    """A page as it is called in the names of tests."""
+    """Return the name of a page in test ids."""
     return page.relative_to(ROOT).as_posix()
 
 
 def blocks(page):
-    """The blocks of a page, in their order."""
+    """Return the blocks of a page, in order."""
     found = []
     for each in BLOCK.finditer(page.read_text(encoding="utf-8")):
         if each["indented"]:
@@ -56,24 +56,24 @@ def blocks(page):
 
 
 def prose(page):
-    """A page without its blocks of code."""
+    """Return the text of a page without its blocks of code."""
     return BLOCK.sub("", page.read_text(encoding="utf-8"))
 
 
 def mentions(page):
-    """The words of every command of undrift that the prose names in passing."""
+    """Yield the words of every undrift command in the prose."""
     for each in re.findall(r"`(undrift [^`]+)`", prose(page)):
         first = re.split(r"[;>|]", " ".join(each.split()))[0]
         yield [word for word in shlex.split(first)[1:] if word != "…"]
 
 
 def links(page):
-    """Where the links and pictures of a page lead."""
+    """Return the targets of the links and images of a page."""
     text = re.sub(r"`[^`]*`", "", prose(page))
     return re.findall(r"\]\(([^)\s]+)\)", text)
 
 
 def anchors(page):
-    """The anchors of a page's headings, as GitHub and MkDocs name them."""
+    """Return the anchors of a page's headings, as GitHub and MkDocs name them."""
     heads = re.findall(r"^#+ (.*)$", prose(page), flags=re.MULTILINE)
     return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}

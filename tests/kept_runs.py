@@ -1,4 +1,4 @@
-"""A small plan for the tests of runs that are kept, killed and resumed."""
+"""A small plan for tests of runs that are stored, killed and resumed."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from undrift.runs.store import Store
 
 
 def plan(rounds=8, seeds=(0,), methods=None, **changed):
-    """Methods with and without client state, in rounds and asynchronous, on devices that fail."""
+    """Return a plan of methods with and without client state, synchronous and asynchronous."""
     methods = methods or {
         "FedAvg": ud.FedAvg(),
         "SCAFFOLD": ud.SCAFFOLD(),
@@ -22,7 +22,7 @@ def plan(rounds=8, seeds=(0,), methods=None, **changed):
         "AsyncFedDR": ud.AsyncFedDR(eta=0.5, alpha=0.3),
         "FedBuff": ud.FedBuff(buffer=3),
     }
-    if "FedBuff" in methods:  # older replies are waited for, so that some are held back
+    if "FedBuff" in methods:  # the server waits for stale replies, so some are held back
         changed = {"paces": {"AsyncFedDR": ud.AsTheyArrive(max_delay=3)}, **changed}
     data = changed.pop("data", None) or ud.data.synthetic(1, 1, clients=12, seed=0, most=60)
     model = changed.pop("model", None) or (
@@ -49,7 +49,7 @@ def plan(rounds=8, seeds=(0,), methods=None, **changed):
 
 
 def run(folder, rounds=8, kill=None, **changed):
-    """Do the plan in this process; `kill` = (n, moment) ends it by SIGKILL at the n-th write."""
+    """Execute the plan here; `kill` = (n, moment) ends the process by SIGKILL at the n-th write."""
     if kill is not None:
         _kill_in_write(*kill)
     return execute(plan(rounds, **changed), FolderStorage(Path(folder), memory=0.05))

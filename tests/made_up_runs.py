@@ -1,4 +1,4 @@
-"""Folders of runs that never were, for the tests of the report."""
+"""Run folders with made-up records, for the tests of the report."""
 
 import csv
 import io
@@ -12,12 +12,12 @@ from undrift.core.records import Record
 
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 40 20"><circle r="9" cx="20"/></svg>'
 P = 1000  # parameters of the model
-# How fast a method's loss falls, and how many vectors it sends down and up.
+# Rounds in which a method's loss falls by e, and the vectors it sends down and up.
 METHODS = {"FedAvg": (30, 1, 1), "SCAFFOLD": (12, 2, 2), "FedDyn": (9, 1, 1)}
 
 
 def records(rng, rounds, speed, down=1, up=1, clients=100, cohort=10, every=1, clock=True):
-    """Records of a run that never was: losses fall, accuracies rise, with noise."""
+    """Return made-up records: losses fall, accuracies rise, with noise."""
     found = []
     for t in range(rounds + 1):
         record = Record(round=t)
@@ -53,7 +53,7 @@ def records(rng, rounds, speed, down=1, up=1, clients=100, cohort=10, every=1, c
 def write_run(folder, label, seed, lines, status="finished", reason=None, name=None, rounds=None):
     place = folder / re.sub(r"[^A-Za-z0-9.-]+", "-", label) / f"seed-{seed}"
     place.mkdir(parents=True)
-    said = {
+    state = {
         "label": label,
         "method": f"{name or label}()",
         "name": name or label,
@@ -64,7 +64,7 @@ def write_run(folder, label, seed, lines, status="finished", reason=None, name=N
         "reason": reason,
         "parameters": P,
     }
-    (place / "run.json").write_text(json.dumps(said))
+    (place / "run.json").write_text(json.dumps(state))
     (place / "records.jsonl").write_text("".join(r.to_json() + "\n" for r in lines))
     return place
 
@@ -89,7 +89,7 @@ def csv_rows(text):
 
 
 def make(folder, methods=METHODS, seeds=(0, 1, 2), rounds=60, target=None, **options):
-    """A run folder of every method and seed; methods of one seed have the same cohorts."""
+    """Write a run folder of every method and seed; methods of one seed have the same cohorts."""
     write_folder(folder, methods, target=target)
     for label, (speed, down, up) in methods.items():
         for seed in seeds:
@@ -100,7 +100,7 @@ def make(folder, methods=METHODS, seeds=(0, 1, 2), rounds=60, target=None, **opt
 
 
 def by_hand(folder, label, level):
-    """Rounds, bytes and whether the level was reached, of every seed, from the files alone."""
+    """Return rounds, bytes and whether the level was reached, per seed, from the files alone."""
     found = []
     for path in sorted((folder / label).glob("seed-*/records.jsonl")):
         sent = 0
@@ -133,6 +133,6 @@ def evil(tmp_path):
 
 
 def ten_methods(folder):
-    """Ten methods with a thousand rounds."""
+    """Write a folder of ten methods with a thousand rounds."""
     methods = {f"Method {k}": (20 + 30 * k, 1 + k % 2, 1 + k % 2) for k in range(10)}
     return make(folder, methods, seeds=(0,), rounds=1000)

@@ -257,9 +257,9 @@ def test_every_part_of_a_round_is_clocked_and_functions_are_restored(engine, nam
 @pytest.mark.parametrize("engine", ["auto", "vectorised", "serial"])
 def test_a_profile_adds_up(engine):
     found = take_profile(small("W1"), "FedDyn", engine, 2, repeats=1)
-    told = found.as_dict()
-    assert told["engine"] == engine and told["strategy"] == found.strategy != ""
-    assert told["busy_seconds"] == pytest.approx(sum(told["seconds"].values()))
+    fields = found.as_dict()
+    assert fields["engine"] == engine and fields["strategy"] == found.strategy != ""
+    assert fields["busy_seconds"] == pytest.approx(sum(fields["seconds"].values()))
     whole = found.threads * found.clocked_seconds
     assert found.idle_seconds == pytest.approx(max(0, whole - found.busy_seconds))
     assert found.threads == 1 or engine != "serial"
@@ -349,7 +349,7 @@ def test_other_measurements_print_json_and_a_table(mode, keys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["W9"], "A workload is 'W9', but must be one of 'W1'"),
         (["--method", "FedAvgg"], "did you mean 'FedAvg'?"),
@@ -360,18 +360,18 @@ def test_other_measurements_print_json_and_a_table(mode, keys, tmp_path):
         (["W1", "--population", "9"], "The cohort has 30 clients, but there are only 9"),
     ],
 )
-def test_impossible_measurements_are_rejected_with_one_sentence(arguments, said, tmp_path):
+def test_impossible_measurements_are_rejected_with_one_sentence(arguments, message, tmp_path):
     done = called("bench", *arguments, cwd=tmp_path)
     assert done.returncode == 2
-    assert said in " ".join(done.stderr.split())
+    assert message in " ".join(done.stderr.split())
 
 
 def test_help_teaches(tmp_path):
     done = called("bench", "--help", cwd=tmp_path)
     assert done.returncode == 0
-    said = " ".join(done.stdout.split())
+    printed = " ".join(done.stdout.split())
     for word in ("undrift bench W1 W2", "--scaling", "--profile", "--unequal", "bare loop"):
-        assert word in said
+        assert word in printed
 
 
 def test_the_page_of_the_guide_shows_what_was_measured():

@@ -1,15 +1,14 @@
-"""README and guide: code runs, commands exist, links lead somewhere, and the site builds.
+"""README and guide: code runs, commands exist, links resolve, and the site builds.
 
-The blocks of a page are taken in their order, in one folder and one namespace, as a reader does who
-types them. Python is run. A block with a title such as ```toml title="exp.toml" is a file, and is
-written there. Other TOML is part of an experiment file, and must be accepted as such.
+The blocks of a page are executed in order, in one folder and one namespace, like a reader who types
+them. Python is run. A block with a title such as ```toml title="exp.toml" is written to that file.
+Other TOML is part of an experiment file and must be accepted as such.
 
-Of the lines that begin with `undrift` those are run that take a second or two and find what they
-read: init, list, show, schema; inspect, advise, run, resume, report and verify on files that
-the page itself made. All others are parsed, so that their command and options exist. They need
-minutes (demo, bench, sweep, reproduce, verify for all methods), data to download, servers or a
-cluster, and have tests of their own: test_demo, test_bench, test_sweep, test_reproduce,
-test_deploy, test_ray.
+Of the lines that begin with `undrift`, those that take a second or two and find their files are
+run: init, list, show, schema; inspect, advise, run, resume, report and verify on files that the
+page itself wrote. All others are only parsed, so that their command and options exist. They need
+minutes (demo, bench, sweep, reproduce, verify for all methods), downloads, servers or a cluster,
+and have their own tests: test_demo, test_bench, test_sweep, test_reproduce, test_deploy, test_ray.
 """
 
 import os
@@ -40,7 +39,7 @@ MINIMAL = {
     "local": {"lr": 0.1},
     "method": [{"name": "FedDyn"}],
 }
-"""What a part of an experiment file is put into."""
+"""The experiment that a part of a file is merged into."""
 
 
 def is_run(words):
@@ -59,7 +58,7 @@ def is_run(words):
 
 
 def chosen(words):
-    """The command that some words name, and its arguments."""
+    """Return the command that some words name, and its arguments."""
     command = UNDRIFT
     while words and hasattr(command, "commands"):
         name, *words = words
@@ -69,7 +68,7 @@ def chosen(words):
 
 
 def parse(words):
-    """Refuse a command or an option that does not exist, or an argument that is missing."""
+    """Fail if a command or an option does not exist, or an argument is missing."""
     if words[0] not in ("--version", "--help"):
         command, arguments = chosen(words)
         command.make_context(words[0], arguments)
@@ -78,7 +77,7 @@ def parse(words):
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_what_a_page_says_can_be_done(page, tmp_path, monkeypatch, rigged):
     monkeypatch.chdir(tmp_path)
-    rigged("stacked")  # which way is the fastest is not the question here, and takes a second each
+    rigged("stacked")  # choosing an engine would take a second each time
     monkeypatch.setenv("WANDB_MODE", "offline")
     namespace = {"__name__": "page"}
     for block in blocks(page):
@@ -106,7 +105,7 @@ def test_the_commands_that_a_page_mentions_exist(page):
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "experiment-keys.md"])
 def test_parts_of_experiment_files_are_accepted(page, tmp_path):
-    # Those of the page of all keys are the examples of `undrift show`, which test_teaching checks.
+    # The page of all keys has the examples of `undrift show`, which test_teaching checks.
     parts = [block for block in blocks(page) if block.language == "toml" and not block.file]
     for block in blocks(page):
         if block.file.endswith(".py"):
@@ -119,14 +118,14 @@ def test_parts_of_experiment_files_are_accepted(page, tmp_path):
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_links_between_sources_lead_somewhere(page):
-    """Also for those who read the pages where the code is, and not as a site."""
+    """Links must also work in the repository, not only on the site."""
     for link in links(page):
         if "://" in link or link.startswith("mailto:"):
             continue
         path, _, anchor = link.partition("#")
         target = (page.parent / path) if path else page
         assert target.exists(), link
-        if anchor and "api" not in target.parts:  # its anchors are made with the site
+        if anchor and "api" not in target.parts:  # its anchors exist only on the site
             assert anchor in anchors(target), link
 
 
@@ -136,11 +135,11 @@ def test_pages_from_declarations_are_current():
         ("commands.md", commands_page(), "tools.pages.commands"),
     ):
         written = (DOCS / name).read_text(encoding="utf-8")
-        assert written == text, f"write it anew: python -m {module} docs/{name}"
+        assert written == text, f"refresh it: python -m {module} docs/{name}"
 
 
 class Page(HTMLParser):
-    """A built page: its anchors, where it leads, and what a browser fetches with it."""
+    """A page of the site: its anchors, its links, and what a browser loads with it."""
 
     def __init__(self, path):
         super().__init__()
@@ -165,7 +164,7 @@ def test_the_site_builds_without_warnings_and_without_the_network(tmp_path):
     done = subprocess.run(
         [sys.executable, *build],
         cwd=ROOT,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},  # about the future of MkDocs
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},  # hides a notice about the future of MkDocs
         capture_output=True,
         text=True,
         check=False,
@@ -174,7 +173,7 @@ def test_the_site_builds_without_warnings_and_without_the_network(tmp_path):
     pages = {path: Page(path) for path in tmp_path.rglob("*.html")}
     assert len(pages) > len(PAGES) - 1
     for path, page in pages.items():
-        if path.name == "404.html":  # it does not know from where it is shown
+        if path.name == "404.html":  # its links depend on the address it is served from
             continue
         for link in page.fetched:
             assert not urlsplit(link).netloc, (path, link)

@@ -41,8 +41,8 @@ name = "serial"
 
 
 def made_up(reproduce=lambda lab: Findings(), **own):
-    told = {"shows": "Figure 0", "about": "Made up.", "cost": "nothing", "quick_is": "nothing."}
-    return Reproduction("fedavg-made-up", "FedAvg", reproduce=reproduce, **told, **own)
+    required = {"shows": "Figure 0", "about": "Made up.", "cost": "nothing", "quick_is": "nothing."}
+    return Reproduction("fedavg-made-up", "FedAvg", reproduce=reproduce, **required, **own)
 
 
 @pytest.fixture
@@ -108,9 +108,9 @@ def test_a_kept_value_is_computed_once(folder):
 @pytest.mark.parametrize("file", ["kept/a-curve.json", "done.json"])
 def test_damaged_files_are_named_in_one_sentence(folder, file):
     Lab(made_up(), folder).keep("a curve", lambda: 1)
-    for text, said in (("{}", "remove the file"), ('{"va', "cannot be read")):
+    for text, message in (("{}", "remove the file"), ('{"va', "cannot be read")):
         (folder / file).write_text(text)
-        with pytest.raises(UndriftError, match=said):
+        with pytest.raises(UndriftError, match=message):
             Lab(made_up(), folder).keep("a curve", lambda: 1)
 
 
@@ -159,14 +159,14 @@ def test_findings_are_in_the_page_the_json_and_the_guide(folder, file, monkeypat
     monkeypatch.setattr(reproducing, "find", lambda name: reproduction)
     reproducing.reproduce("fedavg-made-up", folder)
     page = (folder / "report.html").read_text()
-    for told in (
+    for words in (
         "a &lt; b &amp; c",
         "undecided",
         "Mind this.",
         "32 ± 2.8",
         "not published",
     ):
-        assert told in page
+        assert words in page
     assert "data:image/png" in page and "<FedDyn>" not in page and 'href="runs.html"' in page
     assert Findings.from_dict(read_json(folder / "findings.json")) == Findings(
         **{**vars(findings(None)), "panels": ()}
@@ -174,13 +174,13 @@ def test_findings_are_in_the_page_the_json_and_the_guide(folder, file, monkeypat
     monkeypatch.setattr(reproductions, "papers", lambda: {"FedAvg": [reproduction]})
     reproductions.take_in(folder, tmp_path)
     text = reproductions.results_page(tmp_path)
-    for told in (
+    for words in (
         "31 | 32 ± 2.8",
         "undrift reproduce fedavg-made-up --seeds 1",
         "1 undecided",
         "Mind this",
     ):
-        assert told in text
+        assert words in text
     assert "reproductions/fedavg-made-up.png" in text
     assert (tmp_path / "reproductions" / "fedavg-made-up.png").is_file()
 
@@ -248,6 +248,6 @@ def test_numbers_and_lines_of_runs():
 def test_a_number_as_it_is_shown(measured, shown):
     number = Number("", "", None, measured)
     assert number.shown() == shown
-    told = json.loads(json.dumps(Findings([number]).as_dict(), allow_nan=False))
-    assert Findings.from_dict(told).numbers == [number]
+    saved = json.loads(json.dumps(Findings([number]).as_dict(), allow_nan=False))
+    assert Findings.from_dict(saved).numbers == [number]
     assert Number("", "", "1000+", measured).printed() == "1000+"

@@ -1,4 +1,4 @@
-"""The rules by which FedAvg's reproductions judge claims, on made-up runs that pass and fail."""
+"""The rules of FedAvg's reproductions for judging claims, on numbers that pass and fail."""
 
 import math
 
@@ -86,7 +86,7 @@ def test_an_error_that_decays_more_slowly_grows():
 
 
 def test_the_computed_constants_bound_every_stochastic_gradient():
-    """On a run of plain SGD, with batches of single samples, which vary the most."""
+    """Check on a run of plain SGD with batches of single samples, which vary the most."""
     found, problem = bounds.constants(), bounds.PROBLEM
     x, rate = problem.initial(), 1 / (4 * found.L)
     for step in range(50):

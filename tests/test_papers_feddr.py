@@ -1,4 +1,4 @@
-"""FedDR's reproductions: the settings of the paper, and that its claims can fail."""
+"""FedDR's reproductions: the settings of the paper, and claims that can fail."""
 
 from importlib.resources import files
 
@@ -25,7 +25,7 @@ from undrift.runs.folder import MODEL
 
 
 def run(method, losses, own=None, bytes_each=1, **more):
-    """A run with a given loss in each of its rounds."""
+    """Return a run with a given loss in each of its rounds."""
     records = [
         Record(number, {LOSS: loss, OWN + LOSS: mine}, bytes_up={"x": bytes_each})
         for number, (loss, mine) in enumerate(zip(losses, own or losses, strict=True), 1)

@@ -1,4 +1,4 @@
-"""FedDyn's tables as transcribed, and the rules by which its claims are judged."""
+"""FedDyn's transcribed tables, and the rules for judging its claims."""
 
 import pytest
 
@@ -50,9 +50,13 @@ def test_a_lead_is_claimed_only_where_the_paper_has_one():
     [
         (over_seeds(10), over_seeds(20), True),
         (over_seeds(20), over_seeds(10), False),
-        (over_seeds(20), over_seeds(19), None),  # too close to tell
+        (over_seeds(20), over_seeds(19), None),  # too close to decide
         (over_seeds(20), over_seeds(21), None),
-        (over_seeds(10), over_seeds(3, missed=1), True),  # it diverged early, and never got there
+        (
+            over_seeds(10),
+            over_seeds(3, missed=1),
+            True,
+        ),  # it diverged early and never reached the target
         (over_seeds(30, missed=1), over_seeds(30, missed=1), None),
         (over_seeds(30, missed=1), over_seeds(20), False),
     ],

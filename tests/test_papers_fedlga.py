@@ -1,4 +1,4 @@
-"""FedLGA's published numbers, and the rules by which its claims are judged."""
+"""FedLGA's published numbers, and the rules for judging its claims."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The report: its numbers against the records, its page as a text, its figures."""
+"""The report: its numbers compared with the records, its HTML, and its figures."""
 
 import json
 import math
@@ -52,7 +52,7 @@ def folder(tmp_path):
 
 def test_runs_are_read_as_they_were_written(folder):
     runs = read_runs([folder])
-    assert [group.label for group in runs.groups] == list(METHODS)  # the experiment's order
+    assert [group.label for group in runs.groups] == list(METHODS)  # in the order of the experiment
     assert [run.seed for run in runs.groups[1].runs] == [0, 1, 2]
     assert runs[0].records == records(np.random.default_rng(0), 60, *METHODS["FedAvg"])
     assert runs[0].status == "finished" and runs[0].done == 60
@@ -64,7 +64,7 @@ def test_a_truncated_last_record_is_left_out(folder, cut):
     whole = path.read_bytes()
     path.write_bytes(whole[:-cut])
     run = next(r for r in read_runs(folder) if (r.label, r.seed) == ("FedDyn", 1))
-    assert run.done == (60 if cut == 1 else 59)  # only the end of the line is missing
+    assert run.done == (60 if cut == 1 else 59)  # only the newline is missing
 
 
 def test_a_damaged_record_in_the_middle_is_named(folder):
@@ -75,7 +75,7 @@ def test_a_damaged_record_in_the_middle_is_named(folder):
         read_runs(folder)
 
 
-def test_wrong_folders_get_a_sentence(folder, tmp_path):
+def test_wrong_folders_are_rejected_with_one_sentence(folder, tmp_path):
     with pytest.raises(UndriftError, match="There is no run folder"):
         read_runs(tmp_path / "nowhere")
     with pytest.raises(UndriftError, match=r"has no experiment.toml; did you mean .*run\?"):
@@ -98,8 +98,8 @@ def test_wrong_folders_get_a_sentence(folder, tmp_path):
 def test_a_run_that_has_not_begun_has_no_records(folder):
     place = folder / "FedDyn" / "seed-0"
     (place / "records.jsonl").unlink()
-    said = json.loads((place / "run.json").read_text())
-    (place / "run.json").write_text(json.dumps(said | {"status": "running"}))
+    state = json.loads((place / "run.json").read_text())
+    (place / "run.json").write_text(json.dumps(state | {"status": "running"}))
     runs = read_runs(folder)
     assert runs.groups[2].runs[0].records == []
     assert "still running" in write_page(runs, folder / "page.html").read_text()
@@ -162,7 +162,7 @@ def test_a_first_round_with_everyone_costs_more_models(tmp_path):
     assert final_table(read_runs(folder))[0].costs["models"].mean == pytest.approx(29)
 
 
-def test_costs_and_savings_in_words():
+def test_formatted_costs_and_savings():
     assert format_cost(OverSeeds((38.0,)), "rounds") == "38"
     assert format_cost(OverSeeds((36.0, 40.0)), "rounds") == "38.0 ± 2.8"
     assert format_cost(OverSeeds((1000.0,), 1), "rounds") == "> 1,000"
@@ -235,7 +235,7 @@ def test_csv_files_have_every_record_and_table(folder, tmp_path):
         one = Counter(c for r in read_runs(folder).groups[0].runs[seed].records for c in r.cohort)
         times.update(one[client] for client in range(100))
     assert {int(r["replies"]): int(r["clients"]) for r in part} == dict(times)
-    assert part[0]["methods"] == "FedAvg; SCAFFOLD; FedDyn"  # they had the same cohorts
+    assert part[0]["methods"] == "FedAvg; SCAFFOLD; FedDyn"  # which had the same cohorts
 
 
 # The page as a text
@@ -271,7 +271,7 @@ def test_several_folders_have_one_page(tmp_path):
     folders = [make(tmp_path / name / "run", seeds=(0,)) for name in "ab"]
     text = write_report(folders, tmp_path / "page.html").read_text()
     assert text.count("experiment.toml</summary>") == 2
-    assert text.count("data:image/svg+xml") == 1  # of equal data, one picture
+    assert text.count("data:image/svg+xml") == 1  # one picture for equal data
 
 
 def test_a_page_without_metrics_or_rounds(tmp_path):

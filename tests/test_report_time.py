@@ -1,4 +1,4 @@
-"""Reports of runs with a virtual clock: numbers against hand-computed ones, timelines, the page."""
+"""Reports of runs with a virtual clock: numbers computed by hand, timelines, and the page."""
 
 import copy
 import csv
@@ -35,7 +35,7 @@ MODEL = 4 * P  # bytes
 
 
 def in_rounds(scale=1.0):
-    """Three rounds of five clients: one late, one failed, a round skipped, client 4 never asked."""
+    """Return three rounds of five clients: one late, one failed, one skipped, one not asked."""
     return [
         Record(round=0, metrics={"test_accuracy": 0.1}, updates=0),
         Record(
@@ -63,7 +63,7 @@ def in_rounds(scale=1.0):
             cohort=[0, 2, 3],
             lost=[(2, "failed"), (0, "skipped"), (3, "skipped")],
             updates=0,
-            bytes_down={"x": 2 * MODEL},  # one failed before it had the model
+            bytes_down={"x": 2 * MODEL},  # one client failed before it received the model
             bytes_up={"moved": 2 * MODEL},
             wasted_gradients=300,
             busy_seconds=20.0,
@@ -90,7 +90,7 @@ def in_rounds(scale=1.0):
 
 
 def at_any_time():
-    """Two times four replies in the order of their arrival, of which one was too old."""
+    """Return two records of four replies each in the order of arrival, one of them too stale."""
     return [
         Record(round=0, metrics={"test_accuracy": 0.1}, updates=0),
         Record(
@@ -136,7 +136,7 @@ def without_clock(records):
 
 @pytest.fixture
 def folder(tmp_path):
-    """FedAvg and FedProx that fared alike, with two seeds, and FedBuff with one."""
+    """A folder with FedAvg and FedProx, equal records and two seeds, and FedBuff with one seed."""
     folder = write_folder(tmp_path / "run", ["FedAvg", "FedProx", "FedBuff"], clients=5)
     for label in ("FedAvg", "FedProx"):
         write_run(folder, label, 0, in_rounds())
@@ -146,7 +146,7 @@ def folder(tmp_path):
 
 
 def result(records, label="FedAvg", clients=5):
-    """A result whose run never was."""
+    """Return a result with made-up records."""
     ids = list(range(clients))
     run = SimpleNamespace(
         method=ud.FedAvg(),
@@ -181,7 +181,10 @@ def test_the_time_table_of_rounds(folder):
     assert row.wasted.mean == pytest.approx(400 / 900)
     assert row.idle.mean == pytest.approx(20 / 90)
     assert row.stale.values == () and not row.staleness
-    assert row.never.values == (2, 2)  # client 2 in vain, and one that was in no cohort
+    assert row.never.values == (
+        2,
+        2,
+    )  # client 2 without a used reply, and one that was in no cohort
 
 
 def test_the_time_table_of_asynchronous_training(folder):
@@ -240,7 +243,7 @@ def test_targets_cost_virtual_time(folder):
     assert rows[2].savings["virtual_seconds"] == "4.2×"
 
 
-def test_times_and_shares_in_words():
+def test_formatted_times_and_shares():
     assert time_unit(0.0) == (1.0, "s") and time_unit(0.02) == (1e-3, "ms")
     assert [duration(s) for s in (0.0, 0.0123, 90, 7200, 2e5)] == [
         "0 s",
@@ -271,25 +274,27 @@ def test_the_csv_has_the_time(folder, tmp_path):
 # The page as a text
 
 
-def test_the_page_tells_the_time_and_who_was_left_out(folder):
+def test_the_page_shows_virtual_time_and_clients_that_never_replied(folder):
     text = page(read_runs(folder))
     time = re.search(r'<section id="time">(.*?)</section>', text, re.DOTALL)[1]
     rows = [re.findall(r"<td>(.*?)</td>", row) for row in time.split("<tr>")]
     first = ["63.0 ± 29.7 s", "2", "1", "5", "1", "44.4 %", "22.2 %", "–", "–", "2"]
     last = ["15.0 s", "1", "–", "7", "0", "12.5 %", "0.0 %", "1.57", "3", "2"]
     assert first in rows and last in rows
-    assert ["1", "1", "0", "2"] in rows  # failed, late, stale, skipped; nobody left
+    assert ["1", "1", "0", "2"] in rows  # failed, late, stale, skipped; no client left
     assert '<th scope="col">stale</th>' in time and '<th scope="col">left</th>' not in time
     assert "FedBuff: staleness of replies" in time and "FedAvg: staleness" not in time
     assert "3 replies were 3 updates old" in time
-    assert time.count("data:image/svg+xml;base64,") == 2  # those with the same times are together
+    assert time.count("data:image/svg+xml;base64,") == 2  # equal timelines share one figure
     assert 'download="time.csv"' in time
-    said = "FedAvg, FedProx: 2 of 5 clients never replied; client 2, for example, was asked 4 times"
-    assert f'<p class="warning">{said} without a used reply.</p>' in text
+    sentence = (
+        "FedAvg, FedProx: 2 of 5 clients never replied; client 2, for example, was asked 4 times"
+    )
+    assert f'<p class="warning">{sentence} without a used reply.</p>' in text
     assert page(read_runs(folder)) == text
 
 
-def test_nobody_was_left_out(tmp_path):
+def test_the_page_says_that_every_client_replied(tmp_path):
     folder = write_folder(tmp_path / "run", ["FedAvg"], clients=3)
     lines = in_rounds()
     del lines[1:3]
@@ -345,7 +350,7 @@ def unpacked(column):
 
 
 def bars(records, **options):
-    """The bars of a timeline by what they are: (client's row, from, to)."""
+    """Return the bars of a timeline by their label: (row of the client, from, to)."""
     axes = Figure(layout="constrained").subplots()
     draw_timeline(axes, records, **options)
     found = {}

@@ -14,6 +14,7 @@ from undrift.bench.stopwatch import Stopwatch, replaced
 from undrift.core import uploads
 from undrift.core.round_result import RoundResult
 from undrift.core.sampling import Uniform
+from undrift.core.uploads import UploadChain
 from undrift.data.part import Part
 from undrift.engines import serial
 from undrift.engines.threaded import ThreadedEngine
@@ -37,7 +38,7 @@ WAIT = "wait for threads"
 PARTS = {
     PLAN: "draw the cohort, plan each client's steps",
     STATE: "read and store the states of clients",
-    METHOD: "local problems and uploads of the method",
+    METHOD: "local problems and uploads of clients",
     SET_UP: "set up buffers, generators and steps",
     DRAW: "draw the indices of batches",
     GATHER: "collect the samples of a batch",
@@ -77,10 +78,12 @@ def _clocked_functions(loop: Loop) -> Iterator[tuple[Any, str, str]]:
         (loop.states, "gather", STATE),
         (loop.states, "put", STATE),
         (loop.method, "problem", METHOD),
+        (UploadChain, "finish", METHOD),
         (loop.method, "finish", METHOD),
         (loop.method, "fold", FOLD),
         *((RoundResult, name, FOLD) for name in ("take", "take_several", "merge")),
         (RoundResult, "finite", CHECK),
+        (uploads, "check_declared", CHECK),
     ]
     yield from [  # one client after the other
         (Part, "client", GATHER),
@@ -88,7 +91,6 @@ def _clocked_functions(loop: Loop) -> Iterator[tuple[Any, str, str]]:
         (ModuleLoss, "_gradient", COMPUTE),
         (ModuleLoss, "buffers", SET_UP),
         (SGD, "run", UPDATE),
-        (uploads, "check_declared", CHECK),
         (serial, "fault", CHECK),
         (serial, "fault_of_buffers", CHECK),
     ]

@@ -169,9 +169,9 @@ class Result:
 
     def __repr__(self) -> str:
         metrics = {METRIC_HEADINGS.get(name, name): value for name, value in self.metrics.items()}
-        told = [f"{name} {value:.4g}" for name, value in metrics.items() if name][:MAX_REPR_METRICS]
+        shown = [f"{name} {value:.4g}" for name, value in metrics.items() if name]
         rounds = self.records[-1].round if self.records else 0
-        state = "diverged" if self.run.diverged else ", ".join(told)
+        state = "diverged" if self.run.diverged else ", ".join(shown[:MAX_REPR_METRICS])
         return f"Result({self.label}, seed {self.run.seed}: {rounds} rounds; {state})"
 
     def _repr_html_(self) -> str:

@@ -234,7 +234,7 @@ def closed_forms(size: RunSize, of: Outcomes) -> Claim:
         f"{FIXED}: at the last rate each method ends at its closed form, "
         "Σ ω_i c_i e_i / Σ ω_i c_i with c_i = 1 − (1 − η(1 + μ))^τ_i.",
         all(share < MAX_SHARE for share in away.values()),
-        "distance from it, as a share of its own from the optimum: "
+        "distance from it, relative to its distance from the optimum: "
         + ", ".join(f"{label} {share:.1g}" for label, share in away.items()),
     )
 
@@ -252,7 +252,7 @@ def lemma1(size: RunSize, of: Outcomes) -> Claim:
     return Claim(
         f"{FIXED}: as η falls FedAvg tends to the point of Lemma 1, Σ τ_i e_i / Σ τ_i.",
         falls and all(each[-1] < 0.1 for each in shares),
-        "distance from it, as a share of its own from the optimum: "
+        "distance from it, relative to its distance from the optimum: "
         + ", ".join(
             f"{fmean(each):.2g} at η = {rate:g}"
             for rate, each in zip(RATES, zip(*shares, strict=True), strict=True)
