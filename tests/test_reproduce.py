@@ -73,7 +73,7 @@ def test_all_are_listed_within_80_columns(tmp_path):
 
 
 def test_errors_are_one_sentence(tmp_path):
-    assert "--list names all" in called("reproduce", cwd=tmp_path).stderr
+    assert "--list shows the names" in called("reproduce", cwd=tmp_path).stderr
     wrong = called("reproduce", "feddyn-minst", cwd=tmp_path)
     assert wrong.returncode == 2 and "did you mean 'feddyn-mnist'?" in wrong.stderr
     wrong = called("reproduce", "feddyn-mnist", "--part", "none", cwd=tmp_path)
