@@ -351,7 +351,7 @@ def test_other_measurements_print_json_and_a_table(mode, keys, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["W9"], "A workload is 'W9', but must be one of 'W1'"),
+        (["W9"], "The workload is 'W9', but must be one of 'W1'"),
         (["--method", "FedAvgg"], "did you mean 'FedAvg'?"),
         (["--engine", "steam"], "engine is 'steam', but must be one of 'auto'"),
         (["--scaling", "--profile"], "--scaling and --profile are different measurements"),

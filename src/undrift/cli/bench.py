@@ -193,7 +193,7 @@ def _require_known(methods: list[str], engines: list[str]) -> None:
     from undrift.engines import ENGINES
 
     for name in methods:
-        require_choice("A method to time", name, METHODS)
+        require_choice("The method to time", name, METHODS)
     for name in engines:
         require_choice("engine", name, ENGINES)
 
@@ -202,7 +202,7 @@ def _workloads(names: list[str]) -> list[Workload]:
     from undrift.bench import WORKLOADS
 
     for name in names:
-        require_choice("A workload", name.upper(), WORKLOADS)
+        require_choice("The workload", name.upper(), WORKLOADS)
     return [WORKLOADS[name] for name in dict.fromkeys(name.upper() for name in names)]
 
 

@@ -40,7 +40,7 @@ def load_data(
             )
         takes = inspect.signature(FederatedData.from_folder).parameters
         for name in settings:
-            require_choice("A parameter of a folder", name, takes)
+            require_choice("The parameter given by --set", name, takes)
         return FederatedData.from_folder(source, **settings)
     if known not in SOURCES and not get_close_matches(source, SOURCES, n=1):
         raise UndriftError(
@@ -64,7 +64,7 @@ def load_data(
             name not in ("seed", "clients", "partition"),
             f"Use --{name} instead of --set {name}=….",
         )
-        require_choice(f"A parameter of {source}", name, takes)
+        require_choice(f"The parameter of {source} given by --set", name, takes)
     return build(seed=seed, **{**options, **settings})
 
 

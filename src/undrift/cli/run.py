@@ -132,7 +132,7 @@ def resume(
         int | None,
         typer.Option(
             min=1,
-            help="Extend the runs to this many rounds; as many as before if left out.",
+            help="Extend the runs to this total number of rounds. Default: as started.",
             show_default=False,
         ),
     ] = None,
@@ -143,7 +143,7 @@ def resume(
 ) -> None:
     """Continue the runs of a folder, each from its last committed round.
 
-    A finished run can be extended: `undrift resume DIR --rounds 200`.
+    Finished runs can be extended: `undrift resume FOLDER --rounds 200`.
     """
     from undrift.deploy.running import is_deployed, resume_server
     from undrift.runs.planning import resumed
