@@ -407,9 +407,13 @@ def test_a_users_partition_shares_out_any_source():
 
 
 def test_clients_that_a_users_partition_leaves_empty_are_left_out():
-    data = D.FederatedData.from_arrays(
-        np.zeros((4, 1)), [0, 1, 0, 1], partition=lambda y, n, rng: [[2, 0], [], [1]], clients=3
-    )
+    class Some(D.Partition):
+        min_size = 0
+
+        def assign(self, targets, clients, rng):
+            return [[2, 0], [], [1]]
+
+    data = D.FederatedData.from_arrays(np.zeros((4, 1)), [0, 1, 0, 1], partition=Some(), clients=3)
     assert data.ids == [0, 2]
     assert "1 clients without samples are left out." in data.notes
 
@@ -430,6 +434,8 @@ REFUSED = [
     (wrong([[0], [20]]), "gives client 1 a sample number outside 0 … 19"),
     (wrong([[0], [-1]]), "gives client 1 a sample number outside 0 … 19"),
     (wrong([[0, 3], [3]]), "gives sample 3 to more than one client"),
+    (wrong([[0], []]), "gives client 1 0 samples, but min_size is 1"),
+    (lambda: as_partition(lambda: []).split(LABELS, 2), "<lambda> fails: TypeError"),
     (lambda: Empty().split(LABELS, 2), "Empty must implement assign(self, targets, clients, rng)"),
     (lambda: as_partition(ByLabel), "is the class ByLabel, but must be a partition such as"),
     (lambda: as_partition("dirichelt:0.3"), "did you mean 'dirichlet'?"),

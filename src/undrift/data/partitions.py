@@ -17,6 +17,7 @@ import numpy as np
 from undrift.data.sizes import SIZES, Balanced, Sizes, apportion, as_sizes
 from undrift.utils.errors import (
     UndriftError,
+    first_line,
     require,
     require_choice,
     require_range,
@@ -71,8 +72,8 @@ class Partition:
     A function with the parameters (targets, clients, rng) may be used instead of such a class.
     """
 
-    min_size: int = 0
-    """smallest number of samples of a client; the data are refused if they are too few for that"""
+    min_size: int = 1
+    """smallest number of samples of a client; with 0, clients may be empty"""
 
     def assign(
         self, targets: np.ndarray, clients: int, rng: np.random.Generator
@@ -90,8 +91,9 @@ class Partition:
 
         Returns
         -------
-        N arrays of sample numbers 0 … n − 1. No sample may occur twice; some may stay unused, and
-        clients without samples are left out of the data.
+        N arrays of sample numbers 0 … n − 1. No sample may occur twice; some may stay unused. Every
+        array has at least `min_size` entries; if that is 0, clients without samples are left out of
+        the data.
         """
         raise UndriftError(
             f"{type(self).__name__} must implement assign(self, targets, clients, rng)."
@@ -137,7 +139,12 @@ class Partition:
         The built-in partitions override this method instead of `assign`, because they need the
         seed itself (sizes have their own random numbers) and add notes.
         """
-        assigned = self.assign(labels, clients, generator(seed, "partition"))
+        try:
+            assigned = self.assign(labels, clients, generator(seed, "partition"))
+        except UndriftError:
+            raise
+        except Exception as error:
+            raise UndriftError(f"The partition {self} fails: {first_line(error)}.") from error
         return _checked_split(assigned, len(labels), clients, self)
 
     def __str__(self) -> str:
@@ -560,7 +567,9 @@ def _parsed(text: str, what: str, known: dict[str, type[Any]]) -> tuple[type[Any
 
 def _checked_split(assigned: Any, samples: int, clients: int, partition: Partition) -> Split:
     """The result of `assign` as a split, after a check that it is a valid partition."""
-    wanted = f"{partition} must return {clients} arrays of sample numbers, one per client"
+    wanted = (
+        f"The partition {partition} must return {clients} arrays of sample numbers, one per client"
+    )
     try:
         rows = [np.asarray(own) for own in assigned]
     except (TypeError, ValueError):
@@ -573,19 +582,18 @@ def _checked_split(assigned: Any, samples: int, clients: int, partition: Partiti
         )
         require(
             own.size == 0 or (own.min() >= 0 and own.max() < samples),
-            f"{partition} gives client {k} a sample number outside 0 … {samples - 1}.",
+            f"{rule} gives client {k} a sample number outside 0 … {samples - 1}.",
         )
         require(
             len(own) >= partition.min_size,
-            f"{partition} gives client {k} {len(own)} samples, but min_size is "
-            f"{partition.min_size}.",
+            f"{rule} gives client {k} {len(own)} samples, but min_size is {partition.min_size}.",
         )
     joined = np.concatenate(rows).astype(np.int64)
     numbers, times = np.unique(joined, return_counts=True)
     require(
         len(numbers) == len(joined),
-        f"{partition} gives sample {numbers[times.argmax()] if len(numbers) else 0} to more than "
-        f"one client.",
+        f"{rule} gives sample {numbers[times.argmax()] if len(numbers) else 0} to more than one "
+        f"client.",
     )
     return Split(joined, _bounds(np.array([len(own) for own in rows])))
 

@@ -21,7 +21,7 @@ from undrift.data.description import (
 )
 from undrift.data.federated import FederatedData
 from undrift.utils.files import written_whole
-from undrift.utils.plot_style import COLOURS
+from undrift.utils.plot_style import COLOURS, literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -88,7 +88,7 @@ def draw(found: Description) -> Picture:
         _draw_bubbles(figure, figure.add_subplot(grid[:, 0]), found, width, height)
         _draw_sizes(figure.add_subplot(grid[0, 1]), found)
         _draw_needed(figure.add_subplot(grid[1, 1]), found.labels)
-    figure.suptitle(_literal(title), fontsize=12)
+    figure.suptitle(literal(title), fontsize=12)
     return figure
 
 
@@ -153,13 +153,13 @@ def _label_ticks(axis: Axes, plotted: PlottedClients, width: float, height: floa
     ticks = range(0, len(names), step)
     axis.set_xticks(
         ticks,
-        [_literal(names[c]) for c in ticks],
+        [literal(names[c]) for c in ticks],
         fontsize=TICK_POINTS,
         rotation=90 if upright else 0,
     )
     step = math.ceil(1.25 * TICK_POINTS * len(plotted.ids) / (height * POINTS_PER_INCH))
     rows = range(0, len(plotted.ids), step)
-    labels = [_literal(_short(plotted.ids[k], 14)) for k in rows]
+    labels = [literal(_short(plotted.ids[k], 14)) for k in rows]
     axis.set_yticks(rows, labels, fontsize=TICK_POINTS)
     axis.tick_params(length=2)
 
@@ -172,7 +172,7 @@ def _draw_sizes(axis: Axes, found: Description) -> None:
         return
     names = [shorten(id, 14, placeholder="…") for id in found.plotted.ids]
     axis.barh(range(len(names)), found.plotted.sizes, color=COLOURS[0])
-    axis.set_yticks(range(len(names)), [_literal(name) for name in names], fontsize=TICK_POINTS)
+    axis.set_yticks(range(len(names)), [literal(name) for name in names], fontsize=TICK_POINTS)
     axis.invert_yaxis()
     axis.tick_params(axis="x", labelsize=8)
     axis.grid(axis="x", alpha=0.25)
@@ -282,8 +282,3 @@ def _short(name: str, most: int) -> str:
     if len(name) <= most:
         return name
     return f"{name[: most // 2 - 1]}…{name[most // 2 - most :]}"
-
-
-def _literal(text: str) -> str:
-    """Escape dollar signs, which matplotlib would take for mathematics."""
-    return text.replace("$", r"\$")

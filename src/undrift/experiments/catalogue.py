@@ -15,16 +15,14 @@ from undrift.core.regularizers import L1, L2, Box, Regularizer
 from undrift.core.sampling import All, Bernoulli, Fixed, Sampler, Uniform, Weighted
 from undrift.data import PARTITIONS, SIZES, SOURCES, FederatedData, HorizontalFlip, RandomCrop
 from undrift.data.augmentation import Augmentation
-from undrift.data.partitions import Partition
+from undrift.data.partitions import FunctionPartition, Partition
 from undrift.data.sizes import Sizes
 from undrift.devices import AVAILABILITIES, KINDS, LAWS, Availability, Law
-from undrift.experiments.functions import (
-    FunctionPartition,
-    check_partition,
+from undrift.experiments.systems import SYSTEMS
+from undrift.experiments.user_checks import (
     check_sampler,
     check_schedule,
 )
-from undrift.experiments.systems import SYSTEMS
 from undrift.local.amounts import NormalAmount, RandomAmount, UniformAmount
 from undrift.local.schedules import (
     Constant,
@@ -125,7 +123,7 @@ FAMILIES = (
         Partition,
         PARTITIONS,
         "partition",
-        UserCode(("targets", "clients", "rng"), FunctionPartition, check_partition),
+        UserCode(("targets", "clients", "rng"), FunctionPartition),
     ),
     Family("amount", RandomAmount, AMOUNTS, "drawn amount"),
     Family("law", Law, LAWS, "law"),
