@@ -60,4 +60,4 @@ def test_what_the_core_imports_is_declared():
 
 def test_what_only_an_extra_brings_would_be_found():
     missing = undeclared(names(PROJECT["dependencies"]) - {"click"})
-    assert missing == ["cli/app.py: click", "cli/completing.py: click"]
+    assert missing == ["cli/app.py: click", "cli/completion.py: click"]

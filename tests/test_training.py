@@ -523,7 +523,7 @@ REFUSED = [
     (lambda: quadratic(ud.FedAvg()).plot("picture.xyz"), "kind of picture"),
     (
         lambda: ud.data.FederatedData.from_arrays([[1.0]], [0], [[True]]),
-        "given by a mask",
+        "are a mask",
     ),
     (lambda: ud.data.FederatedData.from_clients([(["a"], ["b"])]), "must be arrays of numbers"),
     (
@@ -533,7 +533,7 @@ REFUSED = [
                 QUADRATICS.H, QUADRATICS.b, ids=[0, 1, 2, 3, frozenset("a")]
             ),
         ),
-        "a whole number or a word",
+        "a whole number or a string",
     ),
 ]
 

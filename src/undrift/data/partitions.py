@@ -582,17 +582,17 @@ def _checked_split(assigned: Any, samples: int, clients: int, partition: Partiti
         )
         require(
             own.size == 0 or (own.min() >= 0 and own.max() < samples),
-            f"{rule} gives client {k} a sample number outside 0 … {samples - 1}.",
+            f"The partition {partition} gives client {k} a sample number outside 0 … {samples - 1}.",
         )
         require(
             len(own) >= partition.min_size,
-            f"{rule} gives client {k} {len(own)} samples, but min_size is {partition.min_size}.",
+            f"The partition {partition} gives client {k} {len(own)} samples, but min_size is {partition.min_size}.",
         )
     joined = np.concatenate(rows).astype(np.int64)
     numbers, times = np.unique(joined, return_counts=True)
     require(
         len(numbers) == len(joined),
-        f"{rule} gives sample {numbers[times.argmax()] if len(numbers) else 0} to more than one "
+        f"The partition {partition} gives sample {numbers[times.argmax()] if len(numbers) else 0} to more than one "
         f"client.",
     )
     return Split(joined, _bounds(np.array([len(own) for own in rows])))
