@@ -9,7 +9,7 @@ from tools.pages import reproductions
 
 from commands import called
 from undrift.core.records import Record
-from undrift.report.reading import Folder, RunFiles, Runs
+from undrift.report.recorded_runs import Folder, RunFiles, Runs
 from undrift.reproduce import lab as labs
 from undrift.reproduce import reproducing
 from undrift.reproduce.curves import best, cost, final, line, smoothed

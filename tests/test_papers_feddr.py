@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 from undrift.core.records import Record
 from undrift.experiments.experiment import Experiment
-from undrift.report.reading import Folder, RunFiles, Runs
+from undrift.report.recorded_runs import Folder, RunFiles, Runs
 from undrift.reproduce.feddr.four_methods import (
     ACCURACY,
     GLOBAL,

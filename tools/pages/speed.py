@@ -21,7 +21,7 @@ import torch
 
 from tools.pages.methods.generated_blocks import refreshed
 from undrift import __version__
-from undrift.bench.output import milliseconds
+from undrift.bench.bench_output import milliseconds
 from undrift.bench.workloads import WORKLOADS
 from undrift.utils.files import written_whole
 

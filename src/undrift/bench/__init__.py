@@ -1,6 +1,6 @@
 """`undrift bench`: the speed of a round, relative to the same work in plain PyTorch."""
 
-from undrift.bench.comparison import RoundTiming, compare
+from undrift.bench.bare_comparison import RoundTiming, compare
 from undrift.bench.profile import Profile, take_profile
 from undrift.bench.scaling import ScalingPoint, scale
 from undrift.bench.unequal_steps import UnequalTiming, time_unequal

@@ -137,7 +137,7 @@ def bench(
     peak_mb is the largest memory of the process so far: to measure one workload, time it alone.
     """
     from undrift import bench as measuring
-    from undrift.bench import output
+    from undrift.bench import bench_output
     from undrift.engines.thread_pool import cores
 
     modes = {"--unequal": unequal, "--scaling": scaling, "--profile": profile}
@@ -157,7 +157,7 @@ def bench(
     workloads = _workloads(names or defaults.get(mode) or list(measuring.WORKLOADS))
     threads = threads or cores()
 
-    def measured(w: Workload, m: str, e: str, tick: Tick) -> Sequence[output.Measurement]:
+    def measured(w: Workload, m: str, e: str, tick: Tick) -> Sequence[bench_output.Measurement]:
         how: dict[str, Any] = {"repeats": repeats, "tick": tick}
         if mode == "--scaling":
             return measuring.scale(w, m, e, threads, **how)
@@ -171,19 +171,19 @@ def bench(
     variants = [(m, e) for m in methods for e in engines] if mode else [("", "")]
     jobs = [(w, m, e) for w in workloads for m, e in variants]
     console = Console(highlight=False)
-    found: list[output.Measurement] = []
+    found: list[bench_output.Measurement] = []
     for number, (w, m, e) in enumerate(jobs, 1):
         what = " ".join(filter(None, (w.name, m, e)))
         with _progress(f"{what} ({number} of {len(jobs)})") as tick:
             own = measured(w, m, e, tick)
         if not json:
-            for part in output.renderables(own, first=not found):
+            for part in bench_output.renderables(own, first=not found):
                 console.print(part)
         found += own
     if json:
-        typer.echo(output.as_json(found))
+        typer.echo(bench_output.as_json(found))
         return
-    for note in output.notes(found):
+    for note in bench_output.notes(found):
         console.print(f"\n{note}")
 
 

@@ -181,7 +181,7 @@ def conclude(
     outcomes: Sequence[RunOutcome], experiment: Experiment, folder: Path, said: Console
 ) -> None:
     """Print the final metrics and the next command; exit with 130 if a run was interrupted."""
-    from undrift.report.reading import read_runs
+    from undrift.report.recorded_runs import read_runs
     from undrift.report.terminal_table import final_metrics_table
 
     console = Console(highlight=False, markup=False, quiet=said.quiet)

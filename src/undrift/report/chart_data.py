@@ -10,7 +10,7 @@ from typing import Any
 
 from undrift.core.records import Record
 from undrift.report.naming import DIAGNOSTICS, STATUS_NOTES, metric_label, uses_log_scale
-from undrift.report.reading import COSTS, MethodRuns, Runs
+from undrift.report.recorded_runs import COSTS, MethodRuns, Runs
 from undrift.utils.plot_style import COLOURS
 
 DARK = dict(

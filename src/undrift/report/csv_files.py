@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from undrift.report.reading import Runs, read_runs, record_rows
+from undrift.report.recorded_runs import Runs, read_runs, record_rows
 from undrift.report.reply_counts import ReplyCounts, count_replies
 from undrift.report.tables import (
     FinalMetrics,

@@ -16,7 +16,7 @@ from undrift.report.html_parts import (
     plural,
     svg_image,
 )
-from undrift.report.reading import Runs
+from undrift.report.recorded_runs import Runs
 from undrift.report.reply_counts import ReplyCounts, count_replies
 from undrift.report.tables import OverSeeds, format_cost
 from undrift.report.timeline import MAX_CLIENTS, timeline_figure

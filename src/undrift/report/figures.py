@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from undrift.report.csv_files import ensure_folder
 from undrift.report.naming import DIAGNOSTICS, LOG_ZERO, main_metrics, metric_label, uses_log_scale
-from undrift.report.reading import MethodRuns, Runs, read_runs
+from undrift.report.recorded_runs import MethodRuns, Runs, read_runs
 from undrift.report.reply_counts import count_replies
 from undrift.report.seed_curves import align_seeds
 from undrift.report.timeline import timeline_figure

@@ -18,7 +18,7 @@ from pathlib import Path
 from undrift.report.chart_data import as_script, chart_data
 from undrift.report.csv_files import csv_text, tables_as_rows
 from undrift.report.device_sections import participation_section, time_section
-from undrift.report.reading import Runs, read_runs
+from undrift.report.recorded_runs import Runs, read_runs
 from undrift.report.sections import (
     configuration_section,
     data_section,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from urllib.parse import quote
 
-from undrift.report.reading import Runs
+from undrift.report.recorded_runs import Runs
 from undrift.utils.plot_style import COLOURS
 
 MAX_PICTURE_BYTES = 1_200_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from undrift.report.plots import lower_is_better
-from undrift.report.reading import Runs
+from undrift.report.recorded_runs import Runs
 from undrift.report.tables import ACCURACIES, sort_metrics
 
 ERROR_METRICS = ("test_absolute_error", "validation_absolute_error", "train_absolute_error")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from undrift.report.reading import MethodRuns, RunFiles, Runs
+from undrift.report.recorded_runs import MethodRuns, RunFiles, Runs
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from undrift.report.naming import (
     metric_label,
     uses_log_scale,
 )
-from undrift.report.reading import Folder, RunFiles, Runs
+from undrift.report.recorded_runs import Folder, RunFiles, Runs
 from undrift.report.tables import (
     TargetCost,
     describe_target,

@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 
 from undrift.core.targets import Target, reached
 from undrift.report.headings import METRIC_HEADINGS
-from undrift.report.reading import MethodRuns, RunFiles, Runs
+from undrift.report.recorded_runs import MethodRuns, RunFiles, Runs
 from undrift.utils.errors import UndriftError, require_choice
 from undrift.utils.formatting import time_unit
 
@@ -48,7 +48,7 @@ class TargetCost:
     metric: str
     target: Target
     costs: dict[str, OverSeeds]
-    """by the names of `reading.COSTS`"""
+    """by the names of `recorded_runs.COSTS`"""
     savings: dict[str, str]
     """how many times less than the baseline, as "4.0×"; with > or < if one did not reach it"""
 

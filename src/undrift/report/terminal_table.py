@@ -8,7 +8,7 @@ from rich.cells import cell_len
 from rich.table import Table
 
 from undrift.report.naming import main_metrics
-from undrift.report.reading import RunFiles, Runs
+from undrift.report.recorded_runs import RunFiles, Runs
 from undrift.report.tables import FinalMetrics, final_table, format_metric
 from undrift.utils.formatting import duration, size
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from undrift.core.records import LOST, Record
-from undrift.report.reading import MethodRuns, RunFiles, Runs
+from undrift.report.recorded_runs import MethodRuns, RunFiles, Runs
 from undrift.report.reply_counts import clients_of, used_replies
 from undrift.report.tables import OverSeeds
 

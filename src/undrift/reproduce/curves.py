@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from undrift.core.targets import Target
-from undrift.report.reading import MethodRuns, RunFiles, Runs
+from undrift.report.recorded_runs import MethodRuns, RunFiles, Runs
 from undrift.report.tables import OverSeeds, target_table
 from undrift.reproduce.figure import Line
 
@@ -50,7 +50,7 @@ def cost(
     Parameters
     ----------
     unit
-        the cost, one of `undrift.report.reading.COSTS`
+        the cost, one of `undrift.report.recorded_runs.COSTS`
     smooth
         number of evaluations over which the metric is averaged
     """

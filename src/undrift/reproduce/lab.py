@@ -18,7 +18,7 @@ from undrift.experiments.building import build_data
 from undrift.experiments.experiment import Experiment
 from undrift.experiments.settings import applied
 from undrift.experiments.tables import DataTable
-from undrift.report.reading import Runs, read_runs
+from undrift.report.recorded_runs import Runs, read_runs
 from undrift.reproduce.reproduction import Reproduction
 from undrift.runs.folder import EXPERIMENT, alone_in, read_json, run_folder, write_json
 from undrift.runs.planning import claim, run_experiment

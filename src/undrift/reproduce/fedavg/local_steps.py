@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from undrift.report.reading import Runs
+from undrift.report.recorded_runs import Runs
 from undrift.report.tables import OverSeeds
 from undrift.reproduce.curves import best, cost, line
 from undrift.reproduce.fedavg.data_sets import LEFT_OPEN, selected, settings

@@ -6,7 +6,7 @@ import math
 from itertools import pairwise
 from statistics import fmean
 
-from undrift.report.reading import Runs
+from undrift.report.recorded_runs import Runs
 from undrift.reproduce.curves import final, line, method_runs
 from undrift.reproduce.fedavg.data_sets import DATA, LEFT_OPEN, SYNTHETIC, selected, settings
 from undrift.reproduce.figure import Panel

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from undrift.report.reading import Runs
+from undrift.report.recorded_runs import Runs
 from undrift.reproduce.curves import best, cost, line
 from undrift.reproduce.figure import Panel
 from undrift.reproduce.findings import Claim, Findings, Number

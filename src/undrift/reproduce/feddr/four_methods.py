@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from undrift.report.reading import Runs
+from undrift.report.recorded_runs import Runs
 from undrift.report.tables import OverSeeds
 from undrift.reproduce.curves import line, method_runs
 from undrift.reproduce.figure import Line, Panel

@@ -7,7 +7,7 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from undrift.report.reading import Runs
+from undrift.report.recorded_runs import Runs
 from undrift.report.tables import OverSeeds
 from undrift.reproduce.curves import final, line, method_runs
 from undrift.reproduce.feddr.four_methods import LOSS, OWN, TEST, shown

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from undrift.report.reading import Runs
+from undrift.report.recorded_runs import Runs
 from undrift.report.tables import OverSeeds
 from undrift.reproduce.curves import cost, final, line
 from undrift.reproduce.figure import Panel

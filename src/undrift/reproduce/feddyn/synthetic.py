@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from undrift.report.reading import Runs
+from undrift.report.recorded_runs import Runs
 from undrift.reproduce.curves import best, cost, labels, line
 from undrift.reproduce.feddyn.models_sent import METHODS, fewest
 from undrift.reproduce.figure import Panel

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from undrift.report.reading import Runs
+from undrift.report.recorded_runs import Runs
 from undrift.report.tables import OverSeeds
 from undrift.reproduce.curves import best, final, labels, line, method_runs
 from undrift.reproduce.fedlga.rounds import (

@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from undrift.bench.comparison import RoundTiming
+from undrift.bench.bare_comparison import RoundTiming
 from undrift.bench.instrumentation import PARTS
 from undrift.bench.profile import Profile
 from undrift.bench.scaling import MAX_RELATIVE, MAX_START_SECONDS, ScalingPoint
