@@ -567,9 +567,8 @@ def _parsed(text: str, what: str, known: dict[str, type[Any]]) -> tuple[type[Any
 
 def _checked_split(assigned: Any, samples: int, clients: int, partition: Partition) -> Split:
     """The result of `assign` as a split, after a check that it is a valid partition."""
-    wanted = (
-        f"The partition {partition} must return {clients} arrays of sample numbers, one per client"
-    )
+    rule = f"The partition {partition}"
+    wanted = f"{rule} must return {clients} arrays of sample numbers, one per client"
     try:
         rows = [np.asarray(own) for own in assigned]
     except (TypeError, ValueError):
