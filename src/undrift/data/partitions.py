@@ -567,8 +567,8 @@ def _parsed(text: str, what: str, known: dict[str, type[Any]]) -> tuple[type[Any
 
 def _checked_split(assigned: Any, samples: int, clients: int, partition: Partition) -> Split:
     """The result of `assign` as a split, after a check that it is a valid partition."""
-    name = f"The partition {partition}"
-    wanted = f"{name} must return {clients} arrays of sample numbers, one per client"
+    rule = f"The partition {partition}"
+    wanted = f"{rule} must return {clients} arrays of sample numbers, one per client"
     try:
         rows = [np.asarray(own) for own in assigned]
     except (TypeError, ValueError):
@@ -581,17 +581,17 @@ def _checked_split(assigned: Any, samples: int, clients: int, partition: Partiti
         )
         require(
             own.size == 0 or (own.min() >= 0 and own.max() < samples),
-            f"{name} gives client {k} a sample number outside 0 … {samples - 1}.",
+            f"{rule} gives client {k} a sample number outside 0 … {samples - 1}.",
         )
         require(
             len(own) >= partition.min_size,
-            f"{name} gives client {k} {len(own)} samples, but min_size is {partition.min_size}.",
+            f"{rule} gives client {k} {len(own)} samples, but min_size is {partition.min_size}.",
         )
     joined = np.concatenate(rows).astype(np.int64)
     numbers, times = np.unique(joined, return_counts=True)
     require(
         len(numbers) == len(joined),
-        f"{name} gives sample {numbers[times.argmax()] if len(numbers) else 0} to more than one "
+        f"{rule} gives sample {numbers[times.argmax()] if len(numbers) else 0} to more than one "
         f"client.",
     )
     return Split(joined, _bounds(np.array([len(own) for own in rows])))
