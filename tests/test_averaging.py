@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import undrift as ud
 from undrift.core.clients import Roster
 from undrift.core.replies import Replies
-from undrift.methods.schemes import SCHEMES
+from undrift.methods.common.schemes import SCHEMES
 
 SIZES = [1, 2, 3, 10]
 MOVED = torch.tensor([[1.0, 0.0], [0.0, 2.0], [-3.0, 1.0], [4.0, 4.0]], dtype=torch.float64)

@@ -167,7 +167,7 @@ def test_the_wheel_builds_and_installs(tmp_path):
     (wheel,) = tmp_path.glob("undrift-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert "undrift/py.typed" in names
-    for resource in ("report/page.html", "report/page.js", "experiments/starter.toml"):
+    for resource in ("report/html/page.html", "report/html/page.js", "experiments/starter.toml"):
         assert f"undrift/{resource}" in names
     assert any(name.endswith("LICENSE") for name in names)
     assert not any("test" in name for name in names)

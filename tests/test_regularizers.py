@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
 import undrift as ud
-from undrift.methods.server_optimizers import Adagrad, Adam, Momentum, Plain, Yogi
+from undrift.methods.common.server_optimizers import Adagrad, Adam, Momentum, Plain, Yogi
 
 NUMBERS = st.floats(-5, 5)
 

@@ -20,8 +20,8 @@ from test_report import P, write_folder, write_run
 from undrift.core.clients import Roster
 from undrift.core.records import LOST, Record, Span
 from undrift.report import of_results, read_runs, write_csv, write_figures, write_page, write_report
-from undrift.report.chart_data import chart_data
-from undrift.report.html_page import page
+from undrift.report.html.chart_data import chart_data
+from undrift.report.html.html_page import page
 from undrift.report.reply_counts import count_replies
 from undrift.report.result import Comparison, Result
 from undrift.report.tables import OverSeeds, format_cost, target_table

@@ -8,7 +8,7 @@ import transcription as paper
 import undrift as ud
 from undrift.core.clients import Roster
 from undrift.local.schedules import Schedule
-from undrift.methods.server_optimizers import Adagrad, Adam, Momentum, Plain, Yogi
+from undrift.methods.common.server_optimizers import Adagrad, Adam, Momentum, Plain, Yogi
 
 ROUNDS, CLIENTS, COHORT = 20, 7, 3
 STEPS = {k: 1 + (3 * k) % 5 for k in range(CLIENTS)}

@@ -5,7 +5,7 @@
 
 import undrift as ud
 from undrift.core.replies import draws
-from undrift.methods.schemes import SCHEMES, check_sampling
+from undrift.methods.common.schemes import SCHEMES, check_sampling
 
 
 class DetachedRegulariser(ud.FedProx):

@@ -48,8 +48,8 @@ _NAMESPACES = {
     "devices": "undrift.devices",
     "models": "undrift.nets.models",
     "schedules": "undrift.local.schedules",
-    "server": "undrift.methods.server_optimizers",
-    "staleness": "undrift.methods.staleness",
+    "server": "undrift.methods.common.server_optimizers",
+    "staleness": "undrift.methods.common.staleness",
     "theory": "undrift.theory",
 }
 """Public modules under their short names: `ud.models`, `ud.data`, …"""
@@ -133,8 +133,8 @@ if TYPE_CHECKING:  # the same names for type checkers, editors and the API refer
     from undrift.methods import FedPD as FedPD
     from undrift.methods import FedProx as FedProx
     from undrift.methods import FedSplit as FedSplit
-    from undrift.methods import server_optimizers as server  # noqa: F401
-    from undrift.methods import staleness as staleness
+    from undrift.methods.common import server_optimizers as server  # noqa: F401
+    from undrift.methods.common import staleness as staleness
     from undrift.nets import models as models
     from undrift.report.result import Comparison as Comparison
     from undrift.report.result import Result as Result

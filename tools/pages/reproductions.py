@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from undrift.report.html_parts import plural
+from undrift.report.html.html_parts import plural
 from undrift.reproduce.findings import Findings, Number
 from undrift.reproduce.findings_page import FIGURE, FINDINGS, VERDICTS, command, parts_not_run
 from undrift.reproduce.registry import papers

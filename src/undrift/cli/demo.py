@@ -45,7 +45,7 @@ def demo(
     """
     from undrift.bench.stopwatch import Stopwatch, seconds_since_start
     from undrift.cli.demo_run import PARTS, run_demo
-    from undrift.report.html_page import require_page
+    from undrift.report.html.html_page import require_page
 
     console = Console()
     if not report.parent.is_dir():

@@ -35,9 +35,17 @@ from undrift.local.schedules import (
 )
 from undrift.local.solvers import GD, SGD, Exact, Solver
 from undrift.loops.paces import PACES, Pace
-from undrift.methods import METHODS, staleness
-from undrift.methods.server_optimizers import Adagrad, Adam, Momentum, Plain, ServerOptimizer, Yogi
-from undrift.methods.staleness import Staleness
+from undrift.methods import METHODS
+from undrift.methods.common import staleness
+from undrift.methods.common.server_optimizers import (
+    Adagrad,
+    Adam,
+    Momentum,
+    Plain,
+    ServerOptimizer,
+    Yogi,
+)
+from undrift.methods.common.staleness import Staleness
 from undrift.nets.models import MODELS
 
 SOLVERS: dict[str, type[Solver]] = {"SGD": SGD, "GD": GD, "Exact": Exact}

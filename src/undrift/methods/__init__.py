@@ -4,7 +4,7 @@ A method is flat-vector algebra: a local problem, what a client uploads and keep
 """
 
 from undrift.core.method import INITIAL, NUMBER, ZERO, Conditions, Method
-from undrift.methods.averaging import Averaging
+from undrift.methods.common.averaging import Averaging
 from undrift.methods.fedasync import FedAsync
 from undrift.methods.fedavg import DistributedSGD, FedAvg, FedAvgMin
 from undrift.methods.fedbuff import FedBuff

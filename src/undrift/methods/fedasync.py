@@ -13,8 +13,8 @@ from undrift.core.problem import (
     Upload,
 )
 from undrift.core.replies import Replies
-from undrift.methods.averaging import Averaging
-from undrift.methods.staleness import Polynomial, Staleness, require_staleness
+from undrift.methods.common.averaging import Averaging
+from undrift.methods.common.staleness import Polynomial, Staleness, require_staleness
 from undrift.utils.errors import require_range
 
 

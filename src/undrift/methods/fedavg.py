@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from undrift.core.method import Conditions
 from undrift.core.problem import Client, Download, Keep, LocalProblem, ServerState
 from undrift.core.replies import Replies, Weight
-from undrift.methods.averaging import Averaging
-from undrift.methods.schemes import check_sampling, scheme_named
-from undrift.methods.server_optimizers import Plain, ServerOptimizer, require_optimizer
+from undrift.methods.common.averaging import Averaging
+from undrift.methods.common.schemes import check_sampling, scheme_named
+from undrift.methods.common.server_optimizers import Plain, ServerOptimizer, require_optimizer
 
 
 class FedAvg(Averaging):

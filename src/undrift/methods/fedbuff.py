@@ -2,9 +2,9 @@
 
 from undrift.core.problem import Client, Number, ServerState
 from undrift.core.replies import Replies
-from undrift.methods.averaging import Averaging
-from undrift.methods.server_optimizers import Plain, ServerOptimizer, require_optimizer
-from undrift.methods.staleness import Polynomial, Staleness, require_staleness
+from undrift.methods.common.averaging import Averaging
+from undrift.methods.common.server_optimizers import Plain, ServerOptimizer, require_optimizer
+from undrift.methods.common.staleness import Polynomial, Staleness, require_staleness
 from undrift.utils.errors import require_whole
 
 

@@ -16,9 +16,9 @@ from undrift.core.problem import (
     Upload,
 )
 from undrift.core.replies import Replies, Weight, draws
-from undrift.methods.averaging import Averaging
-from undrift.methods.schemes import SCHEMES, check_sampling
-from undrift.methods.server_optimizers import Plain, ServerOptimizer, require_optimizer
+from undrift.methods.common.averaging import Averaging
+from undrift.methods.common.schemes import SCHEMES, check_sampling
+from undrift.methods.common.server_optimizers import Plain, ServerOptimizer, require_optimizer
 from undrift.utils.errors import require_choice, require_range
 
 

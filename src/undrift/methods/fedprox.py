@@ -1,8 +1,8 @@
 """FedProx."""
 
 from undrift.core.problem import Client, Download, Keep, LocalProblem
+from undrift.methods.common.server_optimizers import Plain, ServerOptimizer
 from undrift.methods.fedavg import FedAvg
-from undrift.methods.server_optimizers import Plain, ServerOptimizer
 from undrift.utils.errors import require_range
 
 

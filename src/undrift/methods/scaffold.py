@@ -14,8 +14,8 @@ from undrift.core.problem import (
     Upload,
 )
 from undrift.core.replies import Replies, q
-from undrift.methods.averaging import Averaging
-from undrift.methods.server_optimizers import Plain, ServerOptimizer, require_optimizer
+from undrift.methods.common.averaging import Averaging
+from undrift.methods.common.server_optimizers import Plain, ServerOptimizer, require_optimizer
 from undrift.utils.errors import require_choice
 
 

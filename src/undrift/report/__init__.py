@@ -6,7 +6,7 @@ its figures and tables as files. `read_runs` and `frame` return the numbers for 
 
 from undrift.report.csv_files import write_csv
 from undrift.report.figures import write_figures
-from undrift.report.html_page import write_page, write_report
+from undrift.report.html.html_page import write_page, write_report
 from undrift.report.recorded_runs import RunFiles, Runs, frame, of_results, read_runs
 from undrift.report.tables import as_target
 

@@ -47,7 +47,7 @@ def page(reproduction: Reproduction, folder: Path) -> str:
     """Return the page as HTML."""
     saved = read_json(folder / FINDINGS)
     found = Findings.from_dict(saved)
-    css = (files("undrift.report") / "page.css").read_text(encoding="utf-8")
+    css = (files("undrift.report.html") / "page.css").read_text(encoding="utf-8")
     body = [
         f"<header><h1>{escape(reproduction.name)}</h1>",
         f'<p class="about">{escape(_paper(reproduction))}</p>',

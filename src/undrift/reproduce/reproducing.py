@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from undrift.report.html_page import write_report
+from undrift.report.html.html_page import write_report
 from undrift.reproduce.figure import draw
 from undrift.reproduce.findings import Findings
 from undrift.reproduce.findings_page import CURVES, FIGURE, FINDINGS, write_page

@@ -17,7 +17,7 @@ from tools.pages.methods.method_sections import (
 )
 from undrift.experiments.catalogue import SERVERS
 from undrift.methods import METHODS
-from undrift.methods.schemes import SCHEMES
+from undrift.methods.common.schemes import SCHEMES
 from undrift.verify import FACTS, named
 
 ENDS = {

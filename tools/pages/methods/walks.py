@@ -38,7 +38,7 @@ from undrift.methods import (
     FedSplit,
     Method,
 )
-from undrift.methods.server_optimizers import Adagrad, Adam, Momentum, Yogi
+from undrift.methods.common.server_optimizers import Adagrad, Adam, Momentum, Yogi
 from undrift.theory import Quadratics, fixed_points
 from undrift.verify.limits import goal_of
 

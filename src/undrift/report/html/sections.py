@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from undrift.report.chart_data import shown_rows
 from undrift.report.headings import METRIC_HEADINGS
-from undrift.report.html_parts import (
+from undrift.report.html.chart_data import shown_rows
+from undrift.report.html.html_parts import (
     MAX_PICTURE_BYTES,
     chart_figure,
     csv_link,

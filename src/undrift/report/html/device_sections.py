@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from undrift.core.records import LOST, Record
-from undrift.report.html_parts import (
+from undrift.report.html.html_parts import (
     MAX_PICTURE_BYTES,
     csv_link,
     histogram,

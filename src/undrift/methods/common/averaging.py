@@ -17,7 +17,7 @@ from undrift.core.problem import (
     Upload,
 )
 from undrift.core.replies import Replies, Weight, q
-from undrift.methods.server_optimizers import Plain, ServerOptimizer
+from undrift.methods.common.server_optimizers import Plain, ServerOptimizer
 
 
 class Averaging(Method):

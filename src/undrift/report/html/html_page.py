@@ -15,11 +15,10 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 
-from undrift.report.chart_data import as_script, chart_data
 from undrift.report.csv_files import csv_text, tables_as_rows
-from undrift.report.device_sections import participation_section, time_section
-from undrift.report.recorded_runs import Runs, read_runs
-from undrift.report.sections import (
+from undrift.report.html.chart_data import as_script, chart_data
+from undrift.report.html.device_sections import participation_section, time_section
+from undrift.report.html.sections import (
     configuration_section,
     data_section,
     diagnostics_section,
@@ -31,6 +30,7 @@ from undrift.report.sections import (
     title,
     warnings,
 )
+from undrift.report.recorded_runs import Runs, read_runs
 from undrift.report.tables import Targets, target_table
 from undrift.utils.errors import require
 from undrift.utils.files import written_whole
@@ -76,7 +76,7 @@ def page(runs: Runs, targets: Targets | None = None, baseline: str | None = None
     """Return the page as HTML."""
     from undrift import __version__
 
-    resources = files("undrift.report")
+    resources = files("undrift.report.html")
     read = {
         name: (resources / path).read_text(encoding="utf-8")
         for name, path in {

@@ -1,0 +1,1 @@
+"""What several methods share: averaging, its schemes, server optimizers, staleness weights."""
