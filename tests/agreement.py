@@ -1,11 +1,11 @@
-"""When two runs of the same method are the same: models, states, statistics and records."""
+"""Compares two runs of the same method: models, states, buffers and records."""
 
 import pytest
 import torch
 
 
 def assert_same(one, other, tolerance=1e-10):
-    """Both are (a loop, its records)."""
+    """Assert that two runs agree; each is a loop and its records."""
     (a, records), (b, others) = one, other
     assert torch.allclose(a.server.x, b.server.x, atol=tolerance, rtol=0)
     assert set(a.states.seen()) == set(b.states.seen())

@@ -19,7 +19,7 @@ TWO = ud.EngineOptions(threads=2)
 
 
 class Odd(nn.Module):
-    """What it does depends on its inputs, so that nothing can be done at once."""
+    """Its forward pass depends on the values of its inputs, so clients cannot train at once."""
 
     def __init__(self):
         super().__init__()
@@ -30,7 +30,7 @@ class Odd(nn.Module):
 
 
 class Gate(nn.Module):
-    """A layer that nobody has written out."""
+    """A layer without a stacked version."""
 
     def __init__(self):
         super().__init__()
@@ -76,12 +76,12 @@ def trained(losses, engine=TWO, method=None, rounds=3, local=LOCAL, **options):
 
 
 def described(strategy, losses):
-    """A strategy in the words of the records."""
+    """A strategy as the records name it."""
     job = synchronous(ud.FedAvg(), losses, LOCAL, ud.All(), 1).job
     return strategy.engine(losses, job).strategy
 
 
 def written(folder):
-    """The only choice in a folder: its file, and the strategy."""
+    """The only stored choice in a folder: its file and its strategy."""
     (file,) = folder.iterdir()
     return file, Strategy.from_dict(json.loads(file.read_text()))

@@ -27,7 +27,7 @@ def cache_of_its_own(tmp_path_factory):
 
 @pytest.fixture
 def forgotten(tmp_path, monkeypatch):
-    """Nothing was chosen yet: the folder in which choices will be remembered."""
+    """An empty cache of strategies; gives the folder in which choices will be stored."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(strategy_cache, "_known", {})
     return tmp_path / "cache" / "undrift" / "strategies"
@@ -35,7 +35,7 @@ def forgotten(tmp_path, monkeypatch):
 
 @pytest.fixture
 def rigged(monkeypatch):
-    """Lets those win whose description begins in a given way; tells what was timed."""
+    """Lets strategies win whose names begin in a given way; gives the list of timed ones."""
 
     def rig(*winners):
         timed = []
@@ -52,7 +52,7 @@ def rigged(monkeypatch):
 
 @pytest.fixture
 def no_timing(monkeypatch):
-    """Refuses that anything is timed."""
+    """Fails the test if a strategy is timed."""
 
     def forbid():
         def seconds(*_):

@@ -1,4 +1,4 @@
-"""The engine that chooses, by time, and says what it chose."""
+"""The "auto" engine times the strategies, keeps the fastest and names it."""
 
 import shutil
 from dataclasses import replace
@@ -40,7 +40,7 @@ def test_each_candidate_can_win_and_agrees_with_the_serial_engine(name, rigged, 
 
 
 def test_the_clock_decides(monkeypatch):
-    """Time passes only while one kind of strategy is at work."""
+    """The clock advances only while strategies run, and by more for one kind."""
     losses, now = losses_of(), [0.0]
     monkeypatch.setattr(auto.time, "perf_counter", lambda: now[0])
     run = VectorisedEngine.run
@@ -55,7 +55,7 @@ def test_the_clock_decides(monkeypatch):
 
 
 def test_a_trial_of_slow_work_has_as_many_clients_as_may_work_together(monkeypatch):
-    """With fewer of them, many clients at once would leave threads idle and seem slow."""
+    """With fewer clients, strategies with large chunks would leave threads idle and seem slow."""
     losses, sizes = losses_of(), []
 
     def seconds(self, engine, method, assignments, states):
@@ -76,7 +76,7 @@ def test_what_is_much_slower_is_not_timed_again(rigged):
 
 
 def test_timing_changes_nothing(rigged):
-    """States, buffers and draws are what they were: the first round is as if nothing was tried."""
+    """Trials leave states, buffers and random numbers unchanged before the first round."""
     model = nn.Sequential(nn.Linear(60, 6), nn.Tanh(), nn.Dropout(0.3), nn.Linear(6, 10))
     losses = ModuleLosses(model, DATA)
     chosen = candidates(losses, 7, 2, TWO.memory).strategies[-1]
@@ -93,7 +93,7 @@ def test_timing_changes_nothing(rigged):
         assert torch.equal(before, torch.random.get_rng_state())
 
 
-def test_a_strategy_that_the_model_does_not_bear_is_left_out(monkeypatch):
+def test_a_strategy_under_which_the_model_fails_is_left_out(monkeypatch):
     losses = losses_of()
     run = VectorisedEngine.run
 

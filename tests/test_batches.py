@@ -1,4 +1,4 @@
-"""The batches of several clients side by side are those that each draws alone."""
+"""Clients that train at once get the same batches as clients that train alone."""
 
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice, pairwise
@@ -18,7 +18,7 @@ from undrift.utils.keys import generator, keys, orders
 
 
 def part_of(sizes, shape=(2,)):
-    """Clients whose samples say which they are."""
+    """Clients whose samples hold their own numbers."""
     total = sum(sizes)
     x = torch.arange(total).view(-1, *[1] * len(shape)).expand(total, *shape).float()
     first = np.cumsum([0, *sizes])
@@ -63,7 +63,7 @@ def test_side_by_side_they_are_what_each_draws_alone(clients, batch, fresh, bloc
             own = np.arange(size) if chosen is None else chosen
             n = found[step].sizes[c]
             assert found[step].y[c, :n].tolist() == (first + own).tolist()
-            # Padding is of the same client, and weighs nothing.
+            # Padding comes from the same client, and its weight is zero.
             assert all(first <= y < first + size for y in found[step].y[c].tolist())
             weights = found[step].weights
             if isinstance(weights, torch.Tensor):

@@ -1,4 +1,4 @@
-"""What an engine may use: options that make sense, and memory that is bounded."""
+"""Engine options are checked, and engines keep to their limit of memory."""
 
 import pytest
 import torch

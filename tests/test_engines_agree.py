@@ -1,4 +1,4 @@
-"""Every way of computing agrees with the serial engine: models × methods × solvers × strategies.
+"""Every strategy agrees with the serial engine: models × methods × solvers × strategies.
 
 Every strategy that may be chosen for a model is run over three rounds in double precision, on
 clients of unequal sizes, one of which has a single sample.
@@ -26,7 +26,7 @@ SIZES = (9, 1, 14, 6, 11)
 
 
 def made(inputs, targets, sizes=SIZES, ids=None):
-    """Clients with samples of their own; each is what it is whatever comes before it."""
+    """Clients with random samples; a client's samples do not depend on the others."""
     clients = {}
     for k, n in enumerate(sizes):
         g = torch.Generator().manual_seed(k)
@@ -63,7 +63,7 @@ VALUES = federated(rows, lambda n, g: torch.randn(n, 2, generator=g))
 
 
 class Model(nn.Module):
-    """Parts, and what is done with them."""
+    """Submodules, and a forward function that uses them."""
 
     def __init__(self, forward, **parts):
         super().__init__()
@@ -76,7 +76,7 @@ class Model(nn.Module):
 
 
 class Waves(nn.Module):
-    """A layer that nobody has written out."""
+    """A layer without a stacked version."""
 
     def __init__(self):
         super().__init__()
@@ -87,7 +87,7 @@ class Waves(nn.Module):
 
 
 class Branching(nn.Module):
-    """What it does depends on the data."""
+    """Its forward pass depends on the values of its inputs."""
 
     def __init__(self):
         super().__init__()
@@ -99,7 +99,7 @@ class Branching(nn.Module):
 
 
 class Noisy(nn.Module):
-    """It draws in a way of its own."""
+    """It uses random numbers other than nn.Dropout's."""
 
     def __init__(self):
         super().__init__()
@@ -185,7 +185,7 @@ def smoothed(outputs, targets):
 
 
 def weighted(outputs, targets):
-    """It is no mean over samples."""
+    """A loss that is not a mean over samples."""
     return F.cross_entropy(outputs, targets, weight=torch.arange(1.0, 1 + CLASSES).to(outputs))
 
 
@@ -234,7 +234,7 @@ MODELS = {
     "data-dependent": (Branching, ROWS, None, set()),
     "batch norm": (batch_norm, PAIRS, None, set()),
 }
-"""How each is made, its data, its loss, and by what else than "module" it can be computed."""
+"""How each model is made, its data, its loss, and the networks besides "module" that suit it."""
 
 METHODS = {
     "FedAvg": ud.FedAvg(),
@@ -276,7 +276,7 @@ def losses_of(name, dtype=torch.float64, data=None):
 
 
 def strategies(losses, threads=2):
-    """All that may be chosen, and chunks that leave a rest."""
+    """All candidates, and chunk sizes that do not divide the number of clients."""
     found = candidates(losses, len(SIZES), threads, memory=1000).strategies
     more = [Strategy(s.network, 2, threads) for s in found if s.network in ("stacked", "vmap")]
     return list(dict.fromkeys([*found, *more]))
@@ -320,7 +320,7 @@ def test_every_method_meets_every_solver():
     assert len(met) == len(METHODS) * len(SOLVERS)
 
 
-def test_a_model_that_draws_in_its_own_way_is_trained_serially():
+def test_a_model_with_other_random_numbers_is_trained_serially():
     losses = ModuleLosses(Noisy().double(), ROWS)
     found = candidates(losses, 5, 2, memory=1000)
     assert found.strategies == [SERIAL]
@@ -464,7 +464,7 @@ class Idle(nn.Module):
 
 
 class Remembering(nn.Module):
-    """It keeps what it last saw."""
+    """It stores its last inputs."""
 
     def __init__(self):
         super().__init__()
@@ -501,7 +501,7 @@ def one_for_all():
 
 
 def viewed():
-    """With channels last in memory, its view is refused by torch."""
+    """Its view fails on tensors whose channels are last in memory."""
     return Model(
         lambda m, x: m.head(torch.sin(m.other(m.one(x))).view(-1, 12)),
         one=nn.Conv2d(1, 3, 3),
@@ -534,7 +534,7 @@ UNUSUAL = {
     "a view of a convolution": (viewed, PICTURES),
     "statistics of the batch": (statistics, PAIRS),
 }
-"""Models that are easily taken for something else, with their data."""
+"""Models that a careless translation would compute wrongly, with their data."""
 
 
 @pytest.mark.parametrize("engine", ["auto", "vectorised"])

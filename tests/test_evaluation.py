@@ -1,4 +1,4 @@
-"""What is measured, on which parts of the data and from how many clients, and in which pieces."""
+"""Evaluation: on which parts, from how many clients, and in which pieces."""
 
 import pytest
 import torch
@@ -50,6 +50,7 @@ def train(evaluate=None, method=None, **options):
         "data": federation(),
         "local": ud.SGD(lr=0.1, batch_size=4, epochs=1),
         "rounds": 2,
+        "engine": "vectorised",  # by a fixed rule: bits are compared
         **({} if evaluate is None else {"evaluate": evaluate}),
     }
     return ud.train(method or ud.FedAvg(), **{**setting, **options})
@@ -267,7 +268,7 @@ def test_threads_have_models_of_their_own_that_share_their_weights(monkeypatch):
     x, q = losses.initial(), losses.weights()
     first = losses.evaluate(x, q, {})
     with losses.training(0, {}, 0) as own:
-        own.gradient(x)  # now it has noted down what cannot be copied
+        own.gradient(x)  # it has stored what cannot be copied
     assert losses.evaluate(x, q, {}) == first
     assert losses.evaluate(x + 1, q, {}) != first
 

@@ -1,4 +1,4 @@
-"""A model that fails on one client is said to, and the engine can go on."""
+"""An error names the client on which a model fails, and the engine stays usable."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ BAD = 5
 
 
 def with_a_bad_token():
-    """Words of three letters; one of a client's is not in the table."""
+    """Words of three letters; one client has a word outside of the embedding's table."""
     clients = {}
     for k, name in enumerate(("ann", "bob", "cleo", "dan", "eve")):
         g = torch.Generator().manual_seed(k)

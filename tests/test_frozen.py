@@ -1,4 +1,4 @@
-"""Fine-tuning a part of a model: what is frozen neither trains, nor travels, nor is kept."""
+"""Fine-tuning part of a model: frozen parameters are not trained, sent or stored as state."""
 
 import warnings
 
@@ -13,7 +13,7 @@ METHODS = (ud.FedAvg(), ud.SCAFFOLD(), ud.FedDyn(alpha=0.5), ud.FedDR(eta=0.5))
 
 
 class Backbone(nn.Module):
-    """Layers of which some behave otherwise in training."""
+    """Layers of which some behave differently in training mode."""
 
     def __init__(self):
         super().__init__()
@@ -42,7 +42,7 @@ class Model(nn.Module):
 
 
 def plain_frozen():
-    """Without layers that behave otherwise in training: the middle one is frozen."""
+    """Layers that behave the same in both modes; the middle one is frozen."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
     model[2].requires_grad_(False)
@@ -50,7 +50,7 @@ def plain_frozen():
 
 
 def resting_dropout():
-    """Layers that can all be written out, with a dropout that is left in evaluation mode."""
+    """Layers that all have stacked versions, with a dropout left in evaluation mode."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 3))
     model[1].eval()
@@ -127,12 +127,12 @@ def test_a_step_with_a_resting_part_is_that_of_plain_torch():
 
 def test_only_a_part_that_is_left_in_evaluation_mode_keeps_its_statistics():
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # nothing is said of buffers that stay
+        warnings.simplefilter("error")  # constant buffers cause no warning
         assert not ModuleLosses(Model(), federation()).changing_buffers
     with pytest.warns(UserWarning, match="backbone.norm"):
         moving = ModuleLosses(Model(at_rest=False), federation()).changing_buffers
     assert "backbone.norm.running_mean" in moving
-    with pytest.warns(UserWarning, match="backbone.norm"):  # a model that was merely used before
+    with pytest.warns(UserWarning, match="backbone.norm"):  # all in evaluation mode
         assert ModuleLosses(Model(at_rest=False).eval(), federation()).changing_buffers == moving
 
 

@@ -1,4 +1,4 @@
-"""The networks of the papers: sizes, seeds, what they compute, and that they learn."""
+"""The papers' models: sizes, seeds, outputs, and that they learn."""
 
 import math
 import warnings
@@ -297,6 +297,7 @@ def test_characters_may_be_int32_or_int64():
             data=clients_of(inputs.to(kind)),
             local=ud.GD(lr, steps=2),
             rounds=1,
+            engine="vectorised",
         ).x
         for kind in (torch.int64, torch.int32)
     ]

@@ -1,4 +1,4 @@
-"""Which losses of the user's own are means over samples, and what that saves."""
+"""Which of the user's losses are recognised as means over samples."""
 
 import warnings
 
@@ -26,7 +26,7 @@ class Focal(nn.Module):
 
 
 class Running(nn.Module):
-    """A loss that keeps notes: it looks like a mean the first time."""
+    """A loss with state: it looks like a mean the first time."""
 
     def __init__(self):
         super().__init__()
@@ -100,7 +100,7 @@ def test_a_mean_over_samples_is_taken_apart(name, outputs):
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_what_is_no_mean_over_samples_is_left_alone(name):
+def test_a_loss_that_is_not_a_mean_over_samples_is_recognised(name):
     assert isinstance(per_sample_loss(OTHERS[name], EQUAL, LABELS, CPU), str)
 
 
@@ -114,7 +114,7 @@ def test_outputs_that_must_stay_probabilities_are_no_obstacle():
     assert per_sample_loss(weighted, half, targets, CPU) == NOT_A_MEAN
 
 
-def test_a_shape_that_is_spread_over_the_batch_is_no_mean_over_samples():
+def test_a_loss_that_broadcasts_over_the_batch_is_not_a_mean_over_samples():
     column, flat = torch.randn(20, 1), torch.randn(20)
     assert per_sample_loss(F.mse_loss, column, flat, CPU) == NOT_A_MEAN
     assert callable(per_sample_loss(F.mse_loss, column, flat[:, None], CPU))

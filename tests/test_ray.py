@@ -29,7 +29,7 @@ ray = pytest.importorskip("ray", reason="Ray is not installed")
 from undrift.engines.ray import engine as ray_engine  # noqa: E402
 from undrift.engines.ray import worker_pool as pools  # noqa: E402
 
-pytestmark = pytest.mark.xdist_group("ray")  # one process has it, and starts it once
+pytestmark = pytest.mark.xdist_group("ray")  # one test process starts Ray once
 
 DATA = ud.data.synthetic(1, 1, clients=11, seed=0, most=60)
 LOCAL = ud.SGD(lr=0.05, batch_size=10, epochs=1, momentum=0.5)
@@ -52,14 +52,14 @@ def trained(engine, method, losses, rounds=3, kind=synchronous, cohort=None, **o
 
 
 def both(method, losses, **options):
-    """What is added up in blocks differs from what is added up one by one in the last bits."""
+    """Sums over blocks differ from sums over clients in the last bits only."""
     serial = trained(SerialEngine, method, losses, **options)
     assert_same(serial, trained(TWO, method, losses, **options), tolerance=1e-12)
 
 
 @pytest.fixture
-def elsewhere(monkeypatch):
-    """Models are looked at by the workers, however little there is to see."""
+def on_workers(monkeypatch):
+    """The workers evaluate models, however short that takes."""
     monkeypatch.setattr(ray_engine._EvaluationTiming, "on_workers", True)
 
 
@@ -104,7 +104,7 @@ def test_a_round_without_anybody():
     assert torch.equal(loop.server.x, loop.x0)
 
 
-def test_a_network_with_statistics_dropout_a_loss_and_a_metric_of_the_users_own(elsewhere):
+def test_a_network_with_statistics_dropout_a_loss_and_a_metric_of_the_users_own(on_workers):
     def model():
         torch.manual_seed(0)
         return nn.Sequential(
@@ -122,7 +122,7 @@ def test_a_network_with_statistics_dropout_a_loss_and_a_metric_of_the_users_own(
 
 
 @pytest.mark.parametrize("sample", [None, 4])
-def test_workers_see_of_a_model_what_one_process_sees(elsewhere, monkeypatch, sample):
+def test_workers_evaluate_a_model_to_the_same_bits(on_workers, monkeypatch, sample):
     monkeypatch.setattr("undrift.nets.passes.PIECE_SAMPLES", 16)  # several pieces
     evaluation = ud.Evaluation(models=("server", "own"), gradient_mapping=0.5, train_clients=sample)
     method, losses = ud.FedDR(eta=0.5, g=ud.L1(1e-3)), losses_of()
@@ -165,7 +165,7 @@ def test_the_same_bits_from_one_and_two_workers(inner, forgotten, rigged):
 
 
 def unhurried(outputs, targets):
-    """A loss that takes its time, so that there is a middle of the round."""
+    """A slow loss, so that workers can be killed in the middle of a round."""
     if outputs.requires_grad:
         time.sleep(0.005)
     return nn.functional.cross_entropy(outputs, targets)
@@ -253,7 +253,7 @@ def test_what_goes_wrong_in_the_model_is_said_as_anywhere():
 
 
 class Once:
-    """A loss that takes very long the first time that anybody computes it."""
+    """A loss that takes a minute the first time that any worker computes it."""
 
     def __init__(self, file):
         self.file = file
@@ -347,7 +347,7 @@ ROUNDS = """
 
 
 def test_memory_does_not_grow_over_a_thousand_rounds():
-    """The peaks of the program and of each worker, in the first hundred rounds and in the last."""
+    """Peak memory of this process and of each worker, in the first and last hundred rounds."""
     program = dedent(ROUNDS).format(tests=str(Path(__file__).parent))
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False
@@ -360,13 +360,13 @@ def test_memory_does_not_grow_over_a_thousand_rounds():
 
 
 def own_memory(process):
-    """Megabytes of a process's own memory: what it shares with others is Ray's store."""
+    """Private memory of a process in megabytes; the memory it shares is Ray's store."""
     lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
     sizes = {line.split(":")[0]: line.split()[1] for line in lines[1:]}
     return (int(sizes["Private_Dirty"]) + int(sizes["Private_Clean"])) / 1024
 
 
-# As a user meets it
+# Errors and commands
 
 
 def test_without_ray_the_sentence_says_how_to_install_it(monkeypatch):
@@ -458,7 +458,7 @@ name = "SCAFFOLD"
 
 
 def test_a_killed_run_goes_on_with_other_workers(tmp_path):
-    """… and leaves no worker behind."""
+    """It leaves no worker behind either."""
     (tmp_path / "exp.toml").write_text(EXPERIMENT)
     inner = ("--set", "engine.inner=serial")
     command = [sys.executable, "-m", "undrift", "run", "exp.toml", "--out", "out", *inner]
@@ -495,7 +495,7 @@ def _command(process):
 
 
 def _children(process):
-    """The processes that a process started, and those that they did."""
+    """The child processes of a process, and their children."""
     found = subprocess.run(["pgrep", "-P", str(process)], capture_output=True, text=True)
     own = [int(each) for each in found.stdout.split()]
     return own + [deeper for each in own for deeper in _children(each)]

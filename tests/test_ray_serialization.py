@@ -1,4 +1,4 @@
-"""What travels to Ray's workers arrives as it was, and blocks do not depend on who works."""
+"""Objects arrive unchanged at Ray's workers, and blocks depend on the cohort only."""
 
 import math
 from types import SimpleNamespace
@@ -39,7 +39,7 @@ def test_a_tensor_travels_once_and_stays_one():
 
 def test_what_arrives_may_be_written_to_unless_it_is_shared():
     serialized = serialize(torch.zeros(3))
-    serialized.arrays[0].flags.writeable = False  # as what Ray hands out
+    serialized.arrays[0].flags.writeable = False  # as Ray's shared memory is
     deserialize(serialized).add_(1)
     assert not serialized.arrays[0].any()
     assert deserialize(serialized, shared=True).data_ptr() == serialized.arrays[0].ctypes.data
@@ -97,7 +97,7 @@ def test_every_client_is_in_one_block_and_the_longest_work_comes_first(costs, si
     assert [block.cost for block in found] == [
         sum(costs[e.client.id] for e in block.assignments) for block in found
     ]
-    for k in set(costs):  # equal ones as they came
+    for k in set(costs):  # clients with equal cost keep their order
         same = [client for client in clients if costs[client] == k]
         assert same == sorted(same)
 

@@ -13,6 +13,7 @@ from commands import called, command
 from undrift.core.records import Record
 
 EXPERIMENT = """
+engine = "vectorised"  # by a fixed rule: bits are compared
 rounds = 6
 seeds = [0, 1]
 

@@ -15,6 +15,7 @@ from undrift.experiments.experiment import Experiment
 from undrift.experiments.fleets import summary
 
 EXPERIMENT = """
+engine = "vectorised"  # by a fixed rule: bits are compared
 rounds = 6
 
 [data]

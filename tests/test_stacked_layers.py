@@ -1,4 +1,4 @@
-"""Layers of many clients at once against torch's own, client by client."""
+"""Stacked layers agree with torch's own layers, client by client."""
 
 from copy import deepcopy
 
@@ -25,7 +25,7 @@ SIZES = {1: [4], 3: [5, 1, 3]}
 
 
 class OwnForward(nn.Module):
-    """Layers in terms of a function (module, x) → outputs."""
+    """A module whose forward pass is a function (module, x) → outputs."""
 
     def __init__(self, forward, **layers):
         super().__init__()
@@ -185,7 +185,7 @@ def names_of(module):
 
 
 class Setting:
-    """Clients with parameters of their own, in rows of one matrix, and ragged batches."""
+    """Clients with different parameters, as rows of one matrix, and batches of different sizes."""
 
     def __init__(self, module, x, targets, sizes, loss):
         self.loss, self.sizes = loss, sizes
@@ -243,7 +243,7 @@ def assert_gradients(setting):
     before = setting.batch.x.clone()
     expected = setting.expected(0.7)
     for network in (setting.network, setting.network, setting.network.copy()):
-        setting.network = network  # nothing of what was before is left
+        setting.network = network  # without memory of earlier batches
         sink = Gradients(setting.parameters)
         for each in sink.values:
             each.fill_(float("nan"))
@@ -254,7 +254,7 @@ def assert_gradients(setting):
 
 
 def assert_step(setting):
-    """x − η(∇ + (λ + r)x + v − r z), where the gradient goes into the step at once."""
+    """x − η(∇ + (λ + r)x + v − r z), applied inside the backward pass."""
     expected = setting.expected(0.7)
     start = [each.clone() for each in setting.parameters]
     constant = [torch.randn_like(each) for each in start]
@@ -523,7 +523,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("case", REFUSALS)
-def test_what_is_no_chain_is_refused_with_a_sentence(case):
+def test_a_module_that_is_not_a_chain_is_named_with_the_reason(case):
     build, sentence = REFUSALS[case]
     module = build()
     found = stacked_layers(module, names_of(module))

@@ -1,4 +1,4 @@
-"""What was chosen holds: in the user's cache, and wherever a run goes on."""
+"""A chosen strategy is kept in the user's cache and in resumed runs."""
 
 import json
 import multiprocessing
@@ -46,7 +46,7 @@ def test_the_same_again_is_not_timed_and_gives_the_same_bits(rigged, no_timing, 
     assert len(list(forgotten.iterdir())) == 1
 
 
-def test_a_number_is_the_same_question_however_it_is_written(rigged, no_timing):
+def test_a_number_has_the_same_key_however_it_is_written(rigged, no_timing):
     """A run's own experiment file says 1000.0 megabytes where the user's said nothing."""
     rigged("stacked layers, 4")
     first, _ = trained(losses_of(), ud.EngineOptions(threads=2, memory=1000))
@@ -131,7 +131,7 @@ def test_the_process_that_writes_first_wins(rigged, forgotten, monkeypatch):
     assert strategy_cache.lookup(file.stem) == other
 
 
-def test_other_questions_have_other_answers():
+def test_different_settings_have_different_keys():
     losses, small = losses_of(), ModuleLosses(ud.models.logistic(60, 10).double(), DATA)
     limits = 2, 1000, None
     names = [
@@ -163,7 +163,7 @@ def assert_same_run(folder, other, label):
 
 
 def cut_short(folder, **changed):
-    """Runs that were killed after their fourth round, as far as anyone can tell."""
+    """Runs in the state in which a kill after the fourth round leaves them."""
     kept_runs.run(folder, rounds=4, **SETTING, **changed)
     for file in folder.rglob("run.json"):
         file.unlink()
@@ -213,8 +213,8 @@ def test_more_threads_later_change_nothing(rigged, tmp_path):
 
 @pytest.mark.parametrize(("number", "moment"), [(2, "after"), (3, "during")])
 def test_killed_before_the_first_round_is_there(number, moment, rigged, forgotten, tmp_path):
-    """The writes are: what the store belongs to, the initial model, the first round."""
-    # A server of processes would keep this test's environment for all later ones.
+    """The store is written three times: its identity, the initial model, the first round."""
+    # With a fork server, all later processes would inherit this test's environment.
     context = multiprocessing.get_context("spawn")
     changed = {"methods": {"FedDyn": ud.FedDyn(alpha=0.5)}, "model": first_model, **SETTING}
     folder, again = tmp_path / "run", tmp_path / "again"
@@ -229,7 +229,7 @@ def test_killed_before_the_first_round_is_there(number, moment, rigged, forgotte
         rigged(winner)
         assert {outcome.status for outcome in kept_runs.run(each, 3, **changed)} == {"finished"}
         *_, records, _ = contents(each, "FedDyn")
-        # The first of the two runs chose; the second one remembers.
+        # The first of the two runs chose; the second one found that choice in the cache.
         assert all(record.strategy.startswith("one by one") for record in records[1:])
     assert_same_run(folder, again, "FedDyn")
 

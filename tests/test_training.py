@@ -26,6 +26,7 @@ def network(**options):
         "local": ud.SGD(lr=0.05, batch_size=10, epochs=1),
         "rounds": 4,
         "cohort": 3,
+        "engine": "vectorised",  # by a fixed rule: bits are compared
     }
     return setting | options
 

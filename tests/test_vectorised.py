@@ -254,7 +254,7 @@ def test_it_is_chosen_by_its_name():
 
 
 class Odd(nn.Module):
-    """What it does depends on its inputs, so that it cannot be mapped over clients."""
+    """Its forward pass depends on the values of its inputs, so vmap cannot map it over clients."""
 
     def __init__(self):
         super().__init__()
@@ -266,7 +266,7 @@ class Odd(nn.Module):
 
 
 class Noisy(nn.Module):
-    """It draws in a way of its own."""
+    """It uses random numbers other than nn.Dropout's."""
 
     def __init__(self):
         super().__init__()
@@ -345,7 +345,7 @@ def test_threads_change_no_bit_where_each_has_a_client():
     assert torch.equal(ends[0], ends[2])
 
 
-def test_a_model_that_draws_in_its_own_way_still_trains():
+def test_a_model_with_other_random_numbers_still_trains():
     setting = dict(model=Noisy(), data=DATA, local=SOLVERS["plain"], rounds=2, progress=False)
     result = ud.train(ud.FedAvg(), **setting)
     assert "random numbers other than nn.Dropout's" in result.records[-1].strategy

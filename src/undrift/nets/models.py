@@ -1,7 +1,7 @@
-"""Networks of the papers. Any `nn.Module` works in their place.
+"""The papers' models. Any other `nn.Module` works as well.
 
-Images come as `[batch, channels, height, width]`. Initial weights are a function of `seed` and
-of nothing else. Nothing has buffers, so the parameters are all that travels.
+Images are `[batch, channels, height, width]`. Initial weights are a function of `seed` and of
+nothing else. No model has buffers, so that clients and server exchange parameters only.
 """
 
 import math
@@ -40,15 +40,15 @@ def mlp(features: int, *hidden: int, classes: int, seed: int = 0) -> nn.Module:
     features, classes
         the numbers of inputs and of outputs
     hidden
-        the widths of the hidden layers, from the first to the last; none make it linear
+        the widths of the hidden layers, from the first to the last; without any it is linear
     seed
-        of the initial weights
+        determines the initial weights
     """
     named = {f"hidden layer {number}": width for number, width in enumerate(hidden, start=1)}
     _require_sizes("mlp", features=features, **named, classes=classes)
     widths = [features, *hidden]
     layers: list[nn.Module] = [nn.Flatten()]
-    with _weights_drawn_by(seed):
+    with _weights_from(seed):
         for i, o in pairwise(widths):
             layers += [nn.Linear(i, o), nn.ReLU()]
         layers.append(nn.Linear(widths[-1], classes))
@@ -62,9 +62,9 @@ def cifar_cnn(classes: int = 10, channels: int = 3, side: int = 32, seed: int = 
     192 neurons: 797 962 parameters for CIFAR-10. FedDyn's text prints 394, its code has 384.
     """
     _require_sizes("cifar_cnn", classes=classes, channels=channels)
-    require_whole("cifar_cnn's side", side, at_least=16)  # less leaves no pixel
+    require_whole("cifar_cnn's side", side, at_least=16)  # smaller images leave no pixel
     left = ((side - 4) // 2 - 4) // 2
-    with _weights_drawn_by(seed):
+    with _weights_from(seed):
         return nn.Sequential(
             nn.Conv2d(channels, 64, kernel_size=5),
             nn.ReLU(),
@@ -85,12 +85,12 @@ def pfl_cnn(classes: int = 10, channels: int = 3, side: int = 32, seed: int = 0)
     """The CIFAR-10 network of pfl-research's benchmarks (Granqvist et al., NeurIPS 2024).
 
     Two 3×3 convolutions without padding, one 2×2 max-pooling, 128 neurons, and dropout: 1 626 442
-    parameters for CIFAR-10. Weights start as Glorot & Bengio (AISTATS 2010) have them, uniformly.
+    parameters for CIFAR-10. Initial weights are uniform as in Glorot & Bengio (AISTATS 2010).
     """
     _require_sizes("pfl_cnn", classes=classes, channels=channels)
-    require_whole("pfl_cnn's side", side, at_least=6)  # less leaves no pixel
+    require_whole("pfl_cnn's side", side, at_least=6)  # smaller images leave no pixel
     left = (side - 4) // 2
-    with _weights_drawn_by(seed):
+    with _weights_from(seed):
         model = nn.Sequential(
             nn.Conv2d(channels, 32, kernel_size=3),
             nn.ReLU(),
@@ -119,7 +119,7 @@ def vgg11(classes: int = 10, channels: int = 3, seed: int = 0) -> nn.Module:
     """
     _require_sizes("vgg11", classes=classes, channels=channels)
     layers: list[nn.Module] = []
-    with _weights_drawn_by(seed):
+    with _weights_from(seed):
         for widths in ((64,), (128,), (256, 256), (512, 512), (512, 512)):
             for width in widths:
                 convolution = nn.Conv2d(channels, width, kernel_size=3, padding=1)
@@ -145,15 +145,15 @@ def resnet18(classes: int = 10, channels: int = 3, groups: int = 2, seed: int = 
     Parameters
     ----------
     classes, channels
-        of the outputs and of the images, which may be of any size
+        the numbers of outputs and of image channels; images may have any size
     groups
-        of channels that are normalised together, a divisor of 64
+        into how many groups GroupNorm divides the channels, a divisor of 64
     seed
-        keys the initial weights
+        determines the initial weights
     """
     _require_sizes("resnet18", classes=classes, channels=channels, groups=groups)
     require(64 % groups == 0, f"resnet18's groups is {groups}, but must divide 64 channels.")
-    with _weights_drawn_by(seed):
+    with _weights_from(seed):
         layers = [
             nn.Conv2d(channels, 64, kernel_size=3, padding=1, bias=False),
             nn.GroupNorm(groups, 64),
@@ -203,24 +203,24 @@ class ResidualBlock(nn.Module):
 def char_lstm(
     characters: int = 80, embedding: int = 8, hidden: int = 100, layers: int = 2, seed: int = 0
 ) -> nn.Module:
-    """The next character of a text, FedProx's network for Shakespeare (Li et al., MLSys 2020).
+    """FedProx's model of the next character for Shakespeare (Li et al., MLSys 2020).
 
-    Takes whole numbers `[batch, length]` (int32 or int64) and gives `[batch, characters]`:
-    133 520 parameters. FedDyn trains the same.
+    It maps integers `[batch, length]` (int32 or int64) to scores `[batch, characters]` and has
+    133 520 parameters. FedDyn trains the same model.
 
     Parameters
     ----------
     characters
-        how many there are; inputs and labels go from 0 to one less
+        the number of different characters; inputs and labels are in [0, characters)
     embedding, hidden, layers
-        the numbers that stand for a character, the width of the LSTM and its depth
+        the width of the embedding, and the width and the depth of the LSTM
     seed
-        keys the initial weights
+        determines the initial weights
     """
     _require_sizes(
         "char_lstm", characters=characters, embedding=embedding, hidden=hidden, layers=layers
     )
-    with _weights_drawn_by(seed):
+    with _weights_from(seed):
         return nn.Sequential(
             nn.Embedding(characters, embedding),
             LastOutput(embedding, hidden, layers),
@@ -249,11 +249,11 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     model.__name__: model
     for model in (logistic, mlp, cifar_cnn, pfl_cnn, vgg11, resnet18, char_lstm)
 }
-"""The functions above by name."""
+"""The models above by name."""
 
 
 def fitting(name: str, inputs: Sequence[int], classes: int, **options: object) -> nn.Module:
-    """A model of `MODELS` that fits inputs of a shape: what the shape says need not be given.
+    """A model of `MODELS` for inputs of a shape; sizes that follow from the shape are filled in.
 
     `fitting("mlp", (1, 28, 28), 10, hidden=[200, 100])` is `mlp(784, 200, 100, classes=10)`.
     """
@@ -288,7 +288,7 @@ def _require_sizes(model: str, **sizes: int) -> None:
         require_whole(f"{model}'s {name}", size, at_least=1)
 
 
-def _weights_drawn_by(seed: int) -> AbstractContextManager[None]:
-    """Layers made in the block get initial weights that are a function of the seed."""
+def _weights_from(seed: int) -> AbstractContextManager[None]:
+    """Within the block, the initial weights of new layers are a function of the seed."""
     require_whole("seed", seed, at_least=0)
     return torch_generator_set_to(key(seed, "model"), torch.device("cpu"))
