@@ -417,7 +417,7 @@ class TestParts:
         pytest.importorskip("sklearn")
         data = {"source": "digits", "clients": 4, "partition": "mine.py:twice"}
         found = read(folder, data=data)
-        with pytest.raises(UndriftError, match=r"^data: The partition .* to two clients"):
+        with pytest.raises(UndriftError, match=r"^data: twice gives sample 0 to more"):
             build_data(found)
         said = refusal(folder, data=data | {"partition": "mine.py:one_argument"})
         assert said.startswith("data.partition.kind: one_argument must be a function of (targets,")

@@ -20,7 +20,7 @@ UNFINISHED = "unfinished"
 
 
 @dataclass(frozen=True)
-class Point:
+class SweepPoint:
     """One method with its settings."""
 
     label: str
@@ -73,18 +73,18 @@ class Judge:
         value = value[1] if isinstance(value, tuple) else value
         return f"fewest rounds to {name} {value:g}, then {last} ({over})"
 
-    def verdict(self, point: Point, folder: Path) -> Verdict:
+    def verdict(self, point: SweepPoint, folder: Path) -> PointResult:
         """What came of a point."""
         runs = []
         for seed in self.seeds:
             own = run_folder(folder, point.label, seed)
             about = read_json(own / RUN) if (own / RUN).is_file() else {}
             if about.get("status") not in DONE:
-                return Verdict(point, UNFINISHED)
+                return PointResult(point, UNFINISHED)
             runs.append((own, about))
         for own, about in runs:
             if about["status"] == "diverged":
-                return Verdict(point, "diverged", reason=about.get("reason") or f"see {own}")
+                return PointResult(point, "diverged", reason=about.get("reason") or f"see {own}")
         values, rounds = [], []
         for own, _ in runs:
             records = [Record.from_json(line) for line in (own / RECORDS).read_text().splitlines()]
@@ -97,8 +97,8 @@ class Judge:
             values.append(found[-1])
             rounds.append(self._rounds(records))
         if not all(math.isfinite(value) for value in values):
-            return Verdict(point, "diverged", values, reason=f"{self.metric} is not finite")
-        return Verdict(point, "finished", values, rounds if self.target else [])
+            return PointResult(point, "diverged", values, reason=f"{self.metric} is not finite")
+        return PointResult(point, "finished", values, rounds if self.target else [])
 
     def _rounds(self, records: Sequence[Record]) -> float:
         """The rounds to the target; infinitely many, if it was not reached."""
@@ -110,7 +110,7 @@ class Judge:
                 return record.round
         return math.inf
 
-    def cost(self, verdict: Verdict) -> tuple[float, float]:
+    def cost(self, verdict: PointResult) -> tuple[float, float]:
         """To be made small."""
         if verdict.status != "finished":
             return (math.inf, math.inf)
@@ -118,17 +118,17 @@ class Judge:
         value = -value if METRICS[self.metric] == "above" else value
         return (fmean(verdict.rounds) if self.target else 0.0, value)
 
-    def best(self, verdicts: Sequence[Verdict]) -> Verdict | None:
+    def best(self, verdicts: Sequence[PointResult]) -> PointResult | None:
         """The chosen one of a method's points, if any is usable."""
         usable = [each for each in verdicts if each.status == "finished"]
         return min(usable, key=self.cost, default=None)  # the first of equals
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PointResult:
     """What came of a point: "finished", "diverged", "failed" or "unfinished"."""
 
-    point: Point
+    point: SweepPoint
     status: str
     values: Sequence[float] = ()
     """the metric, seed by seed"""

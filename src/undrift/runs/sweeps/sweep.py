@@ -31,7 +31,7 @@ from undrift.experiments.experiment import Experiment
 from undrift.experiments.settings import applied
 from undrift.runs.folder import alone_in, write_json
 from undrift.runs.sweeps.grids import Space, canonical, digest, spaces
-from undrift.runs.sweeps.judging import Judge, Point, Verdict
+from undrift.runs.sweeps.judging import Judge, PointResult, SweepPoint
 from undrift.runs.sweeps.search import Search
 from undrift.runs.sweeps.workers import Workers
 from undrift.utils.display import progress
@@ -47,7 +47,7 @@ NOT_COMPUTED = ("name", "output", "sweep")
 
 
 @dataclass
-class Outcome:
+class SweepResult:
     """What a sweep found.
 
     Parameters
@@ -64,10 +64,10 @@ class Outcome:
 
     folder: Path
     judge: Judge
-    verdicts: dict[str, list[Verdict]]
+    verdicts: dict[str, list[PointResult]]
     files: Sequence[Path] = field(default_factory=list)
 
-    def best(self) -> dict[str, Verdict]:
+    def best(self) -> dict[str, PointResult]:
         """The chosen point of every method that has a usable one."""
         found = {label: self.judge.best(each) for label, each in self.verdicts.items()}
         return {label: each for label, each in found.items() if each is not None}
@@ -76,7 +76,7 @@ class Outcome:
         """The run folders of the chosen points, for the report."""
         return {k: self.folder / POINTS / each.point.id for k, each in self.best().items()}
 
-    def failed(self) -> list[Verdict]:
+    def failed(self) -> list[PointResult]:
         """The points whose process failed."""
         return [v for each in self.verdicts.values() for v in each if v.status == "failed"]
 
@@ -96,7 +96,7 @@ class Outcome:
             table.add_row(*(escape(cell) for cell in [*row, _counts(verdicts)]))
         return table
 
-    def _row(self, chosen: Verdict) -> list[str]:
+    def _row(self, chosen: PointResult) -> list[str]:
         point = chosen.point
         own = f"method.{point.label}."
         settings = [f"{k.removeprefix(own)} = {v}" for k, v in point.settings.items()]
@@ -138,7 +138,7 @@ def run_sweep(
     settings: Mapping[str, Any] | None = None,
     progress: bool = True,
     command: Sequence[str] = UNDRIFT,
-) -> Outcome:
+) -> SweepResult:
     """Run every point of an experiment's sweep that was not run yet, and choose the best.
 
     Parameters
@@ -167,7 +167,7 @@ def run_sweep(
     with alone_in(folder):
         place.mkdir(exist_ok=True)
 
-        def start(point: Point, own: Path) -> list[str]:
+        def start(point: SweepPoint, own: Path) -> list[str]:
             # A file of its own: what a point computes does not change if the user edits theirs.
             file = place / f"{point.id}.toml"
             sweep.at(point.label, point.settings).write(file)
@@ -177,10 +177,10 @@ def run_sweep(
             return [*command, "resume", str(own), "--quiet"]
 
         workers = Workers(place, jobs, start, resume)
-        outcome = Outcome(folder, sweep.judge, {label: [] for label in sweep.spaces})
+        outcome = SweepResult(folder, sweep.judge, {label: [] for label in sweep.spaces})
         with _bar(sweep.total, progress) as bar:
 
-            def note(verdict: Verdict) -> None:
+            def note(verdict: PointResult) -> None:
                 outcome.verdicts[verdict.point.label].append(verdict)
                 outcome.write()
                 bar(outcome, verdict.point.label)
@@ -199,20 +199,22 @@ def run_sweep(
     return outcome
 
 
-def _unique(points: Iterable[Point]) -> list[Point]:
+def _unique(points: Iterable[SweepPoint]) -> list[SweepPoint]:
     """Every point once: settings of other words may compute the same."""
-    found: dict[str, Point] = {}
+    found: dict[str, SweepPoint] = {}
     for point in points:
         found.setdefault(point.id, point)
     return list(found.values())
 
 
-def _search(sweep: _Sweep, space: Space, workers: Workers, note: Callable[[Verdict], None]) -> None:
+def _search(
+    sweep: _Sweep, space: Space, workers: Workers, note: Callable[[PointResult], None]
+) -> None:
     """As many points of a method's ranges as were asked for."""
     search = Search(space, workers.folder.parent / SEARCH, sweep.searched(space))
     seen: set[str] = set()
 
-    def run(trials: Mapping[int, Mapping[str, Any]]) -> dict[int, Verdict]:
+    def run(trials: Mapping[int, Mapping[str, Any]]) -> dict[int, PointResult]:
         points = {number: sweep.point(space.label, each) for number, each in trials.items()}
         found = workers.run(_unique(points.values()), sweep.judge)
         verdicts = {number: found[point.id] for number, point in points.items()}
@@ -281,18 +283,18 @@ class _Sweep:
         """The experiment of a point: one method."""
         return self._with([label], self._changes(label, settings))
 
-    def point(self, label: str, settings: Mapping[str, Any]) -> Point:
+    def point(self, label: str, settings: Mapping[str, Any]) -> SweepPoint:
         """A point, named by all that is computed there."""
         resolved = self.at(label, settings).resolved()
         computed = {key: value for key, value in resolved.items() if key not in NOT_COMPUTED}
-        return Point(label, dict(settings), digest(computed))
+        return SweepPoint(label, dict(settings), digest(computed))
 
     def searched(self, space: Space) -> str:
         """A name for what is searched, and how it is judged."""
         ranges = {key: vars(each) for key, each in space.ranges.items()}
         return digest([self.point(space.label, {}).id, space.lists, ranges, self.judge.rule])
 
-    def write_best(self, outcome: Outcome) -> list[Path]:
+    def write_best(self, outcome: SweepResult) -> list[Path]:
         """The best settings as experiment files: one for all, or one each where they disagree."""
         for file in outcome.folder.glob(f"{BEST}*.toml"):  # of an earlier sitting
             file.unlink()
@@ -346,7 +348,7 @@ def _own(key: str) -> bool:
 
 
 @contextmanager
-def _bar(total: int, shown: bool) -> Iterator[Callable[[Outcome, str], None]]:
+def _bar(total: int, shown: bool) -> Iterator[Callable[[SweepResult, str], None]]:
     """A bar over the points, with the best so far of the method at hand."""
     columns = (
         TextColumn("{task.description}"),
@@ -358,7 +360,7 @@ def _bar(total: int, shown: bool) -> Iterator[Callable[[Outcome, str], None]]:
     with progress(*columns, shown=None if shown else False) as bars:
         task = bars.add_task("points", total=total, note="")
 
-        def advance(outcome: Outcome, label: str) -> None:
+        def advance(outcome: SweepResult, label: str) -> None:
             best = outcome.best().get(label)
             note = "" if best is None else f"{escape(label)}: {fmean(best.values):.4f} at best"
             done = sum(len(each) for each in outcome.verdicts.values())
@@ -367,7 +369,7 @@ def _bar(total: int, shown: bool) -> Iterator[Callable[[Outcome, str], None]]:
         yield advance
 
 
-def _row(verdict: Verdict, chosen: bool) -> dict[str, Any]:
+def _row(verdict: PointResult, chosen: bool) -> dict[str, Any]:
     """A point as a row of the results."""
     values, rounds = list(verdict.values), [_finite(each) for each in verdict.rounds]
     finite = verdict.status == "finished"
@@ -403,7 +405,7 @@ def _rounds(value: float) -> str:
     return f"{value:g}" if math.isfinite(value) else "not reached"
 
 
-def _counts(verdicts: Sequence[Verdict]) -> str:
+def _counts(verdicts: Sequence[PointResult]) -> str:
     """How many points there were, and what became of the others."""
     found = Counter(each.status for each in verdicts)
     others = [f"{n} {status}" for status, n in found.items() if status != "finished"]

@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 
 from undrift.runs.folder import EXPERIMENT
 from undrift.runs.stopping import asked_to_stop
-from undrift.runs.sweeps.judging import UNFINISHED, Judge, Point, Verdict
+from undrift.runs.sweeps.judging import UNFINISHED, Judge, PointResult, SweepPoint
 
 
 class Workers:
@@ -34,31 +34,31 @@ class Workers:
         self,
         folder: Path,
         jobs: int,
-        start: Callable[[Point, Path], list[str]],
+        start: Callable[[SweepPoint, Path], list[str]],
         resume: Callable[[Path], list[str]],
     ):
         self.folder, self.jobs = folder, jobs
         self._start, self._resume = start, resume
 
-    def place(self, point: Point) -> Path:
+    def place(self, point: SweepPoint) -> Path:
         """The folder of a point."""
         return self.folder / point.id
 
     def run(
         self,
-        points: Sequence[Point],
+        points: Sequence[SweepPoint],
         judge: Judge,
-        done: Callable[[Verdict], None] = lambda verdict: None,
-    ) -> dict[str, Verdict]:
+        done: Callable[[PointResult], None] = lambda verdict: None,
+    ) -> dict[str, PointResult]:
         """Bring every point to its end; those that are there already are not run."""
-        found: dict[str, Verdict] = {}
+        found: dict[str, PointResult] = {}
 
-        def note(verdict: Verdict) -> None:
+        def note(verdict: PointResult) -> None:
             found[verdict.point.id] = verdict
             done(verdict)
 
         waiting = deque(points)
-        running: dict[str, tuple[Point, subprocess.Popen[bytes]]] = {}
+        running: dict[str, tuple[SweepPoint, subprocess.Popen[bytes]]] = {}
         with asked_to_stop() as stop:
             while (waiting or running) and not stop():
                 for _ in range(len(waiting)):
@@ -88,7 +88,7 @@ class Workers:
             raise KeyboardInterrupt
         return found
 
-    def _process(self, point: Point) -> subprocess.Popen[bytes]:
+    def _process(self, point: SweepPoint) -> subprocess.Popen[bytes]:
         place = self.place(point)
         if (place / EXPERIMENT).is_file():
             command = self._resume(place)
@@ -105,16 +105,16 @@ class Workers:
                 start_new_session=True,  # Ctrl-C is for us to pass on, once
             )
 
-    def _verdict(self, point: Point, judge: Judge, code: int) -> Verdict:
+    def _verdict(self, point: SweepPoint, judge: Judge, code: int) -> PointResult:
         verdict = judge.verdict(point, self.place(point))
         if verdict.status != UNFINISHED:
             self._log(point).unlink(missing_ok=True)
             return verdict
         lines = self._log(point).read_text(errors="replace").strip().splitlines()
         said = lines[-1].strip() if lines else f"its process ended with {code}"
-        return Verdict(point, "failed", reason=said)
+        return PointResult(point, "failed", reason=said)
 
-    def _log(self, point: Point) -> Path:
+    def _log(self, point: SweepPoint) -> Path:
         return self.folder / f"{point.id}.log"
 
     @staticmethod
