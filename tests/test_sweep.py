@@ -91,11 +91,11 @@ def test_labels_with_dots_that_begin_alike():
 @pytest.mark.parametrize(
     ("sweep", "said"),
     [
-        ({}, "There is nothing to sweep"),
+        ({}, r"\[sweep\] is empty"),
         ({"local.lr": [0.1, 0.1]}, "sweep.local.lr has 0.1 twice"),
-        ({"data.partition": ["iid"]}, "would change what points are judged by"),
-        ({"seeds": [[0], [1]]}, "would change what points are judged by"),
-        ({"evaluation.every": [1]}, "would change what points are judged by"),
+        ({"data.partition": ["iid"]}, "would change how points are compared"),
+        ({"seeds": [[0], [1]]}, "would change how points are compared"),
+        ({"evaluation.every": [1]}, "would change how points are compared"),
     ],
 )
 def test_sweeps_that_are_refused(sweep, said):
