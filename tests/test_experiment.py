@@ -68,7 +68,7 @@ class TestWhatIsRefused:
             ({"output.memory": -1}, "output.memory", "at least 0"),
             ({"output.loggers": ["wand"]}, "output.loggers", "did you mean 'wandb'?"),
             ({"sweep": {"local.lr": [0.1, -1]}}, "sweep.local.lr", "above 0"),
-            ({"sweep": {"local.lr": []}}, "sweep.local.lr", "no value"),
+            ({"sweep": {"local.lr": []}}, "sweep.local.lr", "list is empty"),
             ({"sweep": {"method.FedDin.alpha": [1]}}, "sweep.method.FedDin.alpha", "FedDin"),
             ({"rouds": 3}, "rouds", "did you mean 'rounds'?"),
         ],

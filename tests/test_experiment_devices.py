@@ -244,7 +244,7 @@ class TestWhatIsRefused:
     )
     def test_a_pace_that_needs_a_clock(self, pace):
         said = refused(alone(devices=None, pace=pace))
-        assert said.startswith("pace: ") and "needs a clock" in said and "[devices]" in said
+        assert said.startswith("pace: ") and "needs a virtual clock" in said and "[devices]" in said
         said = refused(alone(devices=None, method={"pace": pace}))
         assert said.startswith("method.FedAvg.pace: ")
 
@@ -268,13 +268,15 @@ class TestWhatIsRefused:
 
     def test_a_limit_in_asynchronous_training(self):
         said = refused(alone("FedBuff", limit={}))
-        assert said.startswith("limit: A limit is for rounds, but FedBuff runs asynchronously")
+        assert said.startswith("limit: [limit] applies to rounds, but FedBuff runs asynchronously")
         Experiment.from_dict(alone("FedBuff", limit={}, pace="all"))
 
     def test_a_limit_longer_than_the_work(self):
-        assert refused(alone(limit={"longest": 3})).startswith("limit.longest is 3, but a client")
+        assert refused(alone(limit={"longest": 3})).startswith(
+            "limit.longest is 3, but must be at most"
+        )
         work = {"lr": 0.1, "epochs": {"amount": "uniform", "low": 2, "high": 5}}
-        assert "asked for 2 only" in refused(alone(local=work, limit={"longest": 3}))
+        assert "at most 2" in refused(alone(local=work, limit={"longest": 3}))
 
     @pytest.mark.parametrize(
         "sampling",
@@ -364,5 +366,5 @@ def test_anything_anywhere_is_accepted_or_refused_in_words(changes, tmp_path):
         round_trip(Experiment.from_dict(tables(), changes).resolved(), tmp_path)
     except UndriftError as error:
         said = str(error)
-    assert "cannot be understood" not in said  # the last resort of the reader
+    assert "The experiment cannot be read" not in said  # the last resort of the reader
     assert all(line.strip() for line in said.split("\n"))

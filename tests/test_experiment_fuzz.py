@@ -147,7 +147,7 @@ def accepted_or_refused(make):
     except UndriftError as error:
         said = str(error)
     assert all(line.strip() for line in said.split("\n"))
-    assert "cannot be understood" not in said  # the last resort of the reader
+    assert "The experiment cannot be read" not in said  # the last resort of the reader
 
 
 class TestFuzz:

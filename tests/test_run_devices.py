@@ -12,7 +12,7 @@ from commands import called
 from undrift.core.records import Record
 from undrift.experiments.building import build_data
 from undrift.experiments.experiment import Experiment
-from undrift.experiments.fleets import summary
+from undrift.experiments.fleet_summary import summary
 
 EXPERIMENT = """
 engine = "vectorised"  # by a fixed rule: bits are compared

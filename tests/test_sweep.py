@@ -18,7 +18,7 @@ import pytest
 from undrift.experiments.experiment import Experiment
 from undrift.runs.folder import run_folder
 from undrift.runs.sweeps.grids import Range, digest, spaces
-from undrift.runs.sweeps.judging import Judge, Point, Verdict
+from undrift.runs.sweeps.judging import Judge, PointResult, SweepPoint
 from undrift.runs.sweeps.sweep import UNDRIFT, run_sweep
 from undrift.utils.errors import UndriftError
 
@@ -91,11 +91,11 @@ def test_labels_with_dots_that_begin_alike():
 @pytest.mark.parametrize(
     ("sweep", "said"),
     [
-        ({}, "There is nothing to sweep"),
+        ({}, r"\[sweep\] is empty"),
         ({"local.lr": [0.1, 0.1]}, "sweep.local.lr has 0.1 twice"),
-        ({"data.partition": ["iid"]}, "would change what points are judged by"),
-        ({"seeds": [[0], [1]]}, "would change what points are judged by"),
-        ({"evaluation.every": [1]}, "would change what points are judged by"),
+        ({"data.partition": ["iid"]}, "would change how points are compared"),
+        ({"seeds": [[0], [1]]}, "would change how points are compared"),
+        ({"evaluation.every": [1]}, "would change how points are compared"),
     ],
 )
 def test_sweeps_that_are_refused(sweep, said):
@@ -112,7 +112,7 @@ def test_a_point_is_named_by_what_it_computes():
 
 
 def verdict(id, *values, status="finished", rounds=()):
-    return Verdict(Point("a", {}, id), status, values, rounds)
+    return PointResult(SweepPoint("a", {}, id), status, values, rounds)
 
 
 def test_the_best_is_the_highest_mean_and_of_equals_the_first():
@@ -156,7 +156,7 @@ def run_files(folder, seed, status, *metrics):
 
 def test_the_verdict_is_read_from_the_last_evaluated_round(tmp_path):
     judge = Judge("validation_accuracy", (0, 1), ("validation_accuracy", 0.4))
-    point = Point("a", {}, "x")
+    point = SweepPoint("a", {}, "x")
     assert judge.verdict(point, tmp_path).status == "unfinished"
     values = [{"validation_accuracy": value} for value in (0.1, 0.7, 0.5)]
     run_files(tmp_path, 0, "finished", *values, {})  # the last round was not evaluated
@@ -172,7 +172,7 @@ def test_a_point_that_diverged_with_one_seed_diverged(tmp_path, bad):
     run_files(tmp_path, 0, "finished", {"validation_accuracy": 0.9})
     value = "nan" if bad == "nan" else 0.9
     run_files(tmp_path, 1, "finished" if bad == "nan" else bad, {"validation_accuracy": value})
-    found = Judge("validation_accuracy", (0, 1)).verdict(Point("a", {}, "x"), tmp_path)
+    found = Judge("validation_accuracy", (0, 1)).verdict(SweepPoint("a", {}, "x"), tmp_path)
     assert found.status == "diverged" and found.reason
 
 

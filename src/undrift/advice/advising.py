@@ -11,7 +11,7 @@ from rich.console import Console, Group
 
 from undrift.advice.candidates import Candidate, compare_candidates
 from undrift.advice.facts import Facts, curvature_of, find_facts
-from undrift.advice.federation import Federation, federation_of, usual_work
+from undrift.advice.federation import FederationSetup, federation_of, usual_work
 from undrift.advice.rules import rule_for
 from undrift.advice.sentences import meaning, unknown
 from undrift.advice.starting import proposed_rate
@@ -35,7 +35,7 @@ class Advice:
     where the advice was asked about one.
     """
 
-    def __init__(self, federation: Federation, facts: Facts, asked: Asked | None = None):
+    def __init__(self, federation: FederationSetup, facts: Facts, asked: Asked | None = None):
         self.facts = facts
         """what was measured"""
         self.methods: list[Candidate] = compare_candidates(federation, facts)
@@ -169,7 +169,7 @@ def advise(
 
 
 @one_thread()
-def advise_on(federation: Federation, asked: Asked | None = None) -> Advice:
+def advise_on(federation: FederationSetup, asked: Asked | None = None) -> Advice:
     """The advice about a federation, or about the experiment file it comes from."""
     curvature = curvature_of(federation)
     proposed = federation.local is None

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from undrift.advice.facts import Facts
-from undrift.advice.federation import Federation
+from undrift.advice.federation import FederationSetup
+from undrift.advice.participation import trial
 from undrift.advice.rules import WAITING, never, rule_for, why_not
 from undrift.advice.starting import STARTS, Start
-from undrift.advice.work import trial
 from undrift.core.messages import statistics
 from undrift.core.method import Conditions, Method
 from undrift.core.sampling import All, Uniform
@@ -62,7 +62,7 @@ class Candidate:
 
     def as_dict(self) -> dict[str, Any]:
         """All of it in plain values."""
-        from undrift.experiments.parts import table_of  # what reads files is slow to import
+        from undrift.experiments.components import table_of  # what reads files is slow to import
 
         values = {
             name: value if _is_plain(value) else table_of(value) or repr(value)
@@ -78,7 +78,7 @@ def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def compare_candidates(federation: Federation, facts: Facts) -> list[Candidate]:
+def compare_candidates(federation: FederationSetup, facts: Facts) -> list[Candidate]:
     """Every method of the library, those that are recommended first."""
     starts = {name: begin(facts) for name, begin in STARTS.items()}
     refused = {name: _refused(federation, facts, begin) for name, begin in starts.items()}
@@ -102,7 +102,7 @@ def _wanted(facts: Facts, refused: Mapping[str, str | None]) -> dict[str, str]:
     return found
 
 
-def _refused(federation: Federation, facts: Facts, begin: Start) -> str | None:
+def _refused(federation: FederationSetup, facts: Facts, begin: Start) -> str | None:
     """Why a method cannot be used here, in a sentence without its full stop."""
     method = begin.method
     if facts.composite and not isinstance(method, FedDR):
@@ -125,7 +125,7 @@ def _refused(federation: Federation, facts: Facts, begin: Start) -> str | None:
     return None
 
 
-def _setting(federation: Federation, facts: Facts, method: Method) -> Conditions:
+def _setting(federation: FederationSetup, facts: Facts, method: Method) -> Conditions:
     """What a method would be asked to work in: its own way, where no pace is asked for."""
     setting = facts.setting
     if setting.asynchronous or federation.pace is not None or not method.meant_asynchronous:
@@ -156,7 +156,7 @@ def _short(sentence: str, name: str) -> str:
 
 
 def _candidate(
-    federation: Federation, facts: Facts, begin: Start, left_out: str | None, reason: str
+    federation: FederationSetup, facts: Facts, begin: Start, left_out: str | None, reason: str
 ) -> Candidate:
     method = begin.method
     traffic = traffic_of(method)

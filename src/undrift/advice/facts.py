@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from undrift.advice.federation import Federation
-from undrift.advice.gradients import Curvature, Gradients, measure_curvature, measure_gradients
-from undrift.advice.work import (
-    Clock,
+from undrift.advice.federation import FederationSetup
+from undrift.advice.gradients import Curvature, GradientFacts, measure_curvature, measure_gradients
+from undrift.advice.participation import (
+    ClockFacts,
     Delays,
     LocalWork,
     Participation,
-    foresee_federation,
+    forecast_federation,
 )
 from undrift.core.method import Conditions
 from undrift.core.regularizers import Regularizer
@@ -88,7 +88,7 @@ class Facts:
     """the largest 1/(N·q_k)"""
     labels: LabelSkew | None
     """None where targets are not classes"""
-    gradients: Gradients
+    gradients: GradientFacts
     curvature: Curvature
     rate: float | None
     """η, the local learning rate; None where clients solve their problem exactly"""
@@ -98,7 +98,7 @@ class Facts:
     """how far a single step of the local solver may go"""
     work: LocalWork | None
     participation: Participation
-    clock: Clock | None
+    clock: ClockFacts | None
     delays: Delays | None
     setting: Conditions
     gradients_per_reply: float
@@ -169,9 +169,9 @@ class Facts:
         return plain(found)
 
 
-def find_facts(federation: Federation, curvature: Curvature, proposed: bool) -> Facts:
+def find_facts(federation: FederationSetup, curvature: Curvature, proposed: bool) -> Facts:
     """Measure a federation whose learning rate is known."""
-    seen = foresee_federation(federation)
+    seen = forecast_federation(federation)
     roster, x0 = federation.roster, federation.x0
     sizes = federation.losses.sizes.cpu().numpy().astype(np.int64)
     pace = federation.pace
@@ -204,7 +204,7 @@ def find_facts(federation: Federation, curvature: Curvature, proposed: bool) -> 
     )
 
 
-def curvature_of(federation: Federation) -> Curvature:
+def curvature_of(federation: FederationSetup) -> Curvature:
     """L at the initial model, with the weight decay that is part of every f_k."""
     local: Local | None = federation.local
     return measure_curvature(federation, 0.0 if local is None else local.weight_decay)
@@ -233,7 +233,7 @@ def expected_distance(share: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     return found.numpy()[back]
 
 
-def _labels(federation: Federation) -> LabelSkew | None:
+def _labels(federation: FederationSetup) -> LabelSkew | None:
     data = federation.data
     if data is None:
         return None
@@ -251,6 +251,6 @@ def _labels(federation: Federation) -> LabelSkew | None:
     )
 
 
-def _name(federation: Federation) -> str:
+def _name(federation: FederationSetup) -> str:
     data = federation.data
     return type(federation.losses).__name__ if data is None else data.name

@@ -24,7 +24,7 @@ from undrift.utils.errors import require, require_type
 
 
 @dataclass(frozen=True)
-class Federation:
+class FederationSetup:
     """Clients with their losses, their local work and their devices, before a method is chosen."""
 
     losses: Losses
@@ -72,7 +72,9 @@ class Federation:
         return self.local
 
 
-def federation_of(options: Options, regularizer: Regularizer | None, stateless: bool) -> Federation:
+def federation_of(
+    options: Options, regularizer: Regularizer | None, stateless: bool
+) -> FederationSetup:
     """The federation that the arguments of `train` describe."""
     check_arguments({"FedAvg": FedAvg()}, options)
     pace, local = options.get("pace"), options.get("local")
@@ -88,7 +90,7 @@ def federation_of(options: Options, regularizer: Regularizer | None, stateless: 
         require_type("regularizer", regularizer, Regularizer, "ud.L1(…), ud.L2(…) or ud.Box(…)")
     require_type("stateless", stateless, bool, "True or False")
     losses = losses_of(options)
-    found = Federation(
+    found = FederationSetup(
         losses=losses,
         local=local,
         rounds=options.get("rounds", 100),

@@ -15,14 +15,14 @@ import tomlkit
 from tomlkit.items import Table
 
 from undrift.advice.editing import edited, method_table
-from undrift.advice.federation import Federation
+from undrift.advice.federation import FederationSetup
 from undrift.core.regularizers import Regularizer
 from undrift.experiments.building import (
     build_data,
     build_losses,
 )
+from undrift.experiments.components import anchored, table_of
 from undrift.experiments.experiment import Experiment, tables_in
-from undrift.experiments.parts import anchored, table_of
 from undrift.experiments.settings import applied
 from undrift.local.solvers import Local
 from undrift.loops import pace_of
@@ -52,7 +52,7 @@ class Asked:
     text: str
     """the file's text"""
     experiment: Experiment
-    federation: Federation
+    federation: FederationSetup
 
     @property
     def momentum(self) -> float:
@@ -94,7 +94,7 @@ def read(
     seed = experiment.seeds[0]
     methods = experiment.methods()
     own = next(iter(methods.values())).g
-    federation = Federation(
+    federation = FederationSetup(
         losses=build_losses(experiment, data, seed),
         local=None if without_rate else experiment.local.build(),
         rounds=experiment.rounds,

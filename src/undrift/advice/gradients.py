@@ -17,7 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from undrift.advice.federation import Federation
+from undrift.advice.federation import FederationSetup
 from undrift.core.losses import Losses
 from undrift.data.federated import FederatedData
 from undrift.data.part import Part
@@ -46,7 +46,7 @@ SETTLED = 0.01
 
 
 @dataclass(frozen=True)
-class Gradients:
+class GradientFacts:
     """How the clients' gradients differ at the initial model."""
 
     clients: int
@@ -75,7 +75,7 @@ class Curvature:
     samples: int
 
 
-def measure_gradients(federation: Federation) -> Gradients:
+def measure_gradients(federation: FederationSetup) -> GradientFacts:
     """B² and σ_g² at the initial model, and how much of them chance explains."""
     room = _room(federation)
     sample = _sample(federation, room, CLIENTS, least=LEAST)
@@ -102,7 +102,7 @@ def measure_gradients(federation: Federation) -> Gradients:
     # The noise is itself an estimate: what it could be by bad luck is no heterogeneity either.
     sure = beyond > 2 * chance / math.sqrt(len(q)) + 1e-12 * square
     net = max(square_mean - chance_of_mean, 0.0)
-    return Gradients(
+    return GradientFacts(
         clients=len(q),
         samples=sum(sample.used),
         everything=sample.everything,
@@ -114,7 +114,7 @@ def measure_gradients(federation: Federation) -> Gradients:
     )
 
 
-def measure_curvature(federation: Federation, weight_decay: float = 0.0) -> Curvature:
+def measure_curvature(federation: FederationSetup, weight_decay: float = 0.0) -> Curvature:
     """The largest |∇²f_k(x⁰)| of some clients, by the power method on differences of gradients."""
     room = _room(federation)
     steps = int(min(ITERATIONS, max(ITERATIONS // 3, room / 100)))
@@ -193,13 +193,13 @@ class Sample:
         return (n_a * a + n_b * b) / n, noise
 
 
-def _room(federation: Federation) -> float:
+def _room(federation: FederationSetup) -> float:
     """Of how many samples the gradient may be computed; without end where they cost nothing."""
     losses = federation.losses
     return OPERATIONS / operations(losses) if isinstance(losses, ModuleLosses) else math.inf
 
 
-def _sample(federation: Federation, room: float, clients: int, least: int) -> Sample:
+def _sample(federation: FederationSetup, room: float, clients: int, least: int) -> Sample:
     """Clients drawn at random with samples drawn at random, as many as there is room for."""
     losses, weights = federation.losses, federation.losses.weights(federation.objective)
     number = len(losses)

@@ -84,7 +84,7 @@ def advise(
     from undrift.advice.advising import advise_on
     from undrift.advice.files import read
     from undrift.experiments.catalogue import REGULARIZERS
-    from undrift.experiments.parts import from_words
+    from undrift.experiments.components import from_words
 
     target = out or experiment.with_name(DEFAULT_FILE)
     if out is not None and out.exists() and not force:

@@ -108,7 +108,7 @@ def inspect(
     from undrift.cli.inspect_arguments import list_sources, load_data, make_model
     from undrift.experiments.building import build_data
     from undrift.experiments.experiment import Experiment
-    from undrift.experiments.fleets import summary
+    from undrift.experiments.fleet_summary import summary
 
     console = Console(highlight=False)
     if listed or not source:

@@ -1,4 +1,8 @@
-"""What an experiment describes, built: data, model, methods, local work, devices, evaluation."""
+"""Build the data, the model and the losses that an experiment describes.
+
+They depend on the seed or on files, so they are not built when the experiment is read; what it
+describes besides is built by methods of `Experiment`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from torch import nn
 
 from undrift.data.federated import FederatedData
 from undrift.experiments.catalogue import parameters, source_of, takes_anything
-from undrift.experiments.parts import Wrong, arguments, guilty
+from undrift.experiments.components import InvalidValue, arguments, parameter_at_fault
 from undrift.experiments.tables.criterion import criterion_function
 from undrift.experiments.tables.data import is_function, source_function, user_data
 from undrift.experiments.tables.model import user_model
@@ -26,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def build_data(experiment: Experiment) -> FederatedData:
-    """The clients' data, with what is set aside and the random changes of inputs."""
+    """The clients' data, with the parts that are held out and the augmentations."""
     table = experiment.data
     build, what = source_function(table.source)
     values = arguments(build, table.parameters, what)
@@ -35,13 +39,14 @@ def build_data(experiment: Experiment) -> FederatedData:
         values["function"] = user_data(table.source)
     elif source_of(table.source) is None:
         values["folder"] = table.source
-        normalise = values.pop("normalise", None)  # once the other parts are set aside
+        # Normalised by the training samples that are left once other parts are held out.
+        normalise = values.pop("normalise", None)
     elif "seed" in parameters(build):
         values["seed"] = table.seed
     try:
         data = build(**values)
     except UndriftError as error:
-        raise _at("data", *guilty(str(error), values), said=error) from None
+        raise _at("data", *parameter_at_fault(str(error), values), said=error) from None
     except Exception as error:
         raise UndriftError(f"data: {what} cannot be made: {first_line(error)}.") from error
     try:
@@ -66,9 +71,10 @@ def build_data(experiment: Experiment) -> FederatedData:
 
 
 def build_model(experiment: Experiment, data: FederatedData, seed: int) -> nn.Module:
-    """The model with its initial weights.
+    """The model with its initial weights: from the file `weights`, or drawn by a seed.
 
-    They are read from the file of `weights`, or a function of the model's seed or the run's.
+    The seed is the model's own, or else the run's. Only models of the library need the data: their
+    sizes follow from them.
     """
     model = _build_model(experiment, data, seed)
     if experiment.weights is not None:
@@ -84,9 +90,9 @@ def _build_model(experiment: Experiment, data: FederatedData, seed: int) -> nn.M
     own = seed if table.seed is None else table.seed
     try:
         if table.name in MODELS:
-            return _ours(table.name, table.parameters, data, own)
-        return _users(table.name, table.parameters, own)
-    except Wrong as error:
+            return _library_model(table.name, table.parameters, data, own)
+        return _user_model(table.name, table.parameters, own)
+    except InvalidValue as error:
         raise _at("model", *error.keys, said=error) from None
     except UndriftError as error:
         raise _at("model", said=error) from None
@@ -96,9 +102,9 @@ def _build_model(experiment: Experiment, data: FederatedData, seed: int) -> nn.M
 
 
 def build_losses(experiment: Experiment, data: FederatedData, seed: int) -> ModuleLosses:
-    """The clients' losses: the model with its initial weights, on the data, with loss and metrics.
+    """The clients' losses: the model with its initial weights on the data, with loss and metrics.
 
-    Everything that computes with an experiment's losses gets them here.
+    Simulations, sites of a deployment and advice all get an experiment's losses here.
     """
     loss = None
     if experiment.loss is not None:
@@ -110,12 +116,12 @@ def build_losses(experiment: Experiment, data: FederatedData, seed: int) -> Modu
     return ModuleLosses(build_model(experiment, data, seed), data, loss, metrics or None)
 
 
-def _ours(name: str, options: dict[str, Any], data: FederatedData, seed: int) -> nn.Module:
+def _library_model(name: str, options: dict[str, Any], data: FederatedData, seed: int) -> nn.Module:
     y = data.train.y
     require(
         not y.is_floating_point(),
-        f"{name} classifies, but the targets of {data.name} are no classes: use a model of your "
-        f"own, file.py:function.",
+        f"{name} is a classifier, but the targets of {data.name} are not classes: use your own "
+        f"model, file.py:function.",
     )
     classes = len(data.classes) if data.classes is not None else int(y.max()) + 1
     if "seed" in parameters(MODELS[name]):
@@ -123,7 +129,7 @@ def _ours(name: str, options: dict[str, Any], data: FederatedData, seed: int) ->
     return fitting(name, data.train.x.shape[1:], classes, **options)
 
 
-def _users(where: str, options: dict[str, Any], seed: int) -> nn.Module:
+def _user_model(where: str, options: dict[str, Any], seed: int) -> nn.Module:
     found = user_model(where)
     if isinstance(found, nn.Module):
         return deepcopy(found)
@@ -131,12 +137,12 @@ def _users(where: str, options: dict[str, Any], seed: int) -> nn.Module:
     values = arguments(found, options, what)
     if "seed" in parameters(found) and not takes_anything(found):
         values["seed"] = seed
-    # What torch draws in the user's function is a function of the seed, too.
+    # Initial weights come from torch's global generator, which must depend on the seed only.
     with torch_generator_set_to(key(seed, "model"), torch.device("cpu")):
         model = found(**values)
     require(
         isinstance(model, nn.Module),
-        f"{what} gives a {type(model).__name__}, but must give a torch nn.Module.",
+        f"{what} returns a {type(model).__name__}, but must return a torch nn.Module.",
     )
     return model
 

@@ -1,4 +1,7 @@
-"""What an experiment can name: every part by its word, and the parameters it takes."""
+"""Everything that an experiment file can name, and the parameters of each.
+
+Checks, the schema, `undrift list` and `undrift show` all read these tables and signatures.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from undrift.core.regularizers import L1, L2, Box, Regularizer
-from undrift.core.sampling import All, Bernoulli, Fixed, Sampler, Uniform, Weighted
+from undrift.core.sampling import All, Bernoulli, Fixed, Sampler, Uniform, Weighted, as_sampler
 from undrift.data import PARTITIONS, SIZES, SOURCES, FederatedData, HorizontalFlip, RandomCrop
 from undrift.data.augmentation import Augmentation
 from undrift.data.partitions import FunctionPartition, Partition
 from undrift.data.sizes import Sizes
 from undrift.devices import AVAILABILITIES, KINDS, LAWS, Availability, Law
 from undrift.experiments.systems import SYSTEMS
-from undrift.experiments.user_checks import (
-    check_sampler,
-    check_schedule,
-)
 from undrift.local.amounts import NormalAmount, RandomAmount, UniformAmount
 from undrift.local.schedules import (
     Constant,
@@ -47,6 +46,7 @@ from undrift.methods.common.server_optimizers import (
 )
 from undrift.methods.common.staleness import Staleness
 from undrift.nets.models import MODELS
+from undrift.utils.errors import UndriftError, first_line, require_range
 
 SOLVERS: dict[str, type[Solver]] = {"SGD": SGD, "GD": GD, "Exact": Exact}
 SCHEDULES: dict[str, type[Schedule]] = {
@@ -70,48 +70,65 @@ AMOUNTS: dict[str, type[RandomAmount]] = {"uniform": UniformAmount, "normal": No
 AUGMENTATIONS: dict[str, type[Augmentation]] = {"crop": RandomCrop, "flip": HorizontalFlip}
 
 NONE = "none"
-"""The word for Python's None, which TOML does not have, where a parameter may be None."""
+"""The word that stands for Python's None, which TOML lacks, where a parameter may be None."""
 REQUIRED: Any = inspect.Parameter.empty
 
 DERIVED = ("features", "classes", "characters", "channels", "side", "seed")
-"""Parameters of models that follow from the data or the run, unless they are given."""
+"""Parameters of models that follow from the data or from the run, unless a file gives them."""
 
 
 @dataclass(frozen=True)
 class UserCode:
-    """What a user's own "file.py:name" may be.
+    """The forms that a user's own component "file.py:name" may have.
 
     Parameters
     ----------
     arguments
-        the arguments of a function that is used itself; empty where only objects are accepted
+        the arguments of a plain function that may stand for the component; empty if it cannot
     wrap
-        function → the part that such a function stands for; None where it is used itself
+        function → component; None where the function itself is the component
     check
-        refuses a part that lacks what the library needs of it
+        raises an error for a component that lacks what the library needs
     """
 
     arguments: tuple[str, ...] = ()
     wrap: Callable[[Any], Any] | None = None
-    check: Callable[[Any], None] = lambda part: None
+    check: Callable[[Any], None] = lambda component: None
 
 
 @dataclass(frozen=True)
 class Family:
-    """Parts that stand in for a value, such as a schedule for a rate: a table names one."""
+    """Components of one base class, of which a table names one: schedules, partitions, laws, …"""
 
     word: str
-    """the key of the table that says which"""
+    """the key of the table that holds the name"""
     base: type
     members: Mapping[str, type]
     what: str
+    """what error sentences call a member"""
     user: UserCode | None = None
-    """what the user's own parts of the family may be; None where there can be none"""
+    """the forms of the user's own members; None if there can be none"""
+
+
+def _check_schedule(schedule: Schedule) -> None:
+    """Check a user's schedule by its first rate."""
+    try:
+        rate = schedule.at(0)
+    except UndriftError:
+        raise
+    except Exception as error:
+        raise UndriftError(f"The schedule fails in round 0: {first_line(error)}.") from error
+    require_range("The schedule's rate in round 0", rate, above=0)
+
+
+def _check_sampler(sampler: Sampler) -> None:
+    """Check that a user's sampler declares a known kind of sampling."""
+    as_sampler(sampler, by_weight=False)
 
 
 CRITERION = UserCode(("outputs", "targets"))
 """The user's own losses and metrics."""
-SAMPLER = Family("kind", Sampler, SAMPLERS, "sampler", UserCode(check=check_sampler))
+SAMPLER = Family("kind", Sampler, SAMPLERS, "sampler", UserCode(check=_check_sampler))
 AUGMENTATION = Family("name", Augmentation, AUGMENTATIONS, "augmentation", UserCode())
 PACE = Family("kind", Pace, PACES, "pace")
 FAMILIES = (
@@ -120,7 +137,7 @@ FAMILIES = (
         Schedule,
         SCHEDULES,
         "schedule",
-        UserCode(("round",), FunctionSchedule, check_schedule),
+        UserCode(("round",), FunctionSchedule, _check_schedule),
     ),
     Family("name", ServerOptimizer, SERVERS, "server optimiser"),
     Family("name", Regularizer, REGULARIZERS, "regulariser"),
@@ -160,17 +177,17 @@ GROUPS: dict[str, Mapping[str, Any]] = {
     "availabilities": AVAILABILITIES,
     "paces": PACES,
 }
-"""Everything that can be listed."""
+"""The groups of `undrift list`, each with its members by name."""
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a part: its default, and what it may be."""
+    """A parameter of a component: its default and its type."""
 
     name: str
     default: Any
     hint: Any
-    """its type, or None where nothing is known"""
+    """its type, or None if it has no annotation"""
 
     @property
     def required(self) -> bool:
@@ -184,12 +201,12 @@ class Parameter:
 
     @property
     def family(self) -> Family | None:
-        """The parts that a table may name in its place."""
+        """The family of which a table may name a member as its value."""
         kinds = [each for each in _members(self.hint) if inspect.isclass(each)]
         return next((f for f in FAMILIES if any(issubclass(k, f.base) for k in kinds)), None)
 
     def refuses(self, value: Any) -> str | None:
-        """What the value must be, in words, if it is something else."""
+        """The wanted type in words if the value does not have it, else None."""
         if self.hint is None or (value is None and self.optional):
             return None
         kinds = [each for each in _members(self.hint) if each is not type(None)]
@@ -200,7 +217,7 @@ class Parameter:
 
 
 def parameters(build: Callable[..., Any]) -> Mapping[str, Parameter]:
-    """The parameters of a part, in the order of its signature."""
+    """The parameters of a class or function, in the order of its signature."""
     return _parameters(build)
 
 
@@ -216,18 +233,18 @@ def _parameters(build: Callable[..., Any]) -> Mapping[str, Parameter]:
         if each.kind is inspect.Parameter.VAR_POSITIONAL:
             default, hint = [], None if hint is None else list[hint]  # type: ignore[valid-type]
         found[name] = Parameter(name, default, hint)
-    if build is GD:  # it passes on all but the batch size
+    if build is GD:  # its **options are those of SGD, except the batch size
         found |= {n: p for n, p in parameters(SGD).items() if n not in found and n != "batch_size"}
     return types.MappingProxyType(found)
 
 
 def source_of(name: str) -> Callable[..., FederatedData] | None:
-    """The function that makes the data of a name, written with "-" or "_"."""
+    """The function that reads a data set by its name, with "-" or "_"; None if there is none."""
     return SOURCES.get(name.replace("_", "-"))
 
 
 def takes_anything(build: Callable[..., Any]) -> bool:
-    """Whether a function of the user's has **options."""
+    """Whether a class or function accepts any keyword argument."""
     kinds = [each.kind for each in _signature(build).parameters.values()]
     return inspect.Parameter.VAR_KEYWORD in kinds and build is not GD
 
@@ -235,12 +252,12 @@ def takes_anything(build: Callable[..., Any]) -> bool:
 def _signature(build: Callable[..., Any]) -> inspect.Signature:
     try:
         return inspect.signature(build)
-    except (TypeError, ValueError):  # something written in C
+    except (TypeError, ValueError):  # implemented in C, without a signature
         return inspect.Signature()
 
 
 def _hints(build: Callable[..., Any]) -> dict[str, Any]:
-    """The types of the parameters; nothing for a user's code whose types cannot be found."""
+    """The types of the parameters; empty if annotations of the user's code cannot be resolved."""
     fields = hasattr(build, "__dataclass_fields__")
     where = build.__init__ if inspect.isclass(build) and not fields else build  # type: ignore[misc]
     try:
@@ -262,7 +279,7 @@ def _is_list(kind: Any) -> bool:
 
 
 def _words(kind: Any) -> str:
-    """A plain type in words; nothing for others."""
+    """A plain type in words; an empty text for other types."""
     if _is_list(kind):
         inner = [each for each in typing.get_args(kind) if each is not Ellipsis]
         names = {int: "whole numbers", float: "numbers", str: "words"}

@@ -1,4 +1,7 @@
-"""What an experiment will cost, before it runs: gradients, bytes, states and virtual time."""
+"""Estimate what an experiment costs before it runs: gradients, bytes, states and virtual time.
+
+`undrift run --dry-run` prints it; the rounds are forecast by the run's own loop without training.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from undrift.core.losses import Losses
 from undrift.core.sampling import Sampler
 from undrift.data.federated import FederatedData
 from undrift.devices import Fleet
-from undrift.experiments.foreseen import foresee, shape_of
+from undrift.experiments.forecast import forecast_run, shape_of
 from undrift.local.solvers import SGD
 from undrift.loops import pace_of
 from undrift.loops.comparison import shared_sampler
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MethodCost:
-    """What one method costs with one seed; a round is the mean over its rounds."""
+    """The cost of one method with one seed; numbers per round are means over rounds."""
 
     label: str
     cohort: float
@@ -42,18 +45,18 @@ class MethodCost:
     bytes_up: float
     """per round"""
     seen: float
-    """how many clients will have replied"""
+    """expected number of clients that reply at least once in the run"""
     state: float
-    """bytes of the states of those clients"""
+    """bytes that the states of those clients take on disk"""
     pace: str
-    """the word for when the server goes on"""
+    """the pace, by its word in a file"""
     seconds: float | None = None
-    """of the virtual clock per round, where there is one"""
+    """virtual seconds per round; None without a virtual clock"""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What an experiment costs; every seed costs about the same."""
+    """The cost of an experiment, estimated for its first seed; other seeds cost about the same."""
 
     rounds: int
     seeds: int
@@ -62,26 +65,26 @@ class Cost:
     parameters: int
     methods: tuple[MethodCost, ...]
     at_most: bool = False
-    """whether a target or a tolerance may end work early"""
+    """whether a target or a local tolerance may end runs or local work early"""
 
     @property
     def gradients(self) -> float:
-        """Gradients of single samples in all."""
+        """Gradients of single samples, over all runs."""
         return self.seeds * self.rounds * sum(each.gradients for each in self.methods)
 
     @property
     def bytes(self) -> float:
-        """Bytes down and up in all."""
+        """Bytes sent down and up, over all runs."""
         travel = sum(each.bytes_down + each.bytes_up for each in self.methods)
         return self.seeds * self.rounds * travel
 
     @property
     def state(self) -> float:
-        """Bytes of client states in all stores."""
+        """Bytes of client states, over the stores of all runs."""
         return self.seeds * sum(each.state for each in self.methods)
 
     def as_dict(self) -> dict[str, Any]:
-        """All numbers, with the totals."""
+        """All numbers and totals as plain values."""
         return asdict(self) | {
             "gradients": self.gradients,
             "bytes": self.bytes,
@@ -92,7 +95,7 @@ class Cost:
         return self.table()
 
     def table(self) -> Group:
-        """For the terminal."""
+        """The table that the terminal shows."""
         runs = "run" if self.seeds * len(self.methods) == 1 else "runs"
         head = (
             f"{len(self.methods)} × {self.seeds} {runs} of {self.rounds} rounds: {self.clients} "
@@ -127,7 +130,7 @@ class Cost:
         return Group(Text(head), Text(""), table, *times, Text(""), Text(foot))
 
     def _times(self) -> Table:
-        """The virtual time of those methods that have a clock."""
+        """A table of virtual times, for the methods that have a virtual clock."""
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         table.add_column("method", overflow="fold")
         table.add_column("pace", no_wrap=True)
@@ -143,7 +146,15 @@ class Cost:
 def estimate(
     experiment: Experiment, data: FederatedData | Losses, model: torch.nn.Module | Losses
 ) -> Cost:
-    """What an experiment costs on its data, with a model or with the losses of a run."""
+    """Estimate the cost of an experiment.
+
+    Parameters
+    ----------
+    experiment
+        the experiment
+    data, model
+        its data and its model, or twice the losses of a run; only sizes and shapes are used
+    """
     if isinstance(model, Losses):
         parameters, buffers = torch.zeros_like(model.initial()), model.initial_buffers()
     else:
@@ -160,12 +171,12 @@ def estimate(
     last = bool({"all", "own"} & {*experiment.evaluation.models})
     seed = experiment.seeds[0]
     devices = experiment.device_profiles()
-    fleet_of(experiment, roster, seed)  # refused with their key if they cannot be
+    fleet_of(experiment, roster, seed)  # so that its errors name their key
     found = []
     for label, method in methods.items():
         traffic = traffic_of(method)
         try:
-            seen, run = foresee(
+            seen, run = forecast_run(
                 method,
                 list(data.ids),
                 sizes,
@@ -183,7 +194,7 @@ def estimate(
             )
         except UndriftError as error:
             raise UndriftError(f"method.{label}: {error}") from None
-        clients = seen.seen_after(experiment.rounds, len(roster))
+        clients = seen.clients_after(experiment.rounds, len(roster))
         vectors = traffic.kept_vectors + last
         kept = vectors * parameters.numel() + traffic.kept_numbers
         rounds = max(1, seen.rounds)
@@ -213,7 +224,7 @@ def estimate(
 
 
 def fleet_of(experiment: Experiment, roster: Roster, seed: int) -> Fleet | None:
-    """The devices of a run's clients, if they have any."""
+    """The devices of a run's clients; None if the experiment describes none."""
     devices = experiment.device_profiles()
     try:
         return None if devices is None else devices.fleet(roster, seed)
@@ -222,7 +233,7 @@ def fleet_of(experiment: Experiment, roster: Roster, seed: int) -> Fleet | None:
 
 
 def _shared_sampler(experiment: Experiment, data: Any, roster: Roster) -> Sampler:
-    """One sampler for all methods, checked against the clients there are."""
+    """The sampler of all methods, checked against the clients of the data."""
     sizes = data.sizes if isinstance(data, Losses) else data.train.sizes
     clients: Any = SimpleNamespace(ids=data.ids, sizes=sizes)
     sampler = shared_sampler(

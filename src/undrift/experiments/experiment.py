@@ -1,4 +1,7 @@
-"""Experiment files: read, checked as a whole before anything runs, and written out in full."""
+"""Experiment files: read, checked as a whole before anything runs, and written with all defaults.
+
+The tables check themselves; `Experiment` checks what several tables decide together.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,8 @@ from undrift.core.targets import PARTS, Target, reached
 from undrift.devices import Devices, Profiles
 from undrift.engines import EngineOptions
 from undrift.experiments.catalogue import NONE
-from undrift.experiments.pacing import Circumstances, require_longest
-from undrift.experiments.parts import Wrong, anchored, pace_from, shown
+from undrift.experiments.components import InvalidValue, anchored, pace_from, shown
+from undrift.experiments.pace_checks import PaceChecks, require_longest
 from undrift.experiments.presets import filled
 from undrift.experiments.settings import applied
 from undrift.experiments.tables import (
@@ -70,21 +73,21 @@ from undrift.utils.errors import (
 )
 from undrift.utils.files import slug, written_whole
 
-DEPTH = 16
-"""How deep the tables of a file may lie inside each other."""
-LONGEST = 150
-"""How long a label may be: it names a folder."""
+MOST_NESTED = 16
+"""How deeply the tables of a file may be nested."""
+LABEL_CHARACTERS = 150
+"""The most characters of a label, which is the name of a folder."""
 METRICS = (
     *(f"{part}_{measure}" for part in PARTS for measure in MEASURES),
     "objective",
     "gradient_mapping",
 )
-"""What undrift itself may measure of a model, and so be a target."""
+"""The metrics that undrift itself measures, which may be targets."""
 
 
 def _seeds(value: Any, info: ValidationInfo) -> Any:
     require_type("seeds", value, list, "a list of whole numbers such as [0, 1, 2]")
-    require(len(value) > 0, "seeds is empty, but must have at least one.")
+    require(len(value) > 0, "seeds is empty, but must have at least one seed.")
     for each in value:
         require_whole("One of seeds", each, at_least=0)
     twice = [each for each, times in Counter(value).items() if times > 1]
@@ -102,14 +105,14 @@ def _targets(value: Any, info: ValidationInfo) -> Any:
             pair = isinstance(target, list) and len(target) == 2
             require(
                 pair or name not in own,
-                f"Whether your metric should rise or fall is not known: write {metric} = "
+                f"undrift does not know whether your metric should rise or fall: write {metric} = "
                 f'["above", {shown(target)}] or ["below", {shown(target)}].',
             )
             if not pair:
                 require_range(f"target {metric!r}", target)
             reached({metric: tuple(target) if pair else target}, {metric: 0.0})  # type: ignore[dict-item]
         except UndriftError as error:
-            raise Wrong(str(error), metric) from None
+            raise InvalidValue(str(error), metric) from None
     return value
 
 
@@ -120,11 +123,11 @@ def _sweep(value: Any, info: ValidationInfo) -> Any:
     for key, values in found.items():
         if isinstance(values, list):
             if not values:
-                raise Wrong("There is no value to try: give a list of them.", key)
+                raise InvalidValue("The list is empty: give at least one value to try.", key)
         elif isinstance(values, dict):
             _require_interval(key, values)
         else:
-            raise Wrong(
+            raise InvalidValue(
                 f"It is {shown(values)}, but must be a list of values, or an interval "
                 f"{{low = …, high = …}}.",
                 key,
@@ -133,7 +136,7 @@ def _sweep(value: Any, info: ValidationInfo) -> Any:
 
 
 def _flatten(table: Mapping[str, Any], prefix: str, found: dict[str, Any]) -> None:
-    """Dotted keys without quotation marks are tables inside tables."""
+    """Collect values by dotted keys: without quotation marks, TOML reads them as nested tables."""
     for key, value in table.items():
         if isinstance(value, dict) and not {"low", "high"} & value.keys():
             _flatten(value, f"{prefix}{key}.", found)
@@ -152,11 +155,11 @@ def _require_interval(key: str, table: Mapping[str, Any]) -> None:
         require(table["low"] < table["high"], "An interval needs low < high.")
         require(not log or table["low"] > 0, "With log = true, low must be above 0.")
     except UndriftError as error:
-        raise Wrong(str(error), key) from None
+        raise InvalidValue(str(error), key) from None
 
 
 def tables_in(path: Path) -> dict[str, Any]:
-    """The tables of a file as they stand there, unchecked."""
+    """The tables of a TOML file, unchecked."""
     inside = path / "experiment.toml"
     hint = f"; did you mean {inside}?" if inside.is_file() else "."
     require(not path.is_dir(), f"{path} is a folder, but must be an experiment file{hint}")
@@ -173,22 +176,28 @@ def tables_in(path: Path) -> dict[str, Any]:
 
 
 class Experiment(Table):
-    """An experiment: data, model, methods, local work and all the rest, complete and checked."""
+    """An experiment with all its settings, complete and checked.
 
-    name: Text = Field(default="experiment", description="What the experiment is called.")
-    rounds: Counting = Field(default=100, description="The number of communication rounds.")
+    Fields are the tables of the file. Methods build what they describe: `methods()`,
+    `local_of(label)`, `cohort()`, …; `undrift.experiments.building` builds data, model and losses.
+    """
+
+    name: Text = Field(default="experiment", description="Name of the experiment.")
+    rounds: Counting = Field(default=100, description="Number of communication rounds.")
     seeds: Annotated[list[int], BeforeValidator(_seeds)] = Field(
         default=[0],
         min_length=1,
-        description="A run for each: initial weights, cohorts and batches are functions of it.",
+        description="One run of every method for each seed, which decides initial weights, cohorts "
+        "and batches.",
     )
     objective: Objective = Field(
-        default="samples", description="What is minimised: the mean over samples, or over clients."
+        default="samples",
+        description="What is minimised: the mean loss over samples, or over clients.",
     )
     system: Text | None = Field(
         default=None,
-        description="A paper's system heterogeneity: it fills in [devices], [pace], [limit], "
-        "[sampling] and the work of [local] wherever the file does not say otherwise.",
+        description="Name of a paper's system heterogeneity: it sets [devices], [pace], [limit], "
+        "[sampling] and the work of [local] where the file does not set them.",
     )
     loss: Annotated[Any, BeforeValidator(checked_loss)] = Field(
         default=None,
@@ -201,7 +210,7 @@ class Experiment(Table):
         description="The initial weights: a safetensors file, the folder of a finished run, or a "
         "run folder with one run; left out, the model's own.",
     )
-    data: DataTable = Field(description="The data and who holds which of them.")
+    data: DataTable = Field(description="The data and their partition over clients.")
     model: ModelTable = Field(description="The model.")
     metrics: Annotated[dict[str, Any] | None, BeforeValidator(checked_metrics)] = Field(
         default=None,
@@ -210,46 +219,48 @@ class Experiment(Table):
     )
     local: LocalTable = Field(description="The clients' local work.")
     sampling: SamplingTable = Field(
-        default=SamplingTable(), description="Who takes part in a round."
+        default=SamplingTable(), description="Which clients take part in a round."
     )
     devices: Annotated[DevicesTable | None, BeforeValidator(or_none)] = Field(
-        default=None, description="What devices the clients have; left out, there is no clock."
+        default=None, description="The clients' devices; left out, there is no virtual clock."
     )
     pace: Paced = Field(
         default=None,
-        description="When the server goes on; left out, as each method is meant: asynchronously "
-        "or with everyone.",
+        description="Which replies the server waits for; left out, each method's own pace: all "
+        "replies, or asynchronous training.",
     )
     limit: Annotated[LimitTable | None, BeforeValidator(or_none)] = Field(
-        default=None, description="Clients that leave work undone; left out, none."
+        default=None, description="Clients that do only some of their local work; left out, none."
     )
     method: list[MethodTable] = Field(
-        min_length=1, description="The methods, on equal cohorts and batches."
+        min_length=1, description="The methods, which all get the same cohorts and batches."
     )
     evaluation: EvaluationTable = Field(
-        default=EvaluationTable(), description="What is measured, and how often."
+        default=EvaluationTable(), description="Which metrics are measured, and how often."
     )
     target: Annotated[dict[str, Any], BeforeValidator(_targets)] = Field(
         default={},
-        description="Stop once a metric reaches a value, or [below or above, value].",
+        description='Stop a run once a metric reaches a value, or ["below" or "above", value].',
     )
     engine: Annotated[EngineTable, BeforeValidator(named)] = Field(
         default=EngineTable(),
-        description="How local problems are solved: a name, or a table.",
+        description="The engine that computes the clients' work: its name, or a table.",
     )
     deploy: Annotated[DeployTable | None, BeforeValidator(or_none)] = Field(
-        default=None, description="How it runs across sites; left out, as usual."
+        default=None,
+        description="Settings of a deployment across sites; a simulation ignores them.",
     )
     output: OutputTable = Field(
-        default=OutputTable(), description="Where the run goes and how it is kept."
+        default=OutputTable(), description="Where runs are stored, and how."
     )
     sweep: Annotated[dict[str, Any], BeforeValidator(_sweep)] = Field(
-        default={}, description="Keys to vary, each with a list of values; for undrift sweep only."
+        default={},
+        description="Keys that undrift sweep varies, each with a list of values or an interval.",
     )
 
     @staticmethod
     def load(path: str | Path, settings: Mapping[str, Any] | None = None) -> Experiment:
-        """Read a file; `settings` are dotted keys with values that take the place of the file's."""
+        """Read a file; `settings` are values by dotted keys that replace those of the file."""
         path = Path(path)
         raw = tables_in(path)
         name = path.stem if path.stem.isprintable() and path.stem.strip() else "experiment"
@@ -270,11 +281,11 @@ class Experiment(Table):
         Parameters
         ----------
         raw, settings
-            the tables, and values by dotted keys that take the place of some
+            the tables, and values by dotted keys that replace some of theirs
         folder
-            from which relative paths are seen; the working directory if left out
+            the folder that relative paths are relative to; the working directory by default
         where
-            what sentences about problems begin with
+            the file's name, with which error sentences begin
         """
         try:
             plain = applied(
@@ -286,21 +297,21 @@ class Experiment(Table):
             return found
         except ValidationError as error:
             sentences = [_sentence(each, raw) for each in error.errors()]
-        except Wrong as error:
+        except InvalidValue as error:
             sentences = [_placed(error.keys, str(error))]
         except UndriftError as error:
             sentences = [str(error)]
-        except Exception as error:  # whatever a file holds, its reader gets a sentence
-            sentences = [f"The experiment cannot be understood: {first_line(error)}."]
+        except Exception as error:  # an unforeseen kind of value still gives a sentence
+            sentences = [f"The experiment cannot be read: {first_line(error)}."]
         prefix = f"{where}: " if where else ""
         raise UndriftError("\n".join(prefix + each for each in dict.fromkeys(sentences)))
 
     def with_settings(self, settings: Mapping[str, Any]) -> Experiment:
-        """The same experiment with other values at some dotted keys."""
+        """A copy with other values at some dotted keys."""
         return Experiment.from_dict(self.resolved(), settings)
 
     def resolved(self) -> dict[str, Any]:
-        """Every key with its value, defaults included, as plain values."""
+        """All tables as plain values, defaults included."""
         return self.model_dump(exclude_none=True)
 
     def to_toml(self) -> str:
@@ -339,12 +350,12 @@ class Experiment(Table):
         return None if self.devices is None else self.devices.build()
 
     def paces(self) -> dict[str, Pace]:
-        """The given paces by label; a method without one runs at the pace it is meant for."""
+        """The paces by label, of the methods for which the file has one."""
         found = {label: self.pace_of(label) for label in self.labels}
         return {label: pace for label, pace in found.items() if pace is not None}
 
     def limits(self) -> Unfinished | None:
-        """Which clients leave work undone; None if none do."""
+        """Which clients do only some of their work; None if all do all of it."""
         return None if self.limit is None else self.limit.build()
 
     def engine_options(self) -> EngineOptions:
@@ -363,7 +374,7 @@ class Experiment(Table):
         }
 
     def pace_of(self, label: str) -> Pace | None:
-        """The pace that is given for a method: its own, or that of all; None for none."""
+        """The pace of a method in the file: its own or [pace]; None if the file has neither."""
         table = self.of(label).pace or self.pace
         return None if table is None else pace_from(table)
 
@@ -374,7 +385,7 @@ class Experiment(Table):
 
     @model_validator(mode="after")
     def _as_a_whole(self) -> Experiment:
-        """What no table can know alone."""
+        """Check what several tables decide together, and fill in what follows from it."""
         methods = [table.build() for table in self.method]
         self._label(methods)
         if not self.output.folder:
@@ -383,12 +394,12 @@ class Experiment(Table):
         try:
             same_regularizer(named)
         except UndriftError as error:
-            raise Wrong(str(error), "method") from None
+            raise InvalidValue(str(error), "method") from None
         for table, method in zip(self.method, methods, strict=True):
             base = self.local.model_dump()
             try:
                 solver, complete = solver_from(changed(base, table.local or {}))
-            except Wrong as error:
+            except InvalidValue as error:
                 raise error.under("method", str(table.label), "local") from None
             if table.local is not None:
                 table.local = {key: complete.get(key, NONE) for key in table.local} or None
@@ -398,7 +409,7 @@ class Experiment(Table):
         return self
 
     def _label(self, methods: list[Method]) -> None:
-        """Give every method a label of its own: its name, or its parameters where names repeat."""
+        """Give every method a distinct label: its name, or its repr where names repeat."""
         names = Counter(m.name for m, t in zip(methods, self.method, strict=True) if not t.label)
         taken: dict[str, str] = {}
         for number, (table, method) in enumerate(zip(self.method, methods, strict=True)):
@@ -407,12 +418,14 @@ class Experiment(Table):
             label = table.label
             where = ("method", str(number), "label")
             if not any(each.isalnum() and each.isascii() for each in label):
-                raise Wrong(f"The label {label!r} names a folder, so it needs a letter.", *where)
-            if len(label) > LONGEST:
-                raise Wrong(f"A label has at most {LONGEST} characters.", *where)
+                raise InvalidValue(
+                    f"The label {label!r} is the name of a folder, so it needs a letter.", *where
+                )
+            if len(label) > LABEL_CHARACTERS:
+                raise InvalidValue(f"A label has at most {LABEL_CHARACTERS} characters.", *where)
             same = slug(label).lower()
             if same in taken:
-                raise Wrong(
+                raise InvalidValue(
                     f"Two methods have the label {label!r}: give each a label of its own."
                     if taken[same] == label
                     else f"The labels {taken[same]!r} and {label!r} name the same folder.",
@@ -421,21 +434,21 @@ class Experiment(Table):
             taken[same] = label
 
     def _require_pace(self, table: MethodTable, method: Method, solver: Solver) -> None:
-        """Refuse a method under what it cannot be defined for, whatever the data."""
+        """Raise an error for a method that cannot run under these settings, whatever the data."""
         label = str(table.label)
         limit = self.limits()
-        around = Circumstances(
+        around = PaceChecks(
             sampler=as_sampler(self.sampling.build(), method.draws_by_weight),
             clients=self._clients(),
             devices=self._devices(),
             limit=limit,
         )
         where = ("pace",) if table.pace is None else ("method", label, "pace")
-        around.require_possible(label, method, solver, self.pace_of(label), *where)
+        around.require_method(label, method, solver, self.pace_of(label), *where)
         require_longest(limit, solver)
 
     def _devices(self) -> Profiles | None:
-        """What there is to wait for: sites have a clock of their own, where they are deployed."""
+        """The devices that a pace may refer to: in a deployment, sites have the real clock."""
         if self.devices is None:
             return Devices() if is_function(self.data.source) else None
         return self.devices.build()
@@ -448,7 +461,7 @@ class Experiment(Table):
             try:
                 sampler.check(range(clients))  # type: ignore[arg-type]
             except UndriftError as error:
-                raise Wrong(str(error), "sampling", "cohort") from None
+                raise InvalidValue(str(error), "sampling", "cohort") from None
 
     def _clients(self) -> int | None:
         clients = self.data.clients
@@ -459,31 +472,31 @@ class Experiment(Table):
             model = metric.rpartition("/")[0] or "server"
             models = self.evaluation.models
             if model not in models:
-                raise Wrong(
+                raise InvalidValue(
                     f"The target is about the model {model!r}, which is not among those that are "
-                    f"reported, evaluation.models = {models}.",
+                    f"evaluated, evaluation.models = {models}.",
                     "target",
                     metric,
                 )
             if metric.endswith("gradient_mapping") and self.evaluation.gradient_mapping is None:
-                raise Wrong(
-                    "It is measured only where evaluation.gradient_mapping is given.",
+                raise InvalidValue(
+                    "It is measured only if evaluation.gradient_mapping is set.",
                     "target",
                     metric,
                 )
             try:
                 self.evaluation_settings().require_measured("The target", metric)
             except UndriftError as error:
-                raise Wrong(str(error), "target", metric) from None
+                raise InvalidValue(str(error), "target", metric) from None
 
     def _require_sweepable(self, folder: Path | None) -> None:
-        """Every value of the sweep must give an experiment."""
+        """Check that every value of [sweep] gives a valid experiment."""
         base = self.resolved() | {"sweep": {}}
         for key, values in self.sweep.items():
             if key == "system":
-                raise Wrong(
-                    "A system fills in what a file leaves out, so it cannot be varied: vary the "
-                    "keys it fills in.",
+                raise InvalidValue(
+                    "A system sets keys that the file leaves out, so it cannot be varied: vary "
+                    "those keys.",
                     "sweep",
                     key,
                 )
@@ -493,7 +506,7 @@ class Experiment(Table):
                     Experiment.from_dict(base, {key: value}, folder=folder)
                 except UndriftError as error:
                     said = str(error).splitlines()[0]
-                    raise Wrong(f"With {shown(value)}: {said}", "sweep", key) from None
+                    raise InvalidValue(f"With {shown(value)}: {said}", "sweep", key) from None
 
 
 CLOSED: dict[tuple[str, ...], type[Table]] = {
@@ -506,17 +519,17 @@ CLOSED: dict[tuple[str, ...], type[Table]] = {
     ("data", "validation"): HoldOut,
     ("data", "test"): HoldOut,
 }
-"""The tables that know all their keys."""
+"""The tables that accept no other keys than their own."""
 
 
 def _sentence(error: ErrorDetails, raw: Mapping[str, Any]) -> str:
-    """A problem that was found, in words."""
+    """One validation error as a sentence."""
     loc = [str(each) for each in error["loc"]]
     if loc[:1] == ["method"] and len(loc) > 1:
         loc[1] = _method_at(raw, int(loc[1]))
     value, kind = error.get("input"), error["type"]
     found = (error.get("ctx") or {}).get("error")
-    if isinstance(found, Wrong):
+    if isinstance(found, InvalidValue):
         return _placed((*loc, *found.keys), str(found))
     if isinstance(found, UndriftError):
         return _placed(tuple(loc), str(found))
@@ -545,20 +558,20 @@ def _sentence(error: ErrorDetails, raw: Mapping[str, Any]) -> str:
 
 
 def _method_at(raw: Mapping[str, Any], number: int) -> str:
-    """What a method of the file is called: its label, its name where that is unique, its number."""
+    """How error sentences call a method: by its label or name if it is unique, else by number."""
     tables = raw.get("method")
     if not isinstance(tables, list) or number >= len(tables):
         return str(number)
     names = [t.get("label", t.get("name")) if isinstance(t, dict) else None for t in tables]
     own = names[number]
-    readable = isinstance(own, str) and own.isprintable() and 0 < len(own) < LONGEST
+    readable = isinstance(own, str) and own.isprintable() and 0 < len(own) < LABEL_CHARACTERS
     return str(own) if readable and names.count(own) == 1 else str(number)
 
 
 def _placed(keys: tuple[str, ...], sentence: str) -> str:
-    """A sentence with the keys that lead to what it is about."""
+    """A sentence that begins with the dotted key it is about."""
     path = ".".join(keys)
-    path = path if path.isprintable() and len(path) < LONGEST else "a key"
+    path = path if path.isprintable() and len(path) < LABEL_CHARACTERS else "a key"
     of_method = keys[:1] == ("method",) and len(keys) == 2  # the last key is a label
     if keys and not of_method and sentence.startswith(f"{keys[-1]} "):
         return path + sentence[len(keys[-1]) :]
@@ -566,12 +579,12 @@ def _placed(keys: tuple[str, ...], sentence: str) -> str:
 
 
 def _plain(value: Any, keys: tuple[str, ...]) -> Any:
-    """A copy with nothing in it that no key takes: dates, and whole numbers of more than 64 bits.
+    """A deep copy; dates and integers of more than 64 bits, which no key accepts, are refused.
 
-    Python's None, which only settings can have, becomes the word for it.
+    Python's None, which only settings can have, becomes the word "none".
     """
-    if len(keys) > DEPTH:
-        raise Wrong(f"The tables lie more than {DEPTH} deep in each other.", keys[0])
+    if len(keys) > MOST_NESTED:
+        raise InvalidValue(f"Tables are nested more than {MOST_NESTED} deep.", keys[0])
     if value is None:
         return NONE
     if isinstance(value, Mapping):
@@ -579,9 +592,9 @@ def _plain(value: Any, keys: tuple[str, ...]) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(each, (*keys, str(k))) for k, each in enumerate(value)]
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise Wrong("A whole number has at most 64 bits.", *keys)
+        raise InvalidValue("A whole number has at most 64 bits.", *keys)
     if not isinstance(value, bool | int | float | str):
-        raise Wrong(
+        raise InvalidValue(
             f"It is a {type(value).__name__}, but must be a number, a text, true, false, a list or "
             f"a table.",
             *keys,

@@ -1,8 +1,8 @@
-"""Every method as a row: its local problem, what a client then does, and the server's fold.
+"""The formulas of every method: its local problem, the client's update and the server's fold.
 
-Client k minimises f_k(x) + ⟨v, x⟩ + (r/2)|x − z|², approximately, from some start. The rows are
-what the guide and `undrift show method` print. The tests evaluate them, as they stand here, and
-compare them with the code of the method.
+Client k approximately minimises f_k(x) + ⟨v, x⟩ + (r/2)|x − z|² from a start. The guide and
+`undrift show method` print these rows; tests evaluate them and compare the result with the
+method's code.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MOVED = "Δ_k ← x_k − x"
 
 
 @dataclass(frozen=True)
-class Row:
+class MethodRow:
     """A method in formulas, in the letters of its paper."""
 
     start: str = "x"
@@ -26,26 +26,26 @@ class Row:
     """r"""
     work: str = "τ_k steps of SGD"
     first: tuple[str, ...] = ()
-    """what a client does when the model arrives"""
+    """what a client computes when the model arrives"""
     then: tuple[str, ...] = (MOVED,)
-    """what it does when its work is done"""
+    """what it computes after its local work"""
     uploads: tuple[str, ...] = ("Δ_k",)
     fold: tuple[str, ...] = ()
-    """what the server does with the replies of the cohort S"""
+    """what the server computes from the replies of the cohort S"""
     ends: str = "x_k"
-    """the letter for the end of the local work"""
+    """the symbol for the result of the local work"""
     letters: Mapping[str, str] = field(default_factory=dict)
-    """what the letters are in the method's own code"""
+    """the symbols as expressions in the method's code, for the tests"""
     words: Mapping[str, str] = field(default_factory=dict)
-    """what they mean, where the formulas do not say"""
+    """explanations of symbols that the formulas do not define"""
 
 
 AVERAGE = ("x ← x + (N/K) Σ_S q_k Δ_k",)
-PROGRESS = {"‖a_k‖₁": "how much gradient was accumulated: the number of steps for plain SGD"}
+A_NORM = {"‖a_k‖₁": "the accumulated gradient weight: for plain SGD, the number of steps"}
 STALE = {"s_k": "method.staleness(client.staleness)"}
 DR = {"x̄": "down.x", "x_k": "mine.x", "y_k": "mine.y", "x̂_k": "2*mine.x - mine.y"}
 
-_splitting = Row(
+_splitting = MethodRow(
     start="x_k",
     center="y_k",
     weight="1/η",
@@ -56,29 +56,29 @@ _splitting = Row(
     fold=("x̃ ← x̃ + Σ_S q_k δ_k", "x̄ ← prox_{ηg}(x̃)"),
     letters=DR | {"x̃": "server.x_tilde", "η": "method.eta", "α": "method.alpha"},
     words={
-        "x_k, y_k": "the client's own, both x⁰ at first; x̂_k = 2x_k − y_k needs no room",
+        "x_k, y_k": "kept by the client, both x⁰ at first; x̂_k = 2x_k − y_k is computed from them",
         "x̄": "the server's model",
     },
 )
 
-ROWS: dict[str, Row] = {
-    "DistributedSGD": Row(work="one step of SGD", fold=AVERAGE),
-    "FedAvg": Row(fold=AVERAGE),
-    "FedAvgMin": Row(
+ROWS: dict[str, MethodRow] = {
+    "DistributedSGD": MethodRow(work="one step of SGD", fold=AVERAGE),
+    "FedAvg": MethodRow(fold=AVERAGE),
+    "FedAvgMin": MethodRow(
         work="min_i τ_i steps of SGD",
         fold=AVERAGE,
-        words={"τ_i": "the steps that the cohort's clients were asked for"},
+        words={"τ_i": "the steps that the clients of the cohort are asked for"},
     ),
-    "FedProx": Row(center="x", weight="μ", fold=AVERAGE, letters={"μ": "method.mu"}),
-    "SCAFFOLD": Row(
+    "FedProx": MethodRow(center="x", weight="μ", fold=AVERAGE, letters={"μ": "method.mu"}),
+    "SCAFFOLD": MethodRow(
         linear="c − c_k",
         then=(MOVED, "δ_k ← −c − Δ_k/(η‖a_k‖₁)", "c_k ← c_k + δ_k"),
         uploads=("Δ_k", "δ_k"),
         fold=(*AVERAGE, "c ← c + Σ_S q_k δ_k"),
         letters={"c": "down.c", "c_k": "mine.c"},
-        words={"c, c_k": "control variates, 0 at first", **PROGRESS},
+        words={"c, c_k": "control variates, 0 at first", **A_NORM},
     ),
-    "VRLSGD": Row(
+    "VRLSGD": MethodRow(
         linear="−Δ_k",
         first=("Δ_k ← Δ_k + (x − x_k)/(ητ_k)",),
         then=("δ_k ← x_k − x",),
@@ -86,20 +86,20 @@ ROWS: dict[str, Row] = {
         fold=("x ← x + Σ_S q_k δ_k",),
         letters={"Δ_k": "mine.delta", "x_k": "mine.x", "ητ_k": "1/mine.inverse"},
         words={
-            "x_k": "where the client's last work ended",
-            "ητ_k": "of that work; with momentum η‖a_k‖₁",
+            "x_k": "the result of the client's previous local work",
+            "ητ_k": "of that work; η‖a_k‖₁ with momentum",
         },
     ),
-    "FedNova": Row(
+    "FedNova": MethodRow(
         center="x",
         weight="μ",
         then=("u_k ← (x_k − x)/‖a_k‖₁",),
         uploads=("u_k", "‖a_k‖₁", "τ_k"),
         fold=("τ_eff ← (Σ_S q_k ‖a_k‖₁)/(Σ_S q_k)", "x ← x + τ_eff (N/K) Σ_S q_k u_k"),
         letters={"μ": "method.mu"},
-        words={**PROGRESS, "μ": "0 unless it is given; then τ_eff is the mean of the τ_k"},
+        words={**A_NORM, "μ": "0 by default; otherwise τ_eff is the mean of the τ_k"},
     ),
-    "FedNova VR": Row(
+    "FedNova VR": MethodRow(
         linear="d − d_k",
         center="x",
         weight="μ",
@@ -113,7 +113,7 @@ ROWS: dict[str, Row] = {
         letters={"d": "down.d", "d_k": "mine.d", "μ": "method.mu"},
         words={"d, d_k": "normalised gradients, the server's and the client's, 0 at first"},
     ),
-    "FedDyn": Row(
+    "FedDyn": MethodRow(
         linear="−h_k",
         center="x",
         weight="α_k",
@@ -130,7 +130,7 @@ ROWS: dict[str, Row] = {
             "α_k": 'α/(N q_k): the same for all with objective "clients"',
         },
     ),
-    "FedPD": Row(
+    "FedPD": MethodRow(
         linear="λ_k",
         center="x",
         weight="1/η",
@@ -140,10 +140,10 @@ ROWS: dict[str, Row] = {
         letters={"λ_k": "mine.multiplier", "η": "method.eta"},
         words={
             "λ_k": "the multiplier of the constraint that all copies agree, 0 at first",
-            "x": "the client's own copy instead, after a round that did not communicate",
+            "x": "the client's own copy after a round without communication",
         },
     ),
-    "FedSplit": Row(
+    "FedSplit": MethodRow(
         start="u_k",
         center="2x − z_k",
         weight="1/η",
@@ -153,10 +153,10 @@ ROWS: dict[str, Row] = {
         fold=("x ← x + Σ_S q_k δ_k",),
         ends="u_k",
         letters={"u_k": "mine.u", "z_k": "mine.z", "η": "method.eta"},
-        words={"u_k, z_k": "the client's own, both x⁰ at first"},
+        words={"u_k, z_k": "kept by the client, both x⁰ at first"},
     ),
     "FedDR": _splitting,
-    "FedLGA": Row(
+    "FedLGA": MethodRow(
         work="E_k ≤ E steps of SGD",
         uploads=("Δ_k", "E_k"),
         fold=(
@@ -167,12 +167,12 @@ ROWS: dict[str, Row] = {
         ),
         letters={"λ": "method.damping"},
         words={
-            "E": "the steps that are expected of a client",
+            "E": "the steps that a client is asked for",
             "λ": "damping, 1 in the paper; other forms of the correction are options",
         },
     ),
     "AsyncFedDR": _splitting,
-    "FedAsync": Row(
+    "FedAsync": MethodRow(
         center="x",
         weight="μ",
         then=(),
@@ -184,33 +184,33 @@ ROWS: dict[str, Row] = {
             "s_k": "method.staleness(client.staleness)",
         },
         words={
-            "K": "1: each reply by itself, unless a buffer is asked for",
+            "K": "1: replies are folded one by one, unless there is a buffer",
             "s_k": "s(u), where u is the number of updates since the client read the model",
-            "μ": "0 unless it is given",
+            "μ": "0 by default",
         },
     ),
-    "FedBuff": Row(
+    "FedBuff": MethodRow(
         fold=("x ← x + (N/M) Σ_S q_k s_k Δ_k",),
         letters=STALE,
         words={
-            "S": "the M replies in the buffer; Δ_k is from the model that the client read",
+            "S": "the M replies in the buffer; Δ_k starts at the model that the client read",
             "s_k": "s(u), where u is the number of updates since then",
         },
     ),
 }
-"""Every method's row; FedNova has two."""
+"""The row of every method; FedNova has two."""
 
 
-def row_of(method: object) -> Row | None:
-    """The row of one of our methods, as its options have it; None for a class of the user's."""
+def row_of(method: object) -> MethodRow | None:
+    """The row of a method of the library with its options; None for a user's own method."""
     name = type(method).__name__
     if getattr(method, "variance_reduction", False):
         name += " VR"
     return ROWS.get(name) if type(method).__module__.startswith("undrift.methods.") else None
 
 
-def steps_of(row: Row) -> Iterator[str]:
-    """What client and server do in a round, a line for each formula."""
+def steps_of(row: MethodRow) -> Iterator[str]:
+    """The formulas of clients and server in a round, one per line."""
     parts = {"arrival": row.first, "client": row.then, "server": row.fold}
     for who, formulas in parts.items():
         for number, formula in enumerate(formulas):

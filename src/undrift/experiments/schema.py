@@ -1,4 +1,7 @@
-"""The JSON schema of experiment files, for completion and checks in editors."""
+"""The JSON schema of experiment files, with which editors complete and check them.
+
+Pydantic gives the schema of the tables; parameters of components come from their signatures.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ TYPES = {
 
 
 def json_schema() -> Schema:
-    """What an experiment file may hold."""
+    """The JSON schema of an experiment file."""
     schema = Experiment.model_json_schema()
     schema = {
         "$schema": "http://json-schema.org/draft-07/schema#",
@@ -103,13 +106,13 @@ def json_schema() -> Schema:
 
 
 def _user_code(word: str) -> list[Schema]:
-    """The user's own code by its name alone, or in a table with its parameters."""
+    """The user's own code: its name alone, or a table with its name and parameters."""
     table = {"type": "object", "properties": {word: USER_CODE}, "required": [word]}
     return [dict(USER_CODE), table]
 
 
 def _describe_sampling(table: Schema) -> None:
-    """The kinds of sampling; only the user's own sampler has other keys."""
+    """Complete the schema of [sampling], in which only a user's own sampler has other keys."""
     own = table["properties"]
     own["kind"]["anyOf"] = [{"enum": [*SAMPLERS]}, dict(USER_CODE)]
     ours = {"properties": {"kind": {"enum": [*SAMPLERS]}}}
@@ -118,7 +121,7 @@ def _describe_sampling(table: Schema) -> None:
 
 
 def _describe_time(own: Schema, tables: Schema) -> None:
-    """What a file may say about systems, devices, paces and limits."""
+    """Complete the schema of `system`, [devices], [pace] and [limit]."""
     words = [{"const": name, "description": each.about} for name, each in SYSTEMS.items()]
     own["system"] = {"description": own["system"]["description"], "oneOf": words}
     for place in (own, tables["MethodTable"]["properties"]):
@@ -158,9 +161,9 @@ def text() -> str:
 
 
 def _moved(value: Any) -> Any:
-    """Draft 7, which editors know best, calls definitions by their older name."""
+    """The schema in draft 7, which editors support best: `definitions` instead of `$defs`."""
     if isinstance(value, dict):
-        named = isinstance(value.get("title"), str)  # a key may be called so, too
+        named = isinstance(value.get("title"), str)  # "title" may also be the name of a key
         kept = {k: v for k, v in value.items() if k != "title" or not named}
         found = {("definitions" if k == "$defs" else k): _moved(v) for k, v in kept.items()}
         if "$ref" in found:
@@ -175,7 +178,10 @@ def _by_name(
     known: Mapping[str, Callable[..., Any]],
     other: str | None,
 ) -> None:
-    """Let the parameters of a table follow from the name it has."""
+    """Let the allowed parameters of a table depend on the name in it.
+
+    `other` describes names that are not known, such as file.py:function; None if there are none.
+    """
     own = table["properties"]
     described = own[key].get("description", "")
     words: Schema = {
@@ -237,7 +243,7 @@ def _parameter(each: Parameter, meaning: str) -> Schema:
 
 
 def _family(family: Family) -> list[Schema]:
-    """A table that names one of a family, or its words."""
+    """The forms of a family's member: a table, a short form, or the user's own code."""
     tables: list[Schema] = []
     for name, build in family.members.items():
         tables.append(
@@ -277,7 +283,7 @@ def _target(metric: str) -> Schema:
             {"type": "number"},
             {"type": "array", "items": [{"enum": ["below", "above"]}, {"type": "number"}]},
         ],
-        "description": f"Stop once {metric} is reached.",
+        "description": f"Stop a run once {metric} reaches this value.",
     }
 
 

@@ -1,6 +1,6 @@
-"""Values by dotted keys, from the command line or a sweep, put into the tables of an experiment.
+"""Replace values of an experiment's tables by dotted keys, as `--set` and sweeps do.
 
-`method.FedDyn.alpha` and `method.0.alpha` name a method by its label, its name or its number.
+A method is named by its label, its name or its number: `method.FedDyn.alpha`, `method.0.alpha`.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from typing import Any
 
 from undrift.data.partitions import PARTITIONS, as_partition
 from undrift.experiments.catalogue import NONE
-from undrift.experiments.parts import is_user_code, shown, table_of
+from undrift.experiments.components import is_user_code, shown, table_of
 from undrift.utils.errors import UndriftError, require
 
 
 def applied(raw: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables with some values replaced."""
+    """A copy of the tables in which the values at some dotted keys are replaced."""
     found = deepcopy(dict(raw))
     for key, value in settings.items():
         parts = _path(found, key)
-        require("" not in parts, f"{key!r} is no key: write a name such as local.lr.")
+        require("" not in parts, f"{key!r} is not a key: write a dotted key such as local.lr.")
         _set(found, parts, value, key)
         _exchange(found, parts, settings)
     return found
 
 
 def _path(raw: Mapping[str, Any], key: str) -> list[str | int]:
-    """The keys that a dotted one stands for; a label may have dots of its own."""
+    """The keys that lead to the value; the label of a method may itself contain dots."""
     first, dot, rest = key.partition(".")
     if first != "method" or not dot:
         return [*key.split(".")]
@@ -37,7 +37,7 @@ def _path(raw: Mapping[str, Any], key: str) -> list[str | int]:
 
 
 def _method(raw: Mapping[str, Any], rest: str, key: str) -> tuple[int, str]:
-    """The number of the method that is meant, and what of it."""
+    """The number of the method that a key names, and the rest of the key."""
     tables = raw.get("method")
     tables = tables if isinstance(tables, list) else []
     names: list[tuple[str, int, int]] = []
@@ -59,8 +59,8 @@ def _method(raw: Mapping[str, Any], rest: str, key: str) -> tuple[int, str]:
     meant = {number for name, r, number in fits if len(name) == longest and r == rank}
     require(
         len(meant) == 1,
-        f"{key} could be any of {len(meant)} methods: name it by its label, or by its number from "
-        f"0, such as method.{min(meant)}.",
+        f"{key} could mean any of {len(meant)} methods: name one by its label, or by its number "
+        f"from 0, such as method.{min(meant)}.",
     )
     number = meant.pop()
     return number, rest[longest + 1 :]
@@ -88,7 +88,7 @@ def _set(table: Any, parts: list[str | int], value: Any, key: str) -> None:
 
 
 def _opened(parts: list[str | int], words: str) -> Any:
-    """The table that the word of a part stands for, so that a part of it can be set."""
+    """The table that a short form stands for, so that one of its keys can be set."""
     if parts == ["data", "partition"]:
         return {"kind": words} if is_user_code(words, PARTITIONS) else table_of(as_partition(words))
     if parts == ["engine"] or parts == ["loss"] or parts[:-1] == ["metrics"]:
@@ -99,7 +99,7 @@ def _opened(parts: list[str | int], words: str) -> Any:
 
 
 def _exchange(raw: dict[str, Any], parts: list[str | int], settings: Mapping[str, Any]) -> None:
-    """Local work in steps takes the place of work in epochs, and a cohort that of everyone."""
+    """Remove the value that a new one excludes: epochs for steps, or kind = "all" for a cohort."""
     sampling = raw.get("sampling")
     if parts == ["sampling", "cohort"] and isinstance(sampling, dict):
         if sampling.get("kind") == "all" and "sampling.kind" not in settings:

@@ -1,7 +1,7 @@
-"""The papers' system heterogeneity by name: the tables of an experiment file that describe it.
+"""The system heterogeneity of papers, as tables of an experiment file.
 
-`system = "fedlga"` in a file fills in the tables of `SYSTEMS["fedlga"]` wherever the file does not
-say otherwise. In Python they are plain values to read: `SYSTEMS["fedlga"].tables["limit"]`.
+`system = "fedlga"` in a file sets the tables of `SYSTEMS["fedlga"]` where the file does not. From
+Python they are plain values: `SYSTEMS["fedlga"].tables["limit"]`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class System:
-    """How devices differ, and what the server does about it, in the experiments of a paper.
+    """How devices differ in the experiments of a paper, and how the server handles it.
 
     Parameters
     ----------
     about
-        what the paper does, in words
+        one sentence on the paper's setting
     tables
-        the tables of an experiment file that say so: `devices`, `pace`, `limit`, `sampling`, and
+        the tables of an experiment file: `devices`, `pace`, `limit`, `sampling`, and
         `epochs` or `steps` of `local`
     """
 
@@ -35,9 +35,9 @@ def _normal(**own: Any) -> dict[str, Any]:
 
 SYSTEMS: Mapping[str, System] = {
     "fedavg-first": System(
-        "Everyone works, and the server goes on with the first K = 30 replies (Li et al., On the "
-        "Convergence of FedAvg on Non-IID Data, ICLR 2020). The paper gives no speeds: these are "
-        "lognormal.",
+        "All clients work, and the server uses the first K = 30 replies (Li et al., On the "
+        "Convergence of FedAvg on Non-IID Data, ICLR 2020). The paper gives no speeds; here they "
+        "are lognormal.",
         {
             "devices": {
                 "kind": "drawn",
@@ -48,8 +48,8 @@ SYSTEMS: Mapping[str, System] = {
         },
     ),
     "fednova-fixed": System(
-        "Every device has its own speed, and does what it can within a second: as many steps as "
-        "N(30, 20²) within [1, 96], the same in every round (Wang et al., FedNova, NeurIPS 2020).",
+        "Every device has its own speed and does as many steps as it can in one second: N(30, 20²) "
+        "within [1, 96], the same in every round (Wang et al., FedNova, NeurIPS 2020).",
         {
             "devices": {"kind": "drawn", "speed": _normal(law="normal"), "unit": "steps"},
             "pace": {"kind": "deadline", "seconds": 1.0, "late": "partial"},
@@ -57,7 +57,7 @@ SYSTEMS: Mapping[str, System] = {
         },
     ),
     "fednova-random": System(
-        "Each client does as many steps as N(30, 20²) within [1, 96], drawn anew in every round "
+        "Each client does N(30, 20²) steps within [1, 96], drawn anew in every round "
         "(Wang et al., FedNova, NeurIPS 2020).",
         {"local": {"steps": _normal(amount="normal")}},
     ),
@@ -77,9 +77,9 @@ SYSTEMS: Mapping[str, System] = {
         {"sampling": {"kind": "bernoulli", "cohort": 0.1}},
     ),
     "feddr-async": System(
-        "Everyone works, the slowest device half as fast as the fastest (Tran-Dinh et al., FedDR, "
-        "NeurIPS 2021, with 20 users). Asynchronous methods take in each reply as it arrives, the "
-        "others wait for everyone.",
+        "All clients work, and the slowest device is half as fast as the fastest (Tran-Dinh et "
+        "al., FedDR, NeurIPS 2021, with 20 users). Asynchronous methods fold each reply when it "
+        "arrives, the others wait for all replies.",
         {
             "devices": {
                 "kind": "drawn",
@@ -94,4 +94,4 @@ SYSTEMS: Mapping[str, System] = {
         {"limit": {"share": 0.5}, "local": {"epochs": 5}},
     ),
 }
-"""Every system by the word that `system` in an experiment file takes."""
+"""The systems by the name that the key `system` takes."""

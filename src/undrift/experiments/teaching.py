@@ -1,6 +1,6 @@
-"""What can be named, and what it means: the texts of `undrift init`, `list` and `show`.
+"""The texts of `undrift init`, `undrift list` and `undrift show`.
 
-Everything is read from the parts themselves: their docstrings, signatures and declarations.
+They are made from the docstrings, signatures and declarations of the components themselves.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from rich.text import Text
 from undrift.core.method import INITIAL, NUMBER, Method
 from undrift.devices import Between, Normal
 from undrift.experiments.catalogue import DERIVED, GROUPS, NONE, REQUIRED, Parameter, parameters
+from undrift.experiments.components import completed, table_of
 from undrift.experiments.method_rows import row_of, steps_of
-from undrift.experiments.parts import completed, table_of
 from undrift.experiments.systems import System
 from undrift.local.amounts import NormalAmount, UniformAmount
 from undrift.utils.errors import require_choice
@@ -47,7 +47,7 @@ SINGULAR = {
     "availability": "availabilities",
     "pace": "paces",
 }
-"""The words of `undrift show`, with the group each belongs to."""
+"""The kinds that `undrift show` accepts, with the group of each."""
 
 WHERE = {
     "methods": "[[method]]",
@@ -69,7 +69,7 @@ WHERE = {
     "availabilities": "[devices] availability",
     "paces": "[pace] kind, or [[method]] pace",
 }
-"""Where in an experiment file the words of a group stand."""
+"""The key of an experiment file that takes the names of a group."""
 
 
 USER_CODE = {
@@ -96,7 +96,7 @@ USER_CODE = {
         "Your own augmentation, derived from undrift.data.Augmentation.",
     ),
 }
-"""What of a group can be the user's own code, and how a file names it."""
+"""How a file names the user's own member of a group, and what it may be."""
 
 CRITERION = {
     "loss": "Your own loss of (outputs, targets): file.py:function, file.py:Class, or a table "
@@ -104,12 +104,12 @@ CRITERION = {
     "[metrics]": 'Your own metrics of (outputs, targets) by name: auc = "file.py:auc".',
     "weights": "The initial weights: model.safetensors, or the folder of a finished run.",
 }
-"""The keys that name what a model trains on, is judged by and starts from."""
+"""The keys of the loss, the metrics and the initial weights, which belong to no group."""
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """What a docstring says: a first line, what follows, and the meaning of the parameters."""
+    """A docstring in pieces: its first paragraph, the rest, and the meanings of parameters."""
 
     first: str
     rest: str
@@ -117,12 +117,12 @@ class Lesson:
 
 
 def starter() -> str:
-    """The commented file that `undrift init` writes."""
+    """The commented experiment file that `undrift init` writes."""
     return files("undrift.experiments").joinpath("starter.toml").read_text(encoding="utf-8")
 
 
 def listing(group: str | None = None) -> RenderableType:
-    """Names of a group with a line each, or of all groups."""
+    """The names of a group with a line each; without a group, those of all groups."""
     if group is None:
         parts: list[RenderableType] = []
         for each in GROUPS:
@@ -135,12 +135,12 @@ def listing(group: str | None = None) -> RenderableType:
 
 
 def names(group: str) -> list[tuple[str, str]]:
-    """Every name of a group, and what it is."""
+    """Every name of a group with the first paragraph of its docstring."""
     return [(name, lesson(build).first) for name, build in GROUPS[group].items()]
 
 
 def showing(kind: str, name: str) -> RenderableType:
-    """Everything about one part: what it is, formula, paper, parameters, traffic, an example."""
+    """One component in full: description, formulas, paper, parameters, traffic and an example."""
     require_choice("The kind of part", kind, [*SINGULAR, *GROUPS])
     group = SINGULAR.get(kind, kind)
     name = name.replace("_", "-") if group == "data" else name
@@ -169,12 +169,12 @@ def showing(kind: str, name: str) -> RenderableType:
 
 
 def _system(name: str, system: System) -> RenderableType:
-    """What a system is, how to name it, and the tables it stands for."""
+    """A system: its description, how to name it, and the tables that it sets."""
     toml = (
         Syntax(text, "toml", background_color="default")
         for text in (example("systems", name), _tables(system.tables))
     )
-    stands = Text("It stands for this, wherever the file does not say otherwise:")
+    stands = Text("It sets these tables, except where the file sets them otherwise:")
     head = [Text(name, style="bold"), Text(system.about), Text("")]
     return Group(*head, next(toml), stands, Text(""), next(toml))
 
@@ -184,7 +184,7 @@ def _tables(tables: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def lesson(build: Callable[..., Any]) -> Lesson:
-    """What a part's docstring says, or a system's words."""
+    """The docstring of a component in pieces, or the description of a system."""
     if isinstance(build, System):
         return Lesson(build.about, "", {})
     text = inspect.cleandoc(build.__doc__ or "")
@@ -194,7 +194,7 @@ def lesson(build: Callable[..., Any]) -> Lesson:
 
 
 def meanings(build: Callable[..., Any]) -> dict[str, str]:
-    """What each parameter means; where a part does not say, those it inherits or refers to."""
+    """The meaning of each parameter, from the docstring or those it inherits or refers to."""
     found: dict[str, str] = {}
     related = list(build.__mro__[1:]) if isinstance(build, type) else []
     text = build.__doc__ or ""
@@ -211,18 +211,18 @@ def meanings(build: Callable[..., Any]) -> dict[str, str]:
 
 
 def shown_parameters(group: str, build: Callable[..., Any]) -> list[Parameter]:
-    """The parameters that a file may give."""
+    """The parameters that a file may set."""
     own = parameters(build)
     hidden = {"models": ("features", "classes", "channels", "side", "characters")}.get(group, ())
     return [each for each in own.values() if each.name not in hidden]
 
 
 def traffic(method: Method) -> list[str]:
-    """What travels and what is kept, in words."""
+    """Sentences on what a method sends and what its clients keep."""
     first = {INITIAL: "starts at x⁰", NUMBER: "a number"}
     kept = [f"{n} ({first.get(kind, 'starts at 0')})" for n, kind in method.kept().items()]
     lines = [
-        f"Travels down: {', '.join(method.sends)}.  Up: {', '.join(method.uploads)}.",
+        f"Sent down: {', '.join(method.sends)}.  Sent up: {', '.join(method.uploads)}.",
         f"A client keeps: {', '.join(kept) or 'nothing'}.",
     ]
     if method.converges_to is not None:
@@ -230,7 +230,7 @@ def traffic(method: Method) -> list[str]:
         point = where.get(method.converges_to, f"the fixed point of {method.converges_to}")
         lines.append(f"Converges to {point}.")
     if method.meant_asynchronous:
-        lines.append("Runs asynchronously, unless a pace says otherwise.")
+        lines.append("Runs asynchronously, unless the file sets another pace.")
     elif method.asynchronous:
         lines.append('Can run asynchronously: pace = {kind = "asynchronous"}.')
     if method.needs_all:
@@ -239,7 +239,7 @@ def traffic(method: Method) -> list[str]:
 
 
 def formulas(method: Method) -> list[str]:
-    """The local problem and the round of one of our methods."""
+    """The local problem and the formulas of a round, for a method of the library."""
     row = row_of(method)
     if row is None:
         return []
@@ -253,7 +253,7 @@ def formulas(method: Method) -> list[str]:
 
 
 def example(group: str, name: str) -> str:
-    """A piece of an experiment file that names the part, with its defaults."""
+    """A piece of an experiment file that names the component, with its defaults."""
     build = GROUPS[group][name]
     if group == "systems":
         return f"system = {inline(name)}\n"
@@ -305,7 +305,7 @@ def example(group: str, name: str) -> str:
 
 
 def _pace(name: str, values: dict[str, Any]) -> str:
-    """A pace with what it needs: devices, or a method that can."""
+    """An example of a pace with what it needs: devices, or a method that runs asynchronously."""
     if name == "asynchronous":
         return _lines("[[method]]", {"name": "FedBuff", "pace": {"kind": name, **values}})
     return _tables({"devices": {"speed": 100.0}, "pace": {"kind": name, **values}})
@@ -316,7 +316,7 @@ def _lines(head: str, table: dict[str, Any]) -> str:
 
 
 def inline(value: Any) -> str:
-    """A value as TOML writes it on one line."""
+    """A value as TOML on one line."""
     if isinstance(value, dict):
         return f"{{{', '.join(f'{key} = {inline(each)}' for key, each in value.items())}}}"
     if isinstance(value, list | tuple):
@@ -346,7 +346,7 @@ EXAMPLES: dict[str, Any] = {
     "replies": 10,
     "path": "devices.csv",
 }
-"""Values for parameters that have no default."""
+"""Values of parameters without a default, for the examples."""
 
 OWN: dict[Any, dict[str, Any]] = {
     Between: {"low": 10.0, "high": 100.0},
@@ -354,7 +354,7 @@ OWN: dict[Any, dict[str, Any]] = {
     UniformAmount: {"low": 2, "high": 5},
     NormalAmount: {"mean": 30.0, "std": 20.0, "low": 1, "high": 96},
 }
-"""Values for parts that those above do not fit."""
+"""Values for components that `EXAMPLES` does not suit."""
 
 
 def _names(group: str) -> Table:
@@ -382,7 +382,7 @@ def _table(own: list[Parameter], told: dict[str, str]) -> Table:
 
 
 def default(parameter: Parameter) -> str:
-    """A parameter's default as a file has it."""
+    """The default of a parameter as a file writes it."""
     value = parameter.default
     if value is REQUIRED:
         return "required"
@@ -393,7 +393,7 @@ def default(parameter: Parameter) -> str:
 
 
 def _reflowed(text: str) -> str:
-    """Paragraphs without their line breaks, so that they fit any width; formulas stay."""
+    """Paragraphs on one line each, to be wrapped at any width; indented formulas stay."""
     paragraphs = text.split("\n\n")
     return "\n\n".join(
         each if each.startswith(" ") else " ".join(each.split()) for each in paragraphs
@@ -401,7 +401,7 @@ def _reflowed(text: str) -> str:
 
 
 def _meanings(text: str) -> dict[str, str]:
-    """Names and meanings of a numpydoc list of parameters."""
+    """The meanings of parameters by name, from a numpydoc section."""
     found: dict[str, str] = {}
     current: list[str] = []
     for line in text.splitlines():

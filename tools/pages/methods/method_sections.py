@@ -13,7 +13,7 @@ from tools.pages.methods.verification import Cell, reasons
 from tools.pages.methods.walks import PERIOD, WALKS, Walked, walked
 from undrift.core.method import INITIAL, NUMBER
 from undrift.experiments.catalogue import SERVERS, Parameter
-from undrift.experiments.method_rows import Row, row_of, steps_of
+from undrift.experiments.method_rows import MethodRow, row_of, steps_of
 from undrift.experiments.teaching import default, example, lesson, meanings, shown_parameters
 from undrift.methods import METHODS, FedNova, Method
 from undrift.methods.traffic import traffic_of
@@ -76,7 +76,7 @@ def problem(name: str) -> Lines:
         yield from (f"- `{letters}`: {words}" for letters, words in symbols.items())
 
 
-def cells(row: Row) -> tuple[str, ...]:
+def cells(row: MethodRow) -> tuple[str, ...]:
     """Return the local problem as the cells of a table."""
     terms = (row.start, row.linear, row.center, row.weight)
     return (*map(_code, terms), plain(row.work), ", ".join(map(_code, row.uploads)))
@@ -87,7 +87,7 @@ def _code(formula: str) -> str:
     return formula if formula in ("–", "0") else f"`{formula.replace(' ', NO_BREAK)}`"
 
 
-def formulas(method: Method) -> Row:
+def formulas(method: Method) -> MethodRow:
     """Return the formulas of one of our methods."""
     found = row_of(method)
     assert found is not None

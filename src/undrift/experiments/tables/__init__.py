@@ -1,7 +1,7 @@
-"""The tables of an experiment file: their keys, what is allowed, and their defaults.
+"""The tables of an experiment file: their keys, the allowed values and the defaults.
 
-Every table is validated into its complete form, with all defaults written out and paths absolute,
-so that what is checked, what is run and what is written down are the same.
+Validation completes every table with all defaults and makes paths absolute, so that the checked,
+the executed and the written experiment are the same.
 """
 
 from undrift.experiments.tables.data import DataTable, HoldOut

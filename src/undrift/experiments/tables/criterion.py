@@ -16,15 +16,21 @@ from safetensors import SafetensorError, safe_open
 
 from undrift.core.targets import PARTS
 from undrift.experiments.catalogue import CRITERION
-from undrift.experiments.parts import Wrong, absolute, is_user_code, shown, user_part
-from undrift.experiments.tables.fields import Plain, named, or_none, seen_from
+from undrift.experiments.components import (
+    InvalidValue,
+    absolute,
+    is_user_code,
+    shown,
+    user_object_of,
+)
+from undrift.experiments.tables.fields import Plain, base_folder, named, or_none
 from undrift.utils.errors import UndriftError, first_line, require, require_type
 
 MODEL_FILE = "model.safetensors"
 """The trained model in the folder of a run."""
 SPREADS = ("client_accuracy_mean", "client_accuracy_std", "client_accuracy_worst_tenth")
 MEASURES = ("loss", "accuracy", "absolute_error", *SPREADS)
-"""What undrift itself measures on each part of the data."""
+"""The metrics that undrift itself measures on each part of the data."""
 
 Function = Callable[..., Any]
 Named = str | Plain
@@ -32,49 +38,52 @@ Named = str | Plain
 
 
 def criterion_function(value: Any, what: str) -> tuple[Function, Named]:
-    """A loss or a metric, and how a file writes it with all its parameters."""
+    """A loss or a metric, and its form in a file with all its parameters.
+
+    `what` is "a loss" or "a metric", for error sentences.
+    """
     table = named(value)
     example = f'"file.py:function", or a table {{name = "file.py:Class", …}} for {what}'
     if not isinstance(table, dict):
-        raise Wrong(f"It is {shown(value)}, but must be {example}.")
+        raise InvalidValue(f"It is {shown(value)}, but must be {example}.")
     where = table.get("name")
     below = ("name",) if isinstance(value, dict) else ()
     if not isinstance(where, str) or not is_user_code(where):
-        raise Wrong(f"It is {shown(where)}, but must be {example}.", *below)
+        raise InvalidValue(f"It is {shown(where)}, but must be {example}.", *below)
     given = {key: each for key, each in table.items() if key != "name"}
     try:
-        function, complete = user_part(where, given, CRITERION, what)
+        function, complete = user_object_of(where, given, CRITERION, what)
         require(
             callable(function),
             f"{where.rpartition(':')[2]} gives {shown(function)}, but {what} must be callable as "
             f"(outputs, targets).",
         )
-    except Wrong as error:
-        raise error if error.keys else Wrong(str(error), *below) from None
+    except InvalidValue as error:
+        raise error if error.keys else InvalidValue(str(error), *below) from None
     except UndriftError as error:
-        raise Wrong(str(error), *below) from None
+        raise InvalidValue(str(error), *below) from None
     return function, {"name": where, **complete} if complete else where
 
 
 def checked_loss(value: Any) -> Named | None:
-    """A loss as a file writes it, if there is one."""
+    """The form of a loss in a file, after a check; None if there is none."""
     return None if or_none(value) is None else criterion_function(value, "a loss")[1]
 
 
 def checked_metrics(value: Any) -> dict[str, Named] | None:
-    """The metrics by name, as a file writes them; None if there are none."""
+    """The forms of the metrics in a file by name, after a check; None if there are none."""
     if or_none(value) is None:
         return None
     require_type("metrics", value, dict, 'a table such as auc = "file.py:auc"')
     found = {}
     for name, each in value.items():
         if not re.fullmatch(r"\w+", name):
-            raise Wrong("The name of a metric has letters, digits and _ only.", name)
+            raise InvalidValue("The name of a metric may have letters, digits and _ only.", name)
         if name in MEASURES:
-            raise Wrong(f"undrift measures {name!r} itself: choose another name.", name)
+            raise InvalidValue(f"undrift measures {name!r} itself: choose another name.", name)
         try:
             found[name] = criterion_function(each, "a metric")[1]
-        except Wrong as error:
+        except InvalidValue as error:
             raise error.under(name) from None
     return found or None
 
@@ -89,7 +98,7 @@ def checked_weights(value: Any, info: ValidationInfo) -> str | None:
     if or_none(value) is None:
         return None
     require_type("weights", value, str, "a safetensors file or the folder of a run")
-    file = _weights_file(Path(absolute(value, seen_from(info))))
+    file = _weights_file(Path(absolute(value, base_folder(info))))
     try:
         with safe_open(file, "pt"):
             return str(file)
@@ -98,7 +107,7 @@ def checked_weights(value: Any, info: ValidationInfo) -> str | None:
 
 
 def _weights_file(path: Path) -> Path:
-    """A file itself, or the model of the one run that a folder has."""
+    """The file itself, or the model file of the only run in a folder."""
     if path.is_file():
         return path
     require(path.is_dir(), f"There is no file and no run folder {path}.")
@@ -110,5 +119,5 @@ def _weights_file(path: Path) -> Path:
     )
     folders = ", ".join(str(file.parent.relative_to(path)) for file in found[:20])
     more = " …" if len(found) > 20 else ""
-    require(len(found) == 1, f"{path} has {len(found)} runs, so name one of them: {folders}{more}.")
+    require(len(found) == 1, f"{path} has {len(found)} runs: name one of {folders}{more}.")
     return found[0]

@@ -1,4 +1,4 @@
-"""[data]: the source, its parameters, and what is held out."""
+"""[data]: the source, its parameters, and the parts that are held out."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 from undrift.data import SOURCES, FederatedData
 from undrift.data.augmentation import Augmentation
 from undrift.experiments.catalogue import AUGMENTATION, AUGMENTATIONS, NONE, parameters, source_of
-from undrift.experiments.parts import (
-    Wrong,
+from undrift.experiments.components import (
+    InvalidValue,
     absolute,
     arguments,
     completed,
@@ -31,10 +31,10 @@ from undrift.experiments.tables.fields import (
     Table,
     Text,
     allowed_words,
+    base_folder,
     named,
     one_of,
     or_none,
-    seen_from,
 )
 from undrift.utils.errors import (
     UndriftError,
@@ -48,13 +48,13 @@ from undrift.utils.user_code import user_object
 
 BY = ("client", "overall")
 FOLDER = "folder"
-"""What a folder of client files is called where a source is named."""
+"""What a folder of client files is called in lists of sources."""
 
 By = Annotated[str, BeforeValidator(one_of(BY)), allowed_words(BY)]
 
 
 def _share(value: Any, info: ValidationInfo) -> Any:
-    """A number alone is the share that is held out."""
+    """A number alone is the share to hold out."""
     value = or_none(value)
     if value is None or isinstance(value, dict):
         return value
@@ -68,47 +68,50 @@ def _augmentations(value: Any, info: ValidationInfo) -> Any:
 
 
 def _augmentation(value: Any) -> tuple[Augmentation, str | Plain]:
-    """An augmentation, and how a file writes it."""
+    """An augmentation, and its form in a file."""
     wanted = 'a word such as "crop:4", file.py:Class of your own, or a table with its name'
     require_type("One of augment", value, (str, dict), wanted)
     if isinstance(value, str) and not is_user_code(value, AUGMENTATIONS):
         return from_words(value, "augment", AUGMENTATIONS), value
     try:
         part: Augmentation = member(AUGMENTATION, named(value))
-    except Wrong as error:
-        raise Wrong(str(error)) from None  # a list has no keys
+    except InvalidValue as error:
+        raise InvalidValue(str(error)) from None  # a list has no keys
     table = table_of(part)
     assert isinstance(table, dict)
     return part, table if len(table) > 1 else table["name"]
 
 
 class HoldOut(Table):
-    """Samples set aside from training."""
+    """Training samples that are held out for testing or validation."""
 
-    share: Fraction = Field(description="Which share of the training samples.")
+    share: Fraction = Field(description="Share of the training samples to hold out.")
     by: By = Field(
         default="client",
-        description="The share of every client's samples, or of all samples in a common part.",
+        description="client: hold out that share of every client's samples; overall: of all "
+        "samples, in one common part.",
     )
-    seed: Natural = Field(default=0, description="Who is set aside is a function of it.")
+    seed: Natural = Field(default=0, description="Seed of the choice of samples.")
 
 
 class DataTable(OpenTable):
-    """The data and who holds which of them; other keys are parameters of the source."""
+    """The data and their partition; other keys are parameters of the source."""
 
     source: Text = Field(
-        description="The name of a data set, a folder of client files, or file.py:function that "
-        "gives the data of a site."
+        description="Name of a data set, a folder of client files, or file.py:function that "
+        "returns the data of a site."
     )
     seed: Natural = Field(
         default=0,
-        description="The data and the partition are functions of it, not of the run's seed.",
+        description="Seed of generated data and of the partition; the run's seed does not change "
+        "them.",
     )
     test: Annotated[HoldOut | None, BeforeValidator(_share)] = Field(
-        default=None, description="The share set aside for test, where the source has no test part."
+        default=None, description="Share to hold out for testing, if the source has no test part."
     )
     validation: Annotated[HoldOut | None, BeforeValidator(_share)] = Field(
-        default=None, description="The share set aside to choose settings on."
+        default=None,
+        description="Share to hold out for the choice of settings, which undrift sweep needs.",
     )
     augment: Annotated[list[Any], BeforeValidator(_augmentations)] = Field(
         default=[],
@@ -127,11 +130,11 @@ class DataTable(OpenTable):
         if source_of(source) is not None:
             fixed["source"] = source = source.replace("_", "-")
         elif not is_function(source) and "\0" not in source:
-            fixed["source"] = source = _client_folder(source, seen_from(info))
+            fixed["source"] = source = _client_folder(source, base_folder(info))
         if isinstance(given.get("folder"), str) and given["folder"] != NONE:
-            given["folder"] = absolute(given["folder"], seen_from(info))
+            given["folder"] = absolute(given["folder"], base_folder(info))
         seed = {"seed": fixed["seed"]} if isinstance(fixed.get("seed"), int) else {}
-        for name in ("test", "validation"):  # a part is held out by the data's seed
+        for name in ("test", "validation"):  # they use the data's seed unless they have their own
             held = or_none(fixed.get(name))
             if isinstance(held, dict):
                 fixed[name] = seed | held
@@ -140,60 +143,69 @@ class DataTable(OpenTable):
         return fixed | completed_source(source, given)
 
     def augmentations(self) -> list[Augmentation]:
-        """The random changes of training images."""
+        """The augmentations of training inputs."""
         return [_augmentation(each)[0] for each in self.augment]
 
     @property
     def clients(self) -> int | None:
-        """The number of clients, where it is given rather than found."""
+        """The number of clients if the file alone determines it, else None."""
         number = self.parameters.get("clients")
         partition = self.parameters.get("partition")
-        may_be_empty = isinstance(partition, dict) and partition.get("min_size") == 0
+        # Clients without samples are left out of the data, so their number is not known yet.
+        may_be_empty = isinstance(partition, dict) and (
+            partition.get("min_size") == 0 or is_user_code(str(partition.get("kind")))
+        )
         return number if isinstance(number, int) and not may_be_empty else None
 
 
 def source_function(source: str) -> tuple[Callable[..., FederatedData], str]:
-    """What makes the data of a source, and its name in sentences."""
+    """The function that reads a source, and what error sentences call the source."""
     build = source_of(source)
     if build is None and is_function(source):
-        return FederatedData.from_function, "a function of the user's"
+        return FederatedData.from_function, "your own function"
     return (FederatedData.from_folder, "a folder") if build is None else (build, source)
 
 
 def is_function(source: str) -> bool:
-    """Whether a source is the user's own, file.py:function."""
+    """Whether a source is the user's own file.py:function."""
     return source.rpartition(":")[0].endswith(".py")
 
 
 def user_data(where: str) -> Callable[[str], Any]:
-    """The user's function that reads the data of a site."""
+    """The user's function that returns the data of a site."""
     try:
         found = user_object(where, "a function: write file.py:function")
-        require(callable(found), f"{where} is {shown(found)}, but must be a function of a site.")
+        require(
+            callable(found), f"{where} is {shown(found)}, but must be a function of a site's name."
+        )
     except UndriftError as error:
-        raise Wrong(str(error), "source") from None
+        raise InvalidValue(str(error), "source") from None
     return found
 
 
 def completed_source(source: str, given: Mapping[str, Any]) -> Plain:
-    """The parameters of a source with all defaults; ranges are the source's own to check."""
+    """The parameters of a source with all defaults; the source itself checks their ranges."""
     build, what = source_function(source)
     known = parameters(build)
     if "partition" in given and "partition" not in known:
-        why = "is made client by client" if source_of(source) else "has a file for every client"
-        raise Wrong(f"{what} {why}, so it takes no partition.", "partition")
+        why = (
+            "is generated client by client" if source_of(source) else "has a file for every client"
+        )
+        raise InvalidValue(f"{what} {why}, so it takes no partition.", "partition")
     if "folder" in given and source_of(source) is None:
-        raise Wrong("The source is a folder already: it takes no other.", "folder")
+        raise InvalidValue("The source itself is a folder: leave the key folder out.", "folder")
     values = arguments(build, given, what)
     require_types(known, values, what)
     if is_function(source) and "sites" not in given:
-        raise Wrong('The source is a function of sites: name them, sites = ["a", "b"].', "sites")
+        raise InvalidValue(
+            'The source is a function of a site: list the sites, sites = ["a", "b"].', "sites"
+        )
     clients = values.get("clients")
     if clients is not None:
         try:
             require_whole("clients", clients, at_least=1)
         except UndriftError as error:
-            raise Wrong(str(error), "clients") from None
+            raise InvalidValue(str(error), "clients") from None
     found = completed(build, values)
     return {
         key: value
@@ -210,11 +222,11 @@ def _client_folder(source: str, folder: Path) -> str:
             require_choice("The data set", source, SOURCES)
         except UndriftError as error:
             near = "did you mean" in str(error)
-            raise Wrong(
+            raise InvalidValue(
                 str(error)
                 if near
-                else f"There is no folder {path}, and no data set {source!r}: undrift list data "
-                f"names them.",
+                else f"There is no folder {path} and no data set {source!r}: undrift list data "
+                f"shows all data sets.",
                 "source",
             ) from None
     return str(path)

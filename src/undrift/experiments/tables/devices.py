@@ -1,4 +1,4 @@
-"""The tables about time: [devices] and [limit]."""
+"""[devices] and [limit]: the clients' devices, and clients that do only some of their work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from undrift.devices import KINDS, DeviceClasses, Devices, Profiles
 from undrift.experiments.catalogue import NONE
-from undrift.experiments.parts import Wrong, absolute, arguments, completed, guilty, make, shown
+from undrift.experiments.components import (
+    InvalidValue,
+    absolute,
+    arguments,
+    completed,
+    make,
+    parameter_at_fault,
+    shown,
+)
 from undrift.experiments.tables.fields import (
     Counting,
     OpenTable,
@@ -18,8 +26,8 @@ from undrift.experiments.tables.fields import (
     Share,
     Table,
     Text,
+    base_folder,
     or_none,
-    seen_from,
 )
 from undrift.local.amounts import Unfinished
 from undrift.utils.errors import UndriftError, require_choice, require_range
@@ -29,10 +37,12 @@ FILES = ("path", "windows")
 
 
 class DevicesTable(OpenTable):
-    """What devices the clients have; other keys are parameters of the kind."""
+    """The clients' devices; other keys are parameters of the kind."""
 
     kind: Text = Field(
-        default="drawn", description="drawn from laws, in classes, or read from a file."
+        default="drawn",
+        description="drawn: from distributions; classes: several kinds of devices; file: from a "
+        "CSV file.",
     )
 
     @model_validator(mode="before")
@@ -40,20 +50,20 @@ class DevicesTable(OpenTable):
     def _complete(cls, table: Any, info: ValidationInfo) -> Any:
         if not isinstance(table, dict) or not isinstance(table.get("kind", "drawn"), str):
             return table
-        return devices_of(table, seen_from(info))[1]
+        return devices_of(table, base_folder(info))[1]
 
     def build(self) -> Profiles:
-        """What the clients' devices are like."""
+        """The device profiles."""
         return devices_of(self.model_dump(), Path("."))[0]
 
 
 def devices_of(table: Mapping[str, Any], folder: Path) -> tuple[Profiles, Plain]:
-    """The devices of a table, and the table with all defaults."""
+    """The device profiles of a table, and the table with all defaults."""
     name = table.get("kind", "drawn")
     try:
         require_choice("The kind of devices", name, KINDS)
     except UndriftError as error:
-        raise Wrong(str(error), "kind") from None
+        raise InvalidValue(str(error), "kind") from None
     given = {key: value for key, value in table.items() if key != "kind"}
     if name == "classes":
         found, complete = _classes(given)
@@ -66,21 +76,21 @@ def devices_of(table: Mapping[str, Any], folder: Path) -> tuple[Profiles, Plain]
 
 
 def _file(value: Any, key: str, folder: Path) -> Any:
-    """The absolute path of a file that is there."""
+    """The absolute path of an existing file."""
     if not isinstance(value, str) or value == NONE or "\0" in value:
         return value
     path = absolute(value, folder)
     if not Path(path).is_file():
-        raise Wrong(f"There is no file {path}.", key)
+        raise InvalidValue(f"There is no file {path}.", key)
     return path
 
 
 def _classes(given: Mapping[str, Any]) -> tuple[DeviceClasses, Plain]:
-    """Classes of devices, each a table with its share and what else drawn devices take."""
+    """Classes of devices: each is a table with its share and the parameters of drawn devices."""
     what, kind = WHAT["classes"], DeviceClasses
     tables = given.get("classes", {})
     if not isinstance(tables, dict) or not tables:
-        raise Wrong(
+        raise InvalidValue(
             f"It is {shown(tables)}, but must be tables such as [devices.classes.phone] with "
             f"share = 0.7 and speed = 10.",
             "classes",
@@ -89,43 +99,47 @@ def _classes(given: Mapping[str, Any]) -> tuple[DeviceClasses, Plain]:
     for name, table in tables.items():
         try:
             share, devices, complete[name] = _class(table)
-        except Wrong as error:
+        except InvalidValue as error:
             raise error.under("classes", name) from None
         classes[name] = (share, devices)
     values = arguments(kind, {**given, "classes": classes}, what)
     try:
         found = make(kind, values, what)
-    except Wrong as error:
-        raise Wrong(str(error), *(guilty(str(error), values) or ("classes",))) from None
+    except InvalidValue as error:
+        raise InvalidValue(
+            str(error), *(parameter_at_fault(str(error), values) or ("classes",))
+        ) from None
     return found, {**completed(kind, values), "classes": complete}
 
 
 def _class(table: Any) -> tuple[float, Devices, Plain]:
     """The share of a class, its devices, and its table with all defaults."""
     if not isinstance(table, dict):
-        raise Wrong(f"It is {shown(table)}, but must be a table with a share and a speed.")
+        raise InvalidValue(f"It is {shown(table)}, but must be a table with a share and a speed.")
     if "share" not in table:
-        raise Wrong("A class of devices needs its share of the clients, which is missing.", "share")
+        raise InvalidValue(
+            "A class of devices needs its share of the clients, which is missing.", "share"
+        )
     share = table["share"]
     try:
         require_range("share", share, above=0, at_most=1)
     except UndriftError as error:
-        raise Wrong(str(error), "share") from None
+        raise InvalidValue(str(error), "share") from None
     own = {key: value for key, value in table.items() if key != "share"}
     devices = make(Devices, own, WHAT["drawn"])
     return share, devices, {"share": share, **completed(Devices, arguments(Devices, own, "it"))}
 
 
 class LimitTable(Table):
-    """Clients that leave work undone: a share of every cohort is slow."""
+    """A share of every cohort does only some of its local work."""
 
-    share: Share = Field(default=0.5, description="ρ, the share of every cohort that is slow.")
+    share: Share = Field(default=0.5, description="ρ: share of every cohort that is slow.")
     longest: Annotated[Counting | None, BeforeValidator(or_none)] = Field(
         default=None,
-        description="τ_max: who is slow and asked for E epochs (or steps) does E − τ + 1, with τ "
-        "drawn from 1 to this; left out, E − 1.",
+        description="τ_max: a slow client that is asked for E epochs (or steps) does E − τ + 1, "
+        "with τ drawn uniformly from 1 … τ_max; left out, τ_max = E − 1.",
     )
 
     def build(self) -> Unfinished:
-        """The limit."""
+        """The limit as `train` takes it."""
         return Unfinished(self.share, self.longest)

@@ -1,4 +1,4 @@
-"""[engine] and [deploy]: where the clients' work is done."""
+"""[engine] and [deploy]: how the clients' work is computed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Inner = Annotated[str, BeforeValidator(one_of(_INNER)), allowed_words(_INNER)]
 
 
 class EngineTable(Table):
-    """How local problems are solved."""
+    """The engine that computes the clients' work."""
 
     name: Engine = Field(
         default="auto",
@@ -32,27 +32,30 @@ class EngineTable(Table):
     )
     threads: Natural = Field(
         default=0,
-        description="How many threads it may use; 0: as many as torch does. With ray, each worker; "
-        "0: this machine's cores divided by the workers, or one on a cluster.",
+        description="Number of threads; 0: as many as torch uses. With ray: threads of each "
+        "worker; 0: this machine's cores divided by the workers, or one on a cluster.",
     )
     chunk: Natural = Field(
-        default=0, description="How many clients work at once; 0: what suits the model."
+        default=0,
+        description="Number of clients that are computed together; 0: chosen for the model.",
     )
     memory: Positive = Field(
-        default=1000, description="The most megabytes for models at work, which bounds the chunk."
+        default=1000, description="Megabytes that the models of a chunk may take at most."
     )
     workers: Natural = Field(
-        default=0, description="With ray: how many processes; 0: as many as there are cores for."
+        default=0,
+        description="With ray: number of worker processes; 0: as many as there are cores for.",
     )
     address: Annotated[Text | None, BeforeValidator(or_none)] = Field(
         default=None,
-        description='With ray: the cluster, "auto" for that of this machine or the head\'s '
-        '"host:port"; left out: this machine alone.',
+        description='With ray: address of the cluster, "auto" or the head\'s "host:port"; left '
+        "out: this "
+        "machine alone.",
     )
     gpus: NotNegative = Field(
-        default=0, description="With ray: which share of a GPU each worker has (0.25: a quarter)."
+        default=0, description="With ray: share of a GPU of each worker; 0.25 is a quarter of one."
     )
-    inner: Inner = Field(default="auto", description="With ray: the engine of each worker.")
+    inner: Inner = Field(default="auto", description="With ray: engine of each worker.")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -73,8 +76,6 @@ class EngineTable(Table):
 
 
 class DeployTable(Table):
-    """How an experiment runs across sites; a simulation takes no notice of it."""
+    """Settings of a deployment across sites; a simulation ignores them."""
 
-    timeout: Positive = Field(
-        default=600, description="How many seconds a site may take to answer, at the most."
-    )
+    timeout: Positive = Field(default=600, description="Seconds that a site may take to answer.")

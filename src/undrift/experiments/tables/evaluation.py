@@ -1,4 +1,4 @@
-"""[evaluation]: what is measured, and how often."""
+"""[evaluation]: which metrics are measured, and how often."""
 
 from __future__ import annotations
 
@@ -23,27 +23,29 @@ Parts = Annotated[list[str], BeforeValidator(some_of(PARTS, 1)), allowed_lists(P
 
 
 class EvaluationTable(Table):
-    """What is measured, and how often."""
+    """Which metrics are measured, and how often."""
 
-    every: Counting = Field(default=1, description="The number of rounds between evaluations.")
+    every: Counting = Field(default=1, description="Number of rounds between evaluations.")
     models: Reported = Field(
         default=["server"],
-        description="Which models to report: the server's, the means of the cohort's or of all "
-        "clients' last models, the clients' own.",
+        description="Models to evaluate: server: the server's; cohort: the mean of the cohort's "
+        "models; all: the mean of all clients' last models; own: every client's last model on its "
+        "own data.",
     )
     gradient_mapping: Annotated[Positive | None, BeforeValidator(or_none)] = Field(
         default=None,
-        description="η of the gradient mapping |x − prox(x − η∇f(x))|/η; left out, none.",
+        description="η of the gradient mapping |x − prox(x − η∇f(x))|/η; left out, it is not "
+        "measured.",
     )
     parts: Parts = Field(
         default=[*PARTS],
-        description="On which parts of the data, as far as there are such: without train, there "
+        description="Parts of the data to evaluate on, if the data have them; without train there "
         "is no train_loss and no objective.",
     )
     train_clients: Annotated[Counting | None, BeforeValidator(or_none)] = Field(
         default=None,
-        description="From how many clients, the same in every round, all that is about the "
-        "training data is estimated; left out, from all.",
+        description="Number of clients, the same in every round, from which metrics of the "
+        "training data are estimated; left out: all clients.",
     )
 
     @model_validator(mode="after")
@@ -52,7 +54,7 @@ class EvaluationTable(Table):
         return self
 
     def build(self) -> Evaluation:
-        """What `train` takes as evaluation."""
+        """The evaluation as `train` takes it."""
         return Evaluation(
             self.every,
             tuple(self.models),

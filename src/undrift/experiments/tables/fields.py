@@ -1,4 +1,4 @@
-"""What the values of a table may be, and what the tables have in common."""
+"""Types of values in tables with their checks, and the base classes of all tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 
 from undrift.experiments.catalogue import NONE
-from undrift.experiments.parts import pace_from, table_of
+from undrift.experiments.components import pace_from, table_of
 from undrift.utils.errors import require, require_choice, require_range, require_type, require_whole
 
 OBJECTIVES = ("samples", "clients")
@@ -30,7 +30,7 @@ def _within(**limits: float) -> Callable[[Any, ValidationInfo], Any]:
 
 
 def one_of(words: Iterable[str]) -> Callable[[Any, ValidationInfo], Any]:
-    """Checks that a value is one of some words."""
+    """A validator that a value is one of some words."""
     allowed = list(words)
 
     def check(value: Any, info: ValidationInfo) -> Any:
@@ -41,14 +41,14 @@ def one_of(words: Iterable[str]) -> Callable[[Any, ValidationInfo], Any]:
 
 
 def some_of(words: Iterable[str], least: int) -> Callable[[Any, ValidationInfo], Any]:
-    """Checks that a value is a list of some words, or one alone."""
+    """A validator that a value is a list of some words, or a single one of them."""
     allowed = list(words)
 
     def check(value: Any, info: ValidationInfo) -> Any:
         name = str(info.field_name)
         value = [value] if isinstance(value, str) else value
         require_type(name, value, list, f"a list of {', '.join(map(repr, allowed))}")
-        require(len(value) >= least, f"{name} is empty, but must have at least {least}.")
+        require(len(value) >= least, f"{name} is empty, but must have at least {least} word.")
         for each in value:
             require_choice(f"One of {name}", each, allowed)
         require(len({*value}) == len(value), f"{name} has the same word twice.")
@@ -58,12 +58,12 @@ def some_of(words: Iterable[str], least: int) -> Callable[[Any, ValidationInfo],
 
 
 def allowed_words(words: Iterable[str]) -> Any:
-    """What a schema says of a word that must be one of some."""
+    """The schema of a value that must be one of some words."""
     return Field(json_schema_extra={"enum": [*words]})
 
 
 def allowed_lists(words: Iterable[str]) -> Any:
-    """What a schema says of a list of such words."""
+    """The schema of a list of such words."""
     return Field(json_schema_extra={"items": {"type": "string", "enum": [*words]}})
 
 
@@ -75,12 +75,12 @@ def _text(value: Any, info: ValidationInfo) -> Any:
 
 
 def or_none(value: Any) -> Any:
-    """A value, or None for the word that stands for it."""
+    """The value, or None for the word "none"."""
     return None if isinstance(value, str) and value == NONE else value
 
 
 def named(value: Any) -> Any:
-    """A word alone is the name of what the table describes."""
+    """The table that a name alone stands for."""
     return {"name": value} if isinstance(value, str) else value
 
 
@@ -102,22 +102,22 @@ Paced = Annotated[Plain | None, BeforeValidator(_pace)]
 
 
 class Table(BaseModel):
-    """A table of the file; a key it does not know is refused."""
+    """A table of the file, which accepts no other keys than its own."""
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
 
 
 class OpenTable(Table):
-    """A table whose other keys are the parameters of what it names."""
+    """A table whose other keys are the parameters of the component that it names."""
 
     model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
 
     @property
     def parameters(self) -> Plain:
-        """The parameters of what the table names."""
+        """The parameters of the component."""
         return dict(self.__pydantic_extra__ or {})
 
 
-def seen_from(info: ValidationInfo) -> Path:
-    """The folder from which relative paths are seen."""
+def base_folder(info: ValidationInfo) -> Path:
+    """The folder that relative paths of the file are relative to."""
     return Path((info.context or {}).get("folder", "."))

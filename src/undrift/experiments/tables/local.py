@@ -1,4 +1,4 @@
-"""[local]: the clients' local work, and what a method changes of it."""
+"""[local]: the clients' local work, and the changes that a method makes to it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from undrift.experiments.catalogue import SOLVERS, parameters
-from undrift.experiments.parts import Wrong, arguments, completed, make
+from undrift.experiments.components import InvalidValue, arguments, completed, make
 from undrift.experiments.tables.fields import OpenTable, Plain, Text
 from undrift.local.solvers import Solver
 from undrift.utils.errors import UndriftError, require_choice
@@ -17,7 +17,9 @@ from undrift.utils.errors import UndriftError, require_choice
 class LocalTable(OpenTable):
     """The clients' local work; other keys are parameters of the solver."""
 
-    solver: Text = Field(default="SGD", description="What a client runs: SGD, GD or Exact.")
+    solver: Text = Field(
+        default="SGD", description="Solver of the local problems: SGD, GD or Exact."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -28,7 +30,7 @@ class LocalTable(OpenTable):
         return complete
 
     def build(self, changes: Mapping[str, Any] | None = None) -> Solver:
-        """The solver, with a method's changes."""
+        """The solver, after a method's changes."""
         return solver_from(changed(self.model_dump(), changes or {}))[0]
 
 
@@ -38,7 +40,7 @@ def solver_from(table: Mapping[str, Any]) -> tuple[Solver, Plain]:
     try:
         require_choice("The solver", name, SOLVERS)
     except UndriftError as error:
-        raise Wrong(str(error), "solver") from None
+        raise InvalidValue(str(error), "solver") from None
     kind = SOLVERS[name]
     given = {key: value for key, value in table.items() if key != "solver"}
     solver = make(kind, given, name)
@@ -51,9 +53,10 @@ def solver_from(table: Mapping[str, Any]) -> tuple[Solver, Plain]:
 
 
 def changed(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Plain:
-    """[local] with a method's changes: another solver keeps only what it has in common.
+    """[local] after a method's changes.
 
-    Work in steps takes the place of work in epochs, and the other way round.
+    Another solver keeps only those values that are parameters of both solvers; steps replace
+    epochs, and epochs replace steps.
     """
     name = changes.get("solver", base.get("solver", "SGD"))
     kept = dict(base)

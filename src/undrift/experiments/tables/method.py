@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from undrift.experiments.parts import method_of
+from undrift.experiments.components import method_of
 from undrift.experiments.tables.fields import OpenTable, Paced, Plain, Text
 from undrift.methods import Method
 
@@ -14,13 +14,14 @@ from undrift.methods import Method
 class MethodTable(OpenTable):
     """A method; other keys are its parameters."""
 
-    name: Text = Field(description="One of the library, or file.py:Class of your own.")
+    name: Text = Field(description="Name of a method of the library, or your own: file.py:Class.")
     label: Text | None = Field(
         default=None,
-        description="What it is called in records, folders and reports; its name if left out.",
+        description="Name of its runs in records, folders and reports; left out: the method's "
+        "name.",
     )
     local: Plain | None = Field(default=None, description="Changes to [local] for this method.")
-    pace: Paced = Field(default=None, description="Takes the place of [pace] for this method.")
+    pace: Paced = Field(default=None, description="Replaces [pace] for this method.")
 
     @model_validator(mode="before")
     @classmethod

@@ -1,4 +1,4 @@
-"""[model]: one of the library, or the user's own."""
+"""[model]: a model of the library, or the user's own."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pydantic import BeforeValidator, Field, model_validator
 from torch import nn
 
 from undrift.experiments.catalogue import DERIVED, parameters
-from undrift.experiments.parts import (
-    Wrong,
+from undrift.experiments.components import (
+    InvalidValue,
     arguments,
     completed,
-    guilty,
+    parameter_at_fault,
     require_types,
     shown,
 )
@@ -25,12 +25,12 @@ from undrift.utils.user_code import user_object
 
 
 class ModelTable(OpenTable):
-    """The model; other keys are its parameters, where the data do not say them."""
+    """The model; other keys are its parameters that do not follow from the data."""
 
-    name: Text = Field(description="One of the library, or file.py:function of your own.")
+    name: Text = Field(description="Name of a model of the library, or your own: file.py:function.")
     seed: Annotated[Any, BeforeValidator(or_none)] = Field(
         default=None,
-        description="The initial weights are a function of it; left out, of the run's seed.",
+        description="Seed of the initial weights; left out: the run's seed.",
         json_schema_extra={"type": "integer", "minimum": 0},
     )
 
@@ -47,14 +47,15 @@ class ModelTable(OpenTable):
             try:
                 require_whole("seed", seed, at_least=0)
             except UndriftError as error:
-                raise Wrong(str(error), "seed") from None
+                raise InvalidValue(str(error), "seed") from None
         return fixed | completed_model(name, seed, given)
 
 
 def completed_model(name: str, seed: int | None, given: Mapping[str, Any]) -> Plain:
     """The parameters of a model with those defaults that do not follow from the data.
 
-    A model of ours is made without memory for its weights, to hear its own sentences.
+    A model of the library is built on the meta device, without memory for its weights, so that its
+    own checks report invalid parameters.
     """
     if ":" in name:
         build, what = user_model(name), name.rpartition(":")[2]
@@ -62,30 +63,35 @@ def completed_model(name: str, seed: int | None, given: Mapping[str, Any]) -> Pl
         try:
             require_choice("The model", name, MODELS)
         except UndriftError as error:
-            raise Wrong(str(error), "name") from None
+            raise InvalidValue(str(error), "name") from None
         build, what = MODELS[name], name
     if isinstance(build, nn.Module):
         if given:
-            raise Wrong(f"{what} is a model already: it takes no parameters.", next(iter(given)))
+            raise InvalidValue(
+                f"{what} is a model, not a function that makes one, so it takes no parameters.",
+                next(iter(given)),
+            )
         return {}
     values = arguments(build, given, what)
     require_types(parameters(build), values, what)
     if name in MODELS:
         if seed is not None and "seed" not in parameters(build):
-            raise Wrong(f"{what} draws no initial weights, so it takes no seed.", "seed")
+            raise InvalidValue(
+                f"{what} has no random initial weights, so it takes no seed.", "seed"
+            )
         try:
             with torch.device("meta"):
                 fitting(name, (3, 32, 32), 10, **values)
         except UndriftError as error:
-            raise Wrong(str(error), *guilty(str(error), values)) from None
+            raise InvalidValue(str(error), *parameter_at_fault(str(error), values)) from None
         except Exception as error:
-            raise Wrong(f"{what} cannot be made: {first_line(error)}.") from None
+            raise InvalidValue(f"{what} cannot be made: {first_line(error)}.") from None
     found = completed(build, values)
     return {key: value for key, value in found.items() if key in given or key not in DERIVED}
 
 
 def user_model(where: str) -> Any:
-    """The user's function that makes a model, or a model."""
+    """The user's function that makes a model, or the user's model itself."""
     try:
         found = user_object(where, "a model: write file.py:function")
         require(
@@ -93,5 +99,5 @@ def user_model(where: str) -> Any:
             f"{where} is {shown(found)}, but must be a function that makes a model.",
         )
     except UndriftError as error:
-        raise Wrong(str(error), "name") from None
+        raise InvalidValue(str(error), "name") from None
     return found

@@ -1,4 +1,4 @@
-"""[output]: where a run goes, and how it is kept."""
+"""[output]: where runs are stored, and how."""
 
 from __future__ import annotations
 
@@ -24,14 +24,18 @@ Loggers = Annotated[list[str], BeforeValidator(some_of(LOGGERS, 0)), allowed_lis
 
 
 class OutputTable(Table):
-    """Where the run goes and how it is kept."""
+    """Where runs are stored, and how."""
 
-    folder: Text = Field(default="", description="The folder of the run; runs/<name> if left out.")
+    folder: Text = Field(default="", description="Run folder; left out: runs/<name>.")
     durability: Durability = Field(
         default="power",
-        description="What a committed round survives: a power loss, or a killed process.",
+        description="What a committed round survives: power: a power loss; process: only a killed "
+        "process, which is faster.",
     )
     memory: NotNegative = Field(
-        default=64, description="Megabytes of client states held in memory."
+        default=64,
+        description="Megabytes of client states that are held in memory; the others are on disk.",
     )
-    loggers: Loggers = Field(default=[], description="Where records go besides the folder.")
+    loggers: Loggers = Field(
+        default=[], description="Loggers that get the records besides the run folder."
+    )

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from undrift.core.sampling import Sampler
 from undrift.experiments.catalogue import NONE, SAMPLER, SAMPLERS, parameters
-from undrift.experiments.parts import Wrong, is_user_code, member, shown, table_of
+from undrift.experiments.components import InvalidValue, is_user_code, member, shown, table_of
 from undrift.experiments.tables.fields import OpenTable, or_none
 from undrift.utils.errors import UndriftError, require, require_choice, require_type, require_whole
 
@@ -29,8 +29,8 @@ class SamplingTable(OpenTable):
     )
     cohort: Any = Field(
         default=None,
-        description="How many clients; for bernoulli, the probability; for fixed, the ids or one "
-        "list of ids per round, in turn.",
+        description="Number of clients; for bernoulli: the probability of each client; for fixed: "
+        "client ids, or lists of ids that take turns from round to round.",
     )
 
     @model_validator(mode="before")
@@ -45,10 +45,10 @@ class SamplingTable(OpenTable):
     def _check(self) -> SamplingTable:
         try:
             self.build()
-        except Wrong:
+        except InvalidValue:
             raise
         except UndriftError as error:
-            raise Wrong(str(error), "cohort") from None
+            raise InvalidValue(str(error), "cohort") from None
         if self.kind is None and self.cohort is None:
             self.kind = "all"
         return self
@@ -64,13 +64,13 @@ class SamplingTable(OpenTable):
             try:
                 require_choice("A key of sampling", key, KEYS)
             except UndriftError as error:
-                raise Wrong(str(error), key) from None
+                raise InvalidValue(str(error), key) from None
         if kind is None:
             return None if cohort is None else require_whole("The cohort", cohort, 1)
         try:
             require_choice("The kind of sampling", kind, SAMPLERS)
         except UndriftError as error:
-            raise Wrong(str(error), "kind") from None
+            raise InvalidValue(str(error), "kind") from None
         takes = list(parameters(SAMPLERS[kind]))
         if not takes:
             require(cohort is None, "With kind = 'all' everyone takes part: leave cohort out.")
@@ -83,7 +83,7 @@ class SamplingTable(OpenTable):
 
 
 def _require_cohorts(cohort: Any) -> None:
-    """Ids, or lists of ids."""
+    """Check that a fixed cohort is a list of ids, or a list of such lists."""
     wanted = "a list of client ids, or a list of such lists"
     require_type("The fixed cohort", cohort, list, wanted)
     nested = any(isinstance(each, list) for each in cohort)

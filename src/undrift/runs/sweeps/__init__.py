@@ -1,1 +1,1 @@
-"""Sweeps: grids and searches over the keys of an experiment."""
+"""Sweeps: grids and searches over keys of an experiment, chosen by the validation part."""

@@ -1,4 +1,4 @@
-"""What a sweep tries: lists and ranges by key, for every method its own."""
+"""The search space of each method, from the [sweep] table: lists and intervals of values by key."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ TUNED = (
     "pace",
     "limit",
 )
-"""The parts of an experiment that a sweep may change; the rest says how points are judged."""
+"""The keys that a sweep may change; all others decide how points are compared."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """An interval of numbers to search; of whole numbers, if both ends are."""
+    """An interval of numbers to search; of integers if both ends are integers."""
 
     low: float
     high: float
@@ -38,14 +38,14 @@ class Range:
 
 @dataclass
 class Space:
-    """What is tried for one method: lists and ranges, by key."""
+    """The search space of one method: lists and intervals of values, by key."""
 
     label: str
     lists: dict[str, list[Any]] = field(default_factory=dict)
     ranges: dict[str, Range] = field(default_factory=dict)
 
     def grid(self) -> list[dict[str, Any]]:
-        """The product of the lists; the last key changes fastest."""
+        """The product of the lists as settings by key; the last key changes fastest."""
         return [
             dict(zip(self.lists, each, strict=True))
             for each in itertools.product(*self.lists.values())
@@ -53,39 +53,39 @@ class Space:
 
 
 def spaces(sweep: Mapping[str, Any], methods: Sequence[Mapping[str, Any]]) -> dict[str, Space]:
-    """The space of every method, by its label, from the `[sweep]` table of a checked experiment.
+    """The search space of every method by label, from the `[sweep]` table of a checked experiment.
 
     `methods` are the tables of the experiment's methods, with their labels.
     """
     found = {table["label"]: Space(table["label"]) for table in methods}
-    require(len(sweep) > 0, 'There is nothing to sweep: add e.g. [sweep] "local.lr" = [0.1, 0.01].')
+    require(len(sweep) > 0, '[sweep] is empty: add for example "local.lr" = [0.1, 0.01].')
     for key, value in sweep.items():
-        for label in _concerned(key, methods):
+        for label in _labels_of(key, methods):
             if isinstance(value, Mapping):
                 found[label].ranges[key] = Range(**value)
             else:
-                found[label].lists[key] = _different(key, value)
+                found[label].lists[key] = _require_distinct(key, value)
     return found
 
 
-def _concerned(key: str, methods: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The labels of the methods that a key concerns."""
+def _labels_of(key: str, methods: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The labels of the methods that a key applies to."""
     first = key.partition(".")[0]
     if key != "data.augment":
         require(
             first in TUNED,
-            f"sweep.{key} would change what points are judged by: a sweep may change "
+            f"sweep.{key} would change how points are compared: a sweep may only change "
             f"{', '.join(TUNED)} and data.augment.",
         )
     if first != "method":
         return [table["label"] for table in methods]
-    # A method may be named by its label, its name or its number: see where the key leads.
+    # The key may name a method by label, name or number: find the table in which it sets a value.
     marked = applied({"method": list(methods)}, {key: object})["method"]
     pairs = zip(methods, marked, strict=True)
     return [before["label"] for before, after in pairs if before != after]
 
 
-def _different(key: str, values: Sequence[Any]) -> list[Any]:
+def _require_distinct(key: str, values: Sequence[Any]) -> list[Any]:
     words = [canonical(value) for value in values]
     for word in words:
         require(words.count(word) == 1, f"sweep.{key} has {word} twice.")
@@ -93,10 +93,10 @@ def _different(key: str, values: Sequence[Any]) -> list[Any]:
 
 
 def digest(resolved: object) -> str:
-    """A name for what is computed: equal settings, whatever their order, have the same."""
+    """A short hash of settings that does not depend on their order."""
     return hashlib.sha256(canonical(resolved).encode()).hexdigest()[:16]
 
 
 def canonical(value: object) -> str:
-    """A value as JSON in one way only."""
+    """A value as JSON, the same text for equal values."""
     return json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)

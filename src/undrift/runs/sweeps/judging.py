@@ -1,4 +1,4 @@
-"""Which point of a sweep is best: the validation part says, never the test part."""
+"""Compare the points of a sweep by the validation part, never by the test part."""
 
 from __future__ import annotations
 
@@ -15,28 +15,38 @@ from undrift.runs.folder import DONE, RECORDS, RUN, read_json, run_folder
 from undrift.utils.errors import UndriftError, require, require_choice
 
 METRICS = {"validation_accuracy": "above", "validation_loss": "below"}
-"""What points may be chosen by, and where it is better."""
+"""The metrics that points may be chosen by, and whether larger or smaller values are better."""
 UNFINISHED = "unfinished"
 
 
 @dataclass(frozen=True)
-class Point:
-    """One method with its settings."""
+class SweepPoint:
+    """One method with its settings: what one process of a sweep runs."""
 
     label: str
     settings: Mapping[str, Any]
     """by the keys of the `[sweep]` table"""
     id: str
-    """of what it computes"""
+    """hash of everything that determines the result; the name of its folder"""
 
 
 @dataclass(frozen=True)
 class Judge:
-    """How points are compared: never by the test part.
+    """Compares the points of a sweep.
 
-    A point is worth the mean over the seeds of the last evaluated value of `metric`; or, where the
-    experiment has a target on the validation part, the mean number of rounds to it, and `metric`
-    between equals. A point that diverged with any seed is the worst. Of equals the first is chosen.
+    A point is rated by the last evaluated value of `metric`, averaged over seeds. If the experiment
+    has a target on the validation part, it is rated by the mean number of rounds to the target, and
+    `metric` decides between equals. A point that diverged with any seed is the worst. Among equal
+    points the first is chosen.
+
+    Parameters
+    ----------
+    metric
+        "validation_accuracy" or "validation_loss"
+    seeds
+        the seeds of the experiment
+    target
+        a metric of the validation part with its value; None without a target
     """
 
     metric: str = "validation_accuracy"
@@ -45,7 +55,7 @@ class Judge:
 
     @staticmethod
     def of(metric: str, seeds: Sequence[int], targets: Mapping[str, Target]) -> Judge:
-        """The judge of an experiment; whatever would bring in the test part is refused."""
+        """The judge of an experiment; raises an error for a metric or target of the test part."""
         if _tested(metric):
             raise UndriftError(
                 f"The metric {metric!r} is of the test part, which must not choose settings: use "
@@ -63,7 +73,7 @@ class Judge:
 
     @property
     def rule(self) -> str:
-        """How the best is chosen, in a sentence."""
+        """How the best point is chosen, in words."""
         best = "highest" if METRICS[self.metric] == "above" else "lowest"
         last = f"{best} last evaluated {self.metric}"
         over = f"mean over {len(self.seeds)} seeds" if len(self.seeds) > 1 else "one seed"
@@ -73,35 +83,35 @@ class Judge:
         value = value[1] if isinstance(value, tuple) else value
         return f"fewest rounds to {name} {value:g}, then {last} ({over})"
 
-    def verdict(self, point: Point, folder: Path) -> Verdict:
-        """What came of a point."""
+    def verdict(self, point: SweepPoint, folder: Path) -> PointResult:
+        """The result of a point, from the run folder it was run in."""
         runs = []
         for seed in self.seeds:
             own = run_folder(folder, point.label, seed)
             about = read_json(own / RUN) if (own / RUN).is_file() else {}
             if about.get("status") not in DONE:
-                return Verdict(point, UNFINISHED)
+                return PointResult(point, UNFINISHED)
             runs.append((own, about))
         for own, about in runs:
             if about["status"] == "diverged":
-                return Verdict(point, "diverged", reason=about.get("reason") or f"see {own}")
+                return PointResult(point, "diverged", reason=about.get("reason") or f"see {own}")
         values, rounds = [], []
         for own, _ in runs:
             records = [Record.from_json(line) for line in (own / RECORDS).read_text().splitlines()]
             found = [r.metrics[self.metric] for r in records if self.metric in r.metrics]
             require(
                 len(found) > 0,
-                f"{own / RECORDS} has no {self.metric}: where targets are values and no classes, "
-                f"choose by validation_loss.",
+                f"{own / RECORDS} has no {self.metric}: for targets that are not classes, choose "
+                f"by validation_loss.",
             )
             values.append(found[-1])
             rounds.append(self._rounds(records))
         if not all(math.isfinite(value) for value in values):
-            return Verdict(point, "diverged", values, reason=f"{self.metric} is not finite")
-        return Verdict(point, "finished", values, rounds if self.target else [])
+            return PointResult(point, "diverged", values, reason=f"{self.metric} is not finite")
+        return PointResult(point, "finished", values, rounds if self.target else [])
 
     def _rounds(self, records: Sequence[Record]) -> float:
-        """The rounds to the target; infinitely many, if it was not reached."""
+        """The number of rounds to the target; infinity if it was not reached."""
         if self.target is None:
             return math.inf
         name, goal = self.target
@@ -110,30 +120,30 @@ class Judge:
                 return record.round
         return math.inf
 
-    def cost(self, verdict: Verdict) -> tuple[float, float]:
-        """To be made small."""
+    def cost(self, verdict: PointResult) -> tuple[float, float]:
+        """The rating of a point: smaller is better, and the first number counts first."""
         if verdict.status != "finished":
             return (math.inf, math.inf)
         value = fmean(verdict.values)
         value = -value if METRICS[self.metric] == "above" else value
         return (fmean(verdict.rounds) if self.target else 0.0, value)
 
-    def best(self, verdicts: Sequence[Verdict]) -> Verdict | None:
-        """The chosen one of a method's points, if any is usable."""
+    def best(self, verdicts: Sequence[PointResult]) -> PointResult | None:
+        """The best of a method's points; None if none finished."""
         usable = [each for each in verdicts if each.status == "finished"]
-        return min(usable, key=self.cost, default=None)  # the first of equals
+        return min(usable, key=self.cost, default=None)  # the first of equals, as `min` returns
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What came of a point: "finished", "diverged", "failed" or "unfinished"."""
+class PointResult:
+    """The result of a point, whose status is "finished", "diverged", "failed" or "unfinished"."""
 
-    point: Point
+    point: SweepPoint
     status: str
     values: Sequence[float] = ()
-    """the metric, seed by seed"""
+    """the metric for each seed"""
     rounds: Sequence[float] = ()
-    """to the target, seed by seed, where there is one"""
+    """rounds to the target for each seed; empty without a target"""
     reason: str | None = None
 
 

@@ -1,4 +1,4 @@
-"""Optuna's search, made so that a killed sweep goes on as if it had not been."""
+"""Search intervals with Optuna so that a killed sweep continues with the same trials."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from undrift.utils.errors import UndriftError, first_line
 
 
 class Search:
-    """Optuna's search in one method's space, kept in a file.
+    """Optuna's search in one method's space, stored in a file.
 
-    What is tried next is a function of the seed, the number of the trial and what is known by
-    then: trials are asked for `jobs` at a time and told together, so that neither the order in
-    which they end nor a killed sweep changes the search.
+    The next settings are a function of the seed, the number of the trial and the results so far.
+    Trials are asked for `jobs` at a time and their results are reported together, so that neither
+    the order in which they end nor a killed sweep changes the search.
 
     Parameters
     ----------
     space
-        what is searched
+        the search space
     file
-        where the trials are kept
+        the SQLite file of the trials
     name
-        of what is searched; another name starts anew
+        name of the study; another name starts a new search
     seed
-        of the sampler
+        seed of Optuna's sampler
     """
 
     def __init__(self, space: Space, file: Path, name: str, seed: int = 0):
@@ -35,7 +35,7 @@ class Search:
             import optuna
         except ImportError as error:
             raise UndriftError(
-                "A range in [sweep] needs Optuna: pip install 'undrift[search]'."
+                "An interval in [sweep] needs Optuna: pip install 'undrift[search]'."
             ) from error
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._optuna, self._seed, self._name = optuna, seed, name
@@ -46,11 +46,11 @@ class Search:
             )
         except Exception as error:  # whatever its database raises
             raise UndriftError(
-                f"The search cannot be kept in {file}: {first_line(error)}."
+                f"The search cannot be stored in {file}: {first_line(error)}."
             ) from error
         kinds = optuna.distributions
         self._kinds: dict[str, Any] = {
-            # Its database keeps words, numbers and truth values only: lists are written as JSON.
+            # Optuna stores texts, numbers and booleans only, so that lists become JSON.
             key: kinds.CategoricalDistribution([canonical(each) for each in values])
             for key, values in space.lists.items()
         }
@@ -59,27 +59,30 @@ class Search:
             kind: Any = kinds.IntDistribution if whole else kinds.FloatDistribution
             self._kinds[key] = kind(each.low, each.high, log=each.log)
 
-    def told(self) -> dict[int, dict[str, Any]]:
-        """The trials that are done, by number."""
+    def finished(self) -> dict[int, dict[str, Any]]:
+        """The settings of the trials whose results are known, by number."""
         done = self._study.get_trials(states=(self._optuna.trial.TrialState.COMPLETE,))
         return {trial.number: self._settings(trial.params) for trial in done}
 
     def trials(self, total: int, jobs: int) -> Iterator[dict[int, dict[str, Any]]]:
-        """Trials to be done and told, `jobs` at a time, until there are `total`."""
+        """Batches of trials, `jobs` at a time until there are `total`.
+
+        The results of a batch must be reported by `tell` before the next one is asked for.
+        """
         while trials := self._open(total, jobs):
             yield {number: self._settings(params) for number, params in trials.items()}
 
     def _open(self, total: int, jobs: int) -> dict[int, dict[str, Any]]:
-        """The trials that are asked for and not told, after asking for as many as are due."""
+        """The trials without a result, after asking Optuna for the rest of the current batch."""
         state = self._optuna.trial.TrialState
         found = {}
         for each in self._study.get_trials(states=(state.RUNNING,)):
             if set(each.params) == set(self._kinds):
                 found[each.number] = each.params
-            else:  # killed while it was asked for
+            else:  # the sweep was killed while it asked for this trial
                 self._study.tell(each.number, state=state.FAIL)
-        count = len(found) + len(self.told())
-        # What a killed sweep asked for may be a part of a generation, which is completed first.
+        count = len(found) + len(self.finished())
+        # A killed sweep may have asked for part of a batch only, which is completed first.
         whole = bool(found) and count % jobs == 0
         due = count if whole else (count // jobs + 1) * jobs
         for number in range(count, min(total, due)):
@@ -91,7 +94,7 @@ class Search:
         return found
 
     def tell(self, number: int, cost: Sequence[float]) -> None:
-        """What a trial cost, the first part before the second; infinity for one that diverged."""
+        """Report the rating of a trial, as `Judge.cost` gives it: infinity if it diverged."""
         first, second = cost
         self._study.tell(number, first if first else second)
 

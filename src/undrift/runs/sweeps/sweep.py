@@ -1,12 +1,12 @@
-"""Sweeps: every method tuned on its own grid, or by a search, and judged on the validation part.
+"""Sweeps: tune every method on its own grid or by a search, chosen by the validation part.
 
-The `[sweep]` table of an experiment has dotted keys. A list is a grid, and all lists together their
-product; a table `{low = 1e-3, high = 1, log = true}` is a range for Optuna's search. A key that
-begins with `method.LABEL.` concerns that method alone; every other one is shared. A point is one
-method with its own settings: the shared keys times the method's.
+The `[sweep]` table of an experiment has dotted keys. Lists form a grid, their product; a table
+`{low = 1e-3, high = 1, log = true}` is an interval for Optuna's search. A key that begins with
+`method.LABEL.` applies to that method alone, every other key to all methods. A point is one method
+with one choice of settings.
 
-Every point has its folder, named by what it computes, so that a sweep that was killed, or whose
-grid has grown, runs only what is missing.
+Every point has its own run folder, named by a hash of its settings, so that a sweep that was killed
+or whose grid has grown runs only the missing points.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from undrift.experiments.experiment import Experiment
 from undrift.experiments.settings import applied
 from undrift.runs.folder import alone_in, write_json
 from undrift.runs.sweeps.grids import Space, canonical, digest, spaces
-from undrift.runs.sweeps.judging import Judge, Point, Verdict
+from undrift.runs.sweeps.judging import Judge, PointResult, SweepPoint
 from undrift.runs.sweeps.search import Search
 from undrift.runs.sweeps.workers import Workers
 from undrift.utils.display import progress
@@ -39,49 +39,49 @@ from undrift.utils.errors import UndriftError, require, require_whole
 from undrift.utils.files import slug, written_whole
 
 TRIALS = 20
-"""How many points of a range are tried for a method if nobody says."""
+"""Number of points that a search tries for each method by default."""
 UNDRIFT = (sys.executable, "-m", "undrift")
 POINTS, SEARCH, JSON, CSV, BEST = "points", "search.sqlite", "sweep.json", "sweep.csv", "best"
 NOT_COMPUTED = ("name", "output", "sweep")
-"""What an experiment says besides what is computed."""
+"""The keys of an experiment that do not change its results."""
 
 
 @dataclass
-class Outcome:
-    """What a sweep found.
+class SweepResult:
+    """The results of a sweep.
 
     Parameters
     ----------
     folder
-        where the points and the results are
+        the folder of the points and the results
     judge
         how points were compared
     verdicts
-        of every point, method by method
+        the results of all points, by the label of the method
     files
-        the experiments with the best settings: one, if the methods agree on what is not theirs
+        the experiment files with the best settings: one if the methods agree on shared keys
     """
 
     folder: Path
     judge: Judge
-    verdicts: dict[str, list[Verdict]]
+    verdicts: dict[str, list[PointResult]]
     files: Sequence[Path] = field(default_factory=list)
 
-    def best(self) -> dict[str, Verdict]:
-        """The chosen point of every method that has a usable one."""
+    def best(self) -> dict[str, PointResult]:
+        """The best point of every method of which a point finished."""
         found = {label: self.judge.best(each) for label, each in self.verdicts.items()}
         return {label: each for label, each in found.items() if each is not None}
 
     def folders(self) -> dict[str, Path]:
-        """The run folders of the chosen points, for the report."""
+        """The run folders of the best points, for the report."""
         return {k: self.folder / POINTS / each.point.id for k, each in self.best().items()}
 
-    def failed(self) -> list[Verdict]:
+    def failed(self) -> list[PointResult]:
         """The points whose process failed."""
         return [v for each in self.verdicts.values() for v in each if v.status == "failed"]
 
     def table(self) -> Table:
-        """The best of every method."""
+        """A table with the best point of every method."""
         table = Table(title=f"chosen by {self.judge.rule}", title_justify="left")
         headings = ["method", "best settings", self.judge.metric]
         headings += ["rounds to target"] if self.judge.target else []
@@ -90,20 +90,20 @@ class Outcome:
         best = self.best()
         for label, verdicts in self.verdicts.items():
             chosen = best.get(label)
-            row = [label, "none is usable", "–"] if chosen is None else self._row(chosen)
+            row = [label, "no point finished", "–"] if chosen is None else self._row(chosen)
             if self.judge.target:
-                row.append("–" if chosen is None else _rounds(fmean(chosen.rounds)))
+                row.append("–" if chosen is None else _rounds_text(fmean(chosen.rounds)))
             table.add_row(*(escape(cell) for cell in [*row, _counts(verdicts)]))
         return table
 
-    def _row(self, chosen: Verdict) -> list[str]:
+    def _row(self, chosen: PointResult) -> list[str]:
         point = chosen.point
         own = f"method.{point.label}."
         settings = [f"{k.removeprefix(own)} = {v}" for k, v in point.settings.items()]
         return [point.label, "\n".join(settings) or "as in the file", _spread(chosen.values)]
 
     def write(self) -> None:
-        """Write all points as `sweep.json` and `sweep.csv`, each whole."""
+        """Write all points to `sweep.json` and `sweep.csv`."""
         chosen = {each.point.id for each in self.best().values()}
         rows = [_row(v, v.point.id in chosen) for each in self.verdicts.values() for v in each]
         write_json(
@@ -138,27 +138,27 @@ def run_sweep(
     settings: Mapping[str, Any] | None = None,
     progress: bool = True,
     command: Sequence[str] = UNDRIFT,
-) -> Outcome:
-    """Run every point of an experiment's sweep that was not run yet, and choose the best.
+) -> SweepResult:
+    """Run the points of an experiment's sweep that were not run yet, and choose the best.
 
     Parameters
     ----------
     path
         the experiment file
     out
-        where points and results go; otherwise the experiment's folder with "-sweep"
+        the folder of points and results; by default the experiment's run folder with "-sweep"
     jobs
-        how many points to run at a time, each in its own process
+        number of points to run at a time, each in its own process
     metric
-        what to choose by: "validation_accuracy" or "validation_loss"
+        the metric to choose by: "validation_accuracy" or "validation_loss"
     trials
-        how many points of a method to try where there are ranges
+        number of points to try for each method, if [sweep] has intervals
     settings
-        changes to the file, by dotted keys
+        values by dotted keys that replace those of the file
     progress
-        whether to show a bar
+        whether to show a progress bar
     command
-        what runs `undrift`
+        the command that runs `undrift`
     """
     jobs = require_whole("jobs", jobs, at_least=1)
     sweep = _Sweep(path, settings or {}, metric, trials)
@@ -167,8 +167,8 @@ def run_sweep(
     with alone_in(folder):
         place.mkdir(exist_ok=True)
 
-        def start(point: Point, own: Path) -> list[str]:
-            # A file of its own: what a point computes does not change if the user edits theirs.
+        def start(point: SweepPoint, own: Path) -> list[str]:
+            # Written to a separate file, so that edits of the user's file do not change a point.
             file = place / f"{point.id}.toml"
             sweep.at(point.label, point.settings).write(file)
             return [*command, "run", str(file), "--out", str(own), "--quiet"]
@@ -177,13 +177,13 @@ def run_sweep(
             return [*command, "resume", str(own), "--quiet"]
 
         workers = Workers(place, jobs, start, resume)
-        outcome = Outcome(folder, sweep.judge, {label: [] for label in sweep.spaces})
+        result = SweepResult(folder, sweep.judge, {label: [] for label in sweep.spaces})
         with _bar(sweep.total, progress) as bar:
 
-            def note(verdict: Verdict) -> None:
-                outcome.verdicts[verdict.point.label].append(verdict)
-                outcome.write()
-                bar(outcome, verdict.point.label)
+            def note(verdict: PointResult) -> None:
+                result.verdicts[verdict.point.label].append(verdict)
+                result.write()
+                bar(result, verdict.point.label)
 
             grids = [space for space in sweep.spaces.values() if not space.ranges]
             points = _unique(sweep.point(s.label, one) for s in grids for one in s.grid())
@@ -192,27 +192,29 @@ def run_sweep(
                 if space.ranges:
                     _search(sweep, space, workers, note)
         order = {point.id: number for number, point in enumerate(points)}
-        for space in grids:  # as they are written, not as they ended: the first of equals is chosen
-            outcome.verdicts[space.label].sort(key=lambda each: order[each.point.id])
-        outcome.files = sweep.write_best(outcome)
-        outcome.write()
-    return outcome
+        for space in grids:  # in the order of the grid, because the first of equals is chosen
+            result.verdicts[space.label].sort(key=lambda each: order[each.point.id])
+        result.files = sweep.write_best(result)
+        result.write()
+    return result
 
 
-def _unique(points: Iterable[Point]) -> list[Point]:
-    """Every point once: settings of other words may compute the same."""
-    found: dict[str, Point] = {}
+def _unique(points: Iterable[SweepPoint]) -> list[SweepPoint]:
+    """The points without duplicates: different settings may describe the same computation."""
+    found: dict[str, SweepPoint] = {}
     for point in points:
         found.setdefault(point.id, point)
     return list(found.values())
 
 
-def _search(sweep: _Sweep, space: Space, workers: Workers, note: Callable[[Verdict], None]) -> None:
-    """As many points of a method's ranges as were asked for."""
+def _search(
+    sweep: _Sweep, space: Space, workers: Workers, note: Callable[[PointResult], None]
+) -> None:
+    """Search the intervals of one method by `sweep.trials` points."""
     search = Search(space, workers.folder.parent / SEARCH, sweep.searched(space))
     seen: set[str] = set()
 
-    def run(trials: Mapping[int, Mapping[str, Any]]) -> dict[int, Verdict]:
+    def run(trials: Mapping[int, Mapping[str, Any]]) -> dict[int, PointResult]:
         points = {number: sweep.point(space.label, each) for number, each in trials.items()}
         found = workers.run(_unique(points.values()), sweep.judge)
         verdicts = {number: found[point.id] for number, point in points.items()}
@@ -222,17 +224,17 @@ def _search(sweep: _Sweep, space: Space, workers: Workers, note: Callable[[Verdi
                 note(verdict)
         return verdicts
 
-    run(search.told())  # of an earlier sitting: their folders are there
+    run(search.finished())  # of an earlier sweep: their results are read from their folders
     for trials in search.trials(sweep.trials, workers.jobs):
         verdicts = run(trials)
         if any(verdict.status == "failed" for verdict in verdicts.values()):
-            return  # it is not known what the point costs: the next sweep tries again
+            return  # a failed point has no rating, so the next sweep tries it again
         for number, verdict in verdicts.items():
             search.tell(number, sweep.judge.cost(verdict))
 
 
 class _Sweep:
-    """An experiment and the points of its sweep, checked before anything runs."""
+    """An experiment and the points of its sweep, all checked before anything runs."""
 
     def __init__(self, path: Path, given: Mapping[str, Any], metric: str, trials: int | None):
         self._path = path
@@ -263,46 +265,46 @@ class _Sweep:
             require_whole("trials", trials, at_least=1)
             require(
                 any(space.ranges for space in self.spaces.values()),
-                "trials is for a search, but [sweep] has lists only: give a key a table "
-                "{low = …, high = …} to search in.",
+                "trials is for a search, but [sweep] has lists only: give a key an interval "
+                "{low = …, high = …}.",
             )
         self.trials = trials or TRIALS
-        for space in self.spaces.values():  # a mistake at any point is said before the first runs
+        for space in self.spaces.values():  # so that a mistake in any point is reported first
             for one in space.grid():
                 self.at(space.label, {**one, **{k: r.low for k, r in space.ranges.items()}})
 
     @property
     def total(self) -> int:
-        """How many points there are."""
+        """The number of points."""
         each = self.spaces.values()
         return sum(self.trials if space.ranges else len(space.grid()) for space in each)
 
     def at(self, label: str, settings: Mapping[str, Any]) -> Experiment:
-        """The experiment of a point: one method."""
+        """The experiment of a point: one method with its settings."""
         return self._with([label], self._changes(label, settings))
 
-    def point(self, label: str, settings: Mapping[str, Any]) -> Point:
-        """A point, named by all that is computed there."""
+    def point(self, label: str, settings: Mapping[str, Any]) -> SweepPoint:
+        """A point with its hash."""
         resolved = self.at(label, settings).resolved()
         computed = {key: value for key, value in resolved.items() if key not in NOT_COMPUTED}
-        return Point(label, dict(settings), digest(computed))
+        return SweepPoint(label, dict(settings), digest(computed))
 
     def searched(self, space: Space) -> str:
-        """A name for what is searched, and how it is judged."""
+        """The name of a method's search: a hash of its space and of how points are compared."""
         ranges = {key: vars(each) for key, each in space.ranges.items()}
         return digest([self.point(space.label, {}).id, space.lists, ranges, self.judge.rule])
 
-    def write_best(self, outcome: Outcome) -> list[Path]:
-        """The best settings as experiment files: one for all, or one each where they disagree."""
-        for file in outcome.folder.glob(f"{BEST}*.toml"):  # of an earlier sitting
+    def write_best(self, result: SweepResult) -> list[Path]:
+        """Write the best settings: one experiment file, or one per method if shared keys differ."""
+        for file in result.folder.glob(f"{BEST}*.toml"):  # of an earlier sweep
             file.unlink()
-        changes = {k: self._changes(k, v.point.settings) for k, v in outcome.best().items()}
+        changes = {k: self._changes(k, v.point.settings) for k, v in result.best().items()}
         shared = [{k: v for k, v in c.items() if not _own(k)} for c in changes.values()]
         if len({canonical(each) for each in shared}) == 1:
             merged = {key: value for each in changes.values() for key, value in each.items()}
-            return [self._write(outcome.folder / f"{BEST}.toml", list(changes), merged)]
+            return [self._write(result.folder / f"{BEST}.toml", list(changes), merged)]
         return [
-            self._write(outcome.folder / f"{BEST}-{slug(label)}.toml", [label], each)
+            self._write(result.folder / f"{BEST}-{slug(label)}.toml", [label], each)
             for label, each in changes.items()
         ]
 
@@ -318,10 +320,10 @@ class _Sweep:
         return Experiment.from_dict(raw, folder=self._path.parent, where=str(self._path))
 
     def _changes(self, label: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings as changes to the file that concern one method as far as they can.
+        """Settings as changes to the file that apply to one method where possible.
 
-        A key of [local] becomes one of the method's own `local`: so it has its way where the
-        method changes [local] already, and the best of all methods fit into one file.
+        A key of [local] becomes a key of the method's own `local`. So it also applies where the
+        method changes [local], and the best settings of all methods fit into one file.
         """
         number = list(self._methods).index(label)
         own = self._methods[label].get("local", {})
@@ -332,7 +334,8 @@ class _Sweep:
                 found[key] = value
                 continue
             place = f"method.{number}.local.{path[0]}"
-            if len(path) > 1:  # inside a schedule, of which the method's own has to be whole
+            if len(path) > 1:
+                # A key inside a schedule: the method's own `local` needs the whole schedule.
                 before = own.get(path[0], self._base["local"].get(path[0], {}))
                 inside = {path[0]: found.get(place, before)}
                 value = applied(inside, {".".join(path): value})[path[0]]
@@ -341,13 +344,13 @@ class _Sweep:
 
 
 def _own(key: str) -> bool:
-    """Whether a key concerns one method alone."""
+    """Whether a key applies to one method alone."""
     return key.startswith("method.")
 
 
 @contextmanager
-def _bar(total: int, shown: bool) -> Iterator[Callable[[Outcome, str], None]]:
-    """A bar over the points, with the best so far of the method at hand."""
+def _bar(total: int, shown: bool) -> Iterator[Callable[[SweepResult, str], None]]:
+    """A progress bar over the points, with the best value of the current method so far."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),
@@ -358,17 +361,17 @@ def _bar(total: int, shown: bool) -> Iterator[Callable[[Outcome, str], None]]:
     with progress(*columns, shown=None if shown else False) as bars:
         task = bars.add_task("points", total=total, note="")
 
-        def advance(outcome: Outcome, label: str) -> None:
-            best = outcome.best().get(label)
+        def advance(result: SweepResult, label: str) -> None:
+            best = result.best().get(label)
             note = "" if best is None else f"{escape(label)}: {fmean(best.values):.4f} at best"
-            done = sum(len(each) for each in outcome.verdicts.values())
+            done = sum(len(each) for each in result.verdicts.values())
             bars.update(task, completed=done, note=note)
 
         yield advance
 
 
-def _row(verdict: Verdict, chosen: bool) -> dict[str, Any]:
-    """A point as a row of the results."""
+def _row(verdict: PointResult, chosen: bool) -> dict[str, Any]:
+    """A point as a row of `sweep.json`."""
     values, rounds = list(verdict.values), [_finite(each) for each in verdict.rounds]
     finite = verdict.status == "finished"
     return {
@@ -387,7 +390,7 @@ def _row(verdict: Verdict, chosen: bool) -> dict[str, Any]:
 
 
 def _finite(value: float) -> float | None:
-    """JSON has no infinity."""
+    """The value, or None for infinity and NaN, which JSON lacks."""
     return value if math.isfinite(value) else None
 
 
@@ -399,12 +402,12 @@ def _spread(values: Sequence[float]) -> str:
     return f"{fmean(values):.4f}" + (f" ± {pstdev(values):.4f}" if len(values) > 1 else "")
 
 
-def _rounds(value: float) -> str:
+def _rounds_text(value: float) -> str:
     return f"{value:g}" if math.isfinite(value) else "not reached"
 
 
-def _counts(verdicts: Sequence[Verdict]) -> str:
-    """How many points there were, and what became of the others."""
+def _counts(verdicts: Sequence[PointResult]) -> str:
+    """The number of points, and how many did not finish."""
     found = Counter(each.status for each in verdicts)
     others = [f"{n} {status}" for status, n in found.items() if status != "finished"]
     return ", ".join([str(len(verdicts)), *others])

@@ -1,4 +1,4 @@
-"""Points of a sweep in processes of their own, several at a time."""
+"""Run the points of a sweep in separate processes, several at a time."""
 
 from __future__ import annotations
 
@@ -14,56 +14,62 @@ from filelock import FileLock, Timeout
 
 from undrift.runs.folder import EXPERIMENT
 from undrift.runs.stopping import asked_to_stop
-from undrift.runs.sweeps.judging import UNFINISHED, Judge, Point, Verdict
+from undrift.runs.sweeps.judging import UNFINISHED, Judge, PointResult, SweepPoint
+
+POLL_SECONDS = 0.02
+"""How often the sweep checks whether a process has ended."""
 
 
 class Workers:
-    """Runs points in processes of their own, several at a time.
+    """Runs points in separate processes, several at a time.
 
     Parameters
     ----------
     folder
-        where the points' folders are
+        the folder that contains the run folders of the points
     jobs
-        how many processes at a time
+        number of processes at a time
     start, resume
-        the commands that run a point in a folder, and that continue one
+        the commands that start a point in a run folder, and that continue one
     """
 
     def __init__(
         self,
         folder: Path,
         jobs: int,
-        start: Callable[[Point, Path], list[str]],
+        start: Callable[[SweepPoint, Path], list[str]],
         resume: Callable[[Path], list[str]],
     ):
         self.folder, self.jobs = folder, jobs
         self._start, self._resume = start, resume
 
-    def place(self, point: Point) -> Path:
+    def place(self, point: SweepPoint) -> Path:
         """The folder of a point."""
         return self.folder / point.id
 
     def run(
         self,
-        points: Sequence[Point],
+        points: Sequence[SweepPoint],
         judge: Judge,
-        done: Callable[[Verdict], None] = lambda verdict: None,
-    ) -> dict[str, Verdict]:
-        """Bring every point to its end; those that are there already are not run."""
-        found: dict[str, Verdict] = {}
+        done: Callable[[PointResult], None] = lambda verdict: None,
+    ) -> dict[str, PointResult]:
+        """Run every point to its end; points that ended before are not run again.
 
-        def note(verdict: Verdict) -> None:
+        `done` is called with each result as soon as it is known.
+        """
+        found: dict[str, PointResult] = {}
+
+        def note(verdict: PointResult) -> None:
             found[verdict.point.id] = verdict
             done(verdict)
 
         waiting = deque(points)
-        running: dict[str, tuple[Point, subprocess.Popen[bytes]]] = {}
+        running: dict[str, tuple[SweepPoint, subprocess.Popen[bytes]]] = {}
         with asked_to_stop() as stop:
             while (waiting or running) and not stop():
                 for _ in range(len(waiting)):
                     point = waiting.popleft()
-                    # A process that a killed sweep left behind may still be at it.
+                    # A process that a killed sweep left behind may still run this point.
                     if _busy(self.place(point)):
                         waiting.append(point)
                     elif (before := judge.verdict(point, self.place(point))).status != UNFINISHED:
@@ -78,17 +84,17 @@ class Workers:
                         del running[id]
                         verdict = self._verdict(point, judge, process.returncode)
                         if verdict.status == "failed" and _busy(self.place(point)):
-                            waiting.append(point)  # somebody else was first
+                            waiting.append(point)  # another process holds its folder: wait for it
                         else:
                             note(verdict)
-                time.sleep(0.02)
+                time.sleep(POLL_SECONDS)
             if running:
                 self._interrupt([process for _, process in running.values()], stop)
         if stop():
             raise KeyboardInterrupt
         return found
 
-    def _process(self, point: Point) -> subprocess.Popen[bytes]:
+    def _process(self, point: SweepPoint) -> subprocess.Popen[bytes]:
         place = self.place(point)
         if (place / EXPERIMENT).is_file():
             command = self._resume(place)
@@ -102,31 +108,31 @@ class Workers:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={"OMP_NUM_THREADS": threads, **os.environ},
-                start_new_session=True,  # Ctrl-C is for us to pass on, once
+                start_new_session=True,  # Ctrl-C reaches only this process, which passes it on once
             )
 
-    def _verdict(self, point: Point, judge: Judge, code: int) -> Verdict:
+    def _verdict(self, point: SweepPoint, judge: Judge, code: int) -> PointResult:
         verdict = judge.verdict(point, self.place(point))
         if verdict.status != UNFINISHED:
             self._log(point).unlink(missing_ok=True)
             return verdict
         lines = self._log(point).read_text(errors="replace").strip().splitlines()
-        said = lines[-1].strip() if lines else f"its process ended with {code}"
-        return Verdict(point, "failed", reason=said)
+        said = lines[-1].strip() if lines else f"its process ended with exit code {code}"
+        return PointResult(point, "failed", reason=said)
 
-    def _log(self, point: Point) -> Path:
+    def _log(self, point: SweepPoint) -> Path:
         return self.folder / f"{point.id}.log"
 
     @staticmethod
     def _interrupt(processes: Sequence[subprocess.Popen[bytes]], stop: Callable[[], int]) -> None:
-        """Let the rounds in flight finish; asked twice, end at once."""
+        """Let processes finish their current round; on a second Ctrl-C, kill them."""
         for process in processes:
             process.send_signal(signal.SIGINT)
         while any(process.poll() is None for process in processes):
             if stop() > 1:
                 for process in processes:
                     process.kill()
-            time.sleep(0.05)
+            time.sleep(POLL_SECONDS)
 
 
 def _busy(folder: Path) -> bool:

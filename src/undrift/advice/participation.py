@@ -9,12 +9,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from undrift.advice.federation import Federation
+from undrift.advice.federation import FederationSetup
 from undrift.core.clients import Roster
 from undrift.core.method import Conditions
 from undrift.core.sampling import All, Fixed, Sampler, Weighted
-from undrift.experiments.foreseen import DRAWN as FORESEEN
-from undrift.experiments.foreseen import Foreseen, all_alike, foresee, same_work
+from undrift.experiments.forecast import (
+    FORECAST_ROUNDS,
+    Forecast,
+    forecast_run,
+    rounds_alike,
+    work_is_constant,
+)
 from undrift.local.schedules import as_schedule
 from undrift.local.solvers import SGD, ANorm, Local
 from undrift.loops import Asynchronous, Loop
@@ -92,7 +97,7 @@ class Participation:
 
 
 @dataclass(frozen=True)
-class Clock:
+class ClockFacts:
     """How the virtual time goes by."""
 
     seconds: float
@@ -111,24 +116,24 @@ class Delays:
 
 
 @dataclass(frozen=True)
-class Foreseeing:
+class FederationForecast:
     """What the run without training shows."""
 
     work: LocalWork | None
     """None where clients solve their problem exactly, so that there are no steps"""
     participation: Participation
-    clock: Clock | None
+    clock: ClockFacts | None
     delays: Delays | None
     setting: Conditions
     gradients: float
     """of single samples, per reply"""
 
 
-def foresee_federation(federation: Federation) -> Foreseeing:
+def forecast_federation(federation: FederationSetup) -> FederationForecast:
     """Look at a run's cohorts, work and clock, with an engine that does not train."""
     stand_in = _stand_in(federation)
     rounds = _rounds(federation, LOOKED_AT)
-    found, run = _foreseen(federation, stand_in, federation.sampler, federation.pace, drawn=rounds)
+    found, run = _forecast(federation, stand_in, federation.sampler, federation.pace, drawn=rounds)
     gradients = found.gradients / max(1, found.replies)
     delays = None
     if isinstance(run, Asynchronous):
@@ -139,8 +144,8 @@ def foresee_federation(federation: Federation) -> Foreseeing:
     clock = None
     if run.fleet is not None and found.rounds:
         spent = found.busy + found.idle
-        clock = Clock(found.seconds / found.rounds, found.idle / spent if spent else 0.0)
-    return Foreseeing(
+        clock = ClockFacts(found.seconds / found.rounds, found.idle / spent if spent else 0.0)
+    return FederationForecast(
         work=_work(federation) if federation.solver.takes_steps else None,
         participation=_participation(federation, found, run),
         clock=clock,
@@ -150,7 +155,9 @@ def foresee_federation(federation: Federation) -> Foreseeing:
     )
 
 
-def trial(federation: Federation, method: Method, gradients: float) -> tuple[float, float | None]:
+def trial(
+    federation: FederationSetup, method: Method, gradients: float
+) -> tuple[float, float | None]:
     """Gradients per reply and virtual seconds per round of a method, where they are its own.
 
     Without a clock, and with the usual work, they are those that are given.
@@ -160,20 +167,20 @@ def trial(federation: Federation, method: Method, gradients: float) -> tuple[flo
     if not (extra or clock) or len(federation.roster) > LOOKED_AT:
         return gradients, None
     rounds = min(DRAWN, _rounds(federation, TRIED))
-    found, _ = _foreseen(federation, method, federation.sampler, federation.pace, drawn=rounds)
+    found, _ = _forecast(federation, method, federation.sampler, federation.pace, drawn=rounds)
     seconds = found.seconds / found.rounds if clock and found.rounds else None
     return found.gradients / max(1, found.replies), seconds
 
 
-def _rounds(federation: Federation, clients: int) -> int:
+def _rounds(federation: FederationSetup, clients: int) -> int:
     """How many rounds may be drawn to look at so many clients at work."""
     asked = federation.sampler.most(federation.roster)
     if isinstance(federation.pace, AsTheyArrive):
         asked = federation.pace.replies or federation.pace.at_once(asked, len(federation.roster))
-    return max(1, min(FORESEEN, clients // asked))
+    return max(1, min(FORECAST_ROUNDS, clients // asked))
 
 
-def _stand_in(federation: Federation) -> Method:
+def _stand_in(federation: FederationSetup) -> Method:
     """A method that takes part as any other, to see what a run is like."""
     if federation.asynchronous:
         return FedAsync()
@@ -181,14 +188,14 @@ def _stand_in(federation: Federation) -> Method:
     return FedAvg("I" if by_weight else "II-delta")
 
 
-def _foreseen(
-    federation: Federation,
+def _forecast(
+    federation: FederationSetup,
     method: Method,
     sampler: Sampler,
     pace: Pace | None,
     **options: Any,
-) -> tuple[Foreseen, Loop]:
-    return foresee(
+) -> tuple[Forecast, Loop]:
+    return forecast_run(
         method,
         list(federation.losses.ids),
         federation.losses.sizes,
@@ -207,17 +214,17 @@ def _foreseen(
     )
 
 
-def _work(federation: Federation) -> LocalWork:
+def _work(federation: FederationSetup) -> LocalWork:
     """Everybody is asked, for some rounds: the steps of each client, whoever is drawn in a run."""
     roster = federation.roster
     pace = federation.pace
     if federation.asynchronous or isinstance(pace, FirstToRespond):
         pace = WaitForAll()  # who comes first is a matter of presence, not of work
     ids = _some(roster.ids, LOOKED_AT)
-    found, run = _foreseen(federation, PLAIN, _these(ids, roster), pace, drawn=1)
-    if not same_work(run):
+    found, run = _forecast(federation, PLAIN, _these(ids, roster), pace, drawn=1)
+    if not work_is_constant(run):
         ids = _some(roster.ids, LOOKED_AT // DRAWN)
-        found, run = _foreseen(federation, PLAIN, _these(ids, roster), pace, drawn=DRAWN)
+        found, run = _forecast(federation, PLAIN, _these(ids, roster), pace, drawn=DRAWN)
     looked_at = len(ids)
     done = {id: own for id, own in found.steps.items() if own}
     counted = _Accumulated(federation.solver)
@@ -271,7 +278,7 @@ def _these(ids: Sequence[Hashable], roster: Roster) -> Sampler:
     return All() if len(ids) == len(roster) else Fixed(list(ids))
 
 
-def _asked(federation: Federation, run: Loop, id: Hashable) -> int:
+def _asked(federation: FederationSetup, run: Loop, id: Hashable) -> int:
     """The steps that a client is asked for in the first round, whatever it manages."""
     solver = federation.solver.of(id)
     samples = int(run.roster.client(id).samples)
@@ -307,14 +314,14 @@ class _Accumulated:
         return totals[steps]
 
 
-def _participation(federation: Federation, found: Foreseen, run: Loop) -> Participation:
+def _participation(federation: FederationSetup, found: Forecast, run: Loop) -> Participation:
     number = len(federation.roster)
     rounds = max(1, found.rounds)
     asked, replies = found.asked / rounds, found.replies / rounds
     share = min(1.0, replies / number)
     setting = run.setting()
     expected = _expected(federation, rounds, replies, number)
-    told = all_alike(run) or float(np.median(list(expected.values()))) >= TOLD
+    told = rounds_alike(run) or float(np.median(list(expected.values()))) >= TOLD
     visits: Mapping[Hashable, int] = found.visits
     never = rarely = 0
     if told:
@@ -339,7 +346,7 @@ def _participation(federation: Federation, found: Foreseen, run: Loop) -> Partic
 
 
 def _expected(
-    federation: Federation, rounds: int, replies: float, number: int
+    federation: FederationSetup, rounds: int, replies: float, number: int
 ) -> dict[Hashable, float]:
     """How often each client would reply if all devices were alike."""
     roster = federation.roster

@@ -1,4 +1,4 @@
-"""What the devices of an experiment's clients are like, in a few numbers."""
+"""Summarise the devices of an experiment's clients in a few numbers, for `undrift inspect`."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ QUANTILES = {"slowest": 0.0, "quarter": 0.25, "median": 0.5, "three_quarters": 0
 
 @dataclass(frozen=True)
 class FleetSummary:
-    """The devices of a run's clients, and how long its rounds take."""
+    """The speeds of a run's devices, and the virtual time of its rounds."""
 
     unit: str
-    """what the speed counts per second"""
+    """the unit of the speed, per second"""
     speed: dict[str, float]
     """quantiles over the clients"""
     ratio: float
-    """how many times as fast as the slowest the fastest is"""
+    """the fastest speed divided by the slowest"""
     rounds: dict[str, float]
-    """seconds of the virtual clock per round, by label"""
+    """virtual seconds per round, by label"""
     classes: dict[str, int] | None
-    """how many clients have each class of devices"""
+    """the number of clients with each class of devices; None without classes"""
 
     def as_dict(self) -> dict[str, Any]:
-        """All numbers."""
+        """All numbers as plain values."""
         return asdict(self)
 
     def __rich__(self) -> Table:
@@ -58,7 +58,7 @@ class FleetSummary:
 
 
 def summary(experiment: Experiment, data: FederatedData) -> FleetSummary | None:
-    """The devices of the run with the first seed; None if there are none."""
+    """The summary of the run with the first seed; None if the experiment has no devices."""
     seed = experiment.seeds[0]
     fleet = fleet_of(experiment, Roster(data.ids, data.train.sizes, experiment.objective), seed)
     if fleet is None:

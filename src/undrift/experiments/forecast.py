@@ -1,6 +1,7 @@
-"""What a run will do, before anyone trains: its own loop, with an engine that does not train.
+"""Forecast a run: execute its own loop with an engine that does not train.
 
-All draws are functions of the seed, so the rounds that are looked at are those of the run.
+Cohorts, work and devices are functions of the seed, so the forecast rounds are those of the real
+run. Cost estimates and advice use it.
 """
 
 from __future__ import annotations
@@ -28,47 +29,47 @@ from undrift.local.amounts import RandomAmount
 from undrift.loops import Asynchronous, Loop, RunSpec, loop
 from undrift.methods.traffic import Traffic
 
-DRAWN = 200
-"""So many rounds are drawn; more rounds are as these on average."""
-LOOKED_AT = 200_000
-"""… but no more than so many clients are looked at in all, a tenth of it one by one."""
+FORECAST_ROUNDS = 200
+"""Rounds that are forecast at most; later rounds are like these on average."""
+FORECAST_CLIENTS = 200_000
+"""Assignments that are forecast at most, so that large federations take seconds."""
 
 
 @dataclass
-class Foreseen:
-    """What some rounds come to."""
+class Forecast:
+    """Totals over the forecast rounds."""
 
     rounds: int = 0
     asked: int = 0
-    """clients that were sent to work"""
+    """assignments"""
     gradients: int = 0
-    """of single samples, of those whose replies arrive"""
+    """gradients of single samples, of the clients whose replies arrive"""
     bytes_down: int = 0
     bytes_up: int = 0
     seconds: float = 0.0
-    """on the virtual clock"""
+    """virtual time at the end of the last round"""
     replies: int = 0
     seen: set[Hashable] = field(default_factory=set)
-    """clients whose reply was used"""
+    """clients of which a reply was used"""
     visits: Counter[Hashable] = field(default_factory=Counter)
-    """how often each of them was"""
+    """the number of used replies of each client"""
     steps: dict[Hashable, list[int]] = field(default_factory=dict)
-    """how many steps each client did, every time it worked"""
+    """the steps of each client, one entry per assignment"""
     staleness: Counter[int] = field(default_factory=Counter)
-    """how many replies were so many updates old, where they are taken in as they arrive"""
+    """the number of replies by their age in updates, for asynchronous runs"""
     busy: float = 0.0
     idle: float = 0.0
-    """virtual seconds of clients at work, and waiting for others, added up"""
+    """virtual seconds that clients work and that they wait for others, summed over clients"""
 
-    def seen_after(self, rounds: int, clients: int) -> float:
-        """How many clients will have replied after so many rounds."""
+    def clients_after(self, rounds: int, clients: int) -> float:
+        """The expected number of clients with at least one used reply after `rounds` rounds."""
         if rounds <= self.rounds or len(self.seen) == clients:
             return float(len(self.seen))
         share = self.replies / self.rounds / clients
         return clients * (1 - (1 - min(share, 1)) ** rounds)
 
 
-def foresee(
+def forecast_run(
     method: Method,
     ids: list[Hashable],
     sizes: Tensor,
@@ -76,31 +77,46 @@ def foresee(
     buffers: Mapping[str, Tensor],
     traffic: Traffic,
     rounds: int,
-    drawn: int = DRAWN,
+    drawn: int = FORECAST_ROUNDS,
     **options: Any,
-) -> tuple[Foreseen, Loop]:
-    """The first rounds of a method's run, and the loop that did them.
+) -> tuple[Forecast, Loop]:
+    """Forecast the first rounds of a method's run; returns the totals and the loop.
 
-    `parameters` and `buffers` are those of the model, whatever their values; so many rounds are
-    `drawn` at most; `options` are those of a loop.
+    Parameters
+    ----------
+    method
+        the method
+    ids, sizes
+        the clients and their numbers of samples
+    parameters, buffers
+        tensors of the model's shapes; their values do not matter
+    traffic
+        what the method sends
+    rounds
+        the rounds of the run
+    drawn
+        the rounds to forecast at most
+    options
+        further fields of the run's `RunSpec`
     """
-    still = copy(method)
-    still.fold = lambda server, replies: server  # type: ignore[method-assign]
+    frozen = copy(method)
+    frozen.fold = lambda server, replies: server  # type: ignore[method-assign]
     losses = _KnownClients(ids, sizes, parameters, buffers)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the run itself will warn
+        warnings.simplefilter("ignore")  # the real run warns
         spec = RunSpec(
-            still,
+            frozen,
             losses,
             rounds=rounds + 1,
             evaluation=Evaluation(every=rounds + 2),
             **options,
         )
-        run = loop(spec, lambda losses, job: Idle(job, traffic, parameters))
-    found = Foreseen()
-    assert isinstance(run.engine, Idle)
+        run = loop(spec, lambda losses, job: IdleEngine(job, traffic, parameters))
+    found = Forecast()
+    assert isinstance(run.engine, IdleEngine)
+    # Asynchronous trips are simulated one by one, about ten times as slowly as a round's cohort.
     asked = run.per_round * 10 if isinstance(run, Asynchronous) else len(ids)
-    most = 1 if all_alike(run) else max(1, min(rounds, drawn, LOOKED_AT // asked))
+    most = 1 if rounds_alike(run) else max(1, min(rounds, drawn, FORECAST_CLIENTS // asked))
     while found.rounds < most and run.stopped is None:
         record = run.step()
         found.rounds += 1
@@ -150,8 +166,8 @@ class _KnownClients(Federation):
         return PARTS
 
 
-class Idle(SimulationEngine):
-    """Says what work comes to without doing it."""
+class IdleEngine(SimulationEngine):
+    """An engine that returns empty replies with the counts of the work, without doing it."""
 
     def __init__(self, job: Job, traffic: Traffic, parameters: Tensor):
         self.job = job
@@ -187,21 +203,21 @@ class Idle(SimulationEngine):
 
 
 def shape_of(model: torch.nn.Module) -> tuple[Tensor, dict[str, Tensor]]:
-    """Vectors that are as large as a model's parameters and buffers."""
+    """Zero tensors of the shapes of a model's flat parameters and of its buffers."""
     own = [each for each in model.parameters() if each.requires_grad]
     like = own[0].dtype if own else torch.float32
     parameters = torch.zeros(sum(each.numel() for each in own), dtype=like)
     return parameters, {name: torch.zeros_like(each) for name, each in model.named_buffers()}
 
 
-def all_alike(run: Loop) -> bool:
-    """Whether every round is as the first."""
+def rounds_alike(run: Loop) -> bool:
+    """Whether every round is like the first: same cohort, same work, same time."""
     in_rounds = not run.setting().asynchronous
-    return isinstance(run.sampler, All) and in_rounds and same_work(run)
+    return isinstance(run.sampler, All) and in_rounds and work_is_constant(run)
 
 
-def same_work(run: Loop) -> bool:
-    """Whether a client does the same work whenever it takes part."""
+def work_is_constant(run: Loop) -> bool:
+    """Whether a client does the same work in every round in which it takes part."""
     solver, fleet = run.local.of(run.roster.ids[0]), run.fleet
     amounts = [getattr(solver, unit, None) for unit in ("epochs", "steps")]
     drawn = any(isinstance(each, RandomAmount) or callable(each) for each in amounts)

@@ -1,7 +1,8 @@
-"""Parts from tables and tables from parts: `{name = "Momentum", beta = 0.9}` and back.
+"""Build components from tables of a file, and tables from components.
 
-A part is checked by making it: what is wrong is said in its own sentence, with the keys that lead
-to the value at fault.
+A component is an object that a table describes: `{name = "Momentum", beta = 0.9}` is the server
+optimiser `Momentum(beta=0.9)`. Building it checks it: its own error sentence is reported with the
+keys that lead to the invalid value.
 """
 
 from __future__ import annotations
@@ -32,32 +33,43 @@ from undrift.methods.user_methods import load_method
 from undrift.utils.errors import UndriftError, first_line, require, require_choice
 from undrift.utils.user_code import user_module, user_object
 
-LONG = 60
+LONGEST_REPR = 60
+"""The most characters of a value that an error sentence quotes."""
 _USER_TABLES: dict[int, dict[str, Any]] = {}
-"""The tables that users' own parts were made from, by the part's id, as long as the part lives."""
+"""The tables of users' own components by `id(component)`, as long as the component exists."""
 
 
-class Wrong(UndriftError):
-    """A problem with a value of a table, and the keys that lead to it."""
+class InvalidValue(UndriftError):
+    """An invalid value in a table, with the keys that lead to it."""
 
     def __init__(self, sentence: str, *keys: str):
         super().__init__(" ".join(sentence.split()))
         self.keys = keys
 
-    def under(self, *keys: str) -> Wrong:
-        """The same, for a table inside a table."""
-        return Wrong(str(self), *keys, *self.keys)
+    def under(self, *keys: str) -> InvalidValue:
+        """The same error for a table that lies under `keys` in another table."""
+        return InvalidValue(str(self), *keys, *self.keys)
 
 
 def shown(value: object) -> str:
-    """A value in a sentence: short, and on one line."""
+    """A value as error sentences quote it: on one line, or only its type if it is long."""
     text = "true" if value is True else "false" if value is False else repr(value)
-    short = len(text) <= LONG and text.isprintable()
+    short = len(text) <= LONGEST_REPR and text.isprintable()
     return text if short else f"a {type(value).__name__}"
 
 
 def arguments(build: Callable[..., Any], given: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """What a part is called with: tables become parts, and the word "none" becomes None."""
+    """The arguments of a component: tables become components, and the word "none" becomes None.
+
+    Parameters
+    ----------
+    build
+        the class or function that makes the component
+    given
+        its parameters as the file gives them
+    what
+        what error sentences call it
+    """
     known = parameters(build)
     found = {}
     for name, value in given.items():
@@ -66,53 +78,54 @@ def arguments(build: Callable[..., Any], given: Mapping[str, Any], what: str) ->
         elif takes_anything(build):
             found[name] = value
         elif not known:
-            raise Wrong(f"{what} takes no parameters, but {name!r} is given.", name)
+            raise InvalidValue(f"{what} takes no parameters, but {name!r} is given.", name)
         else:
             try:
                 require_choice(f"A parameter of {what}", name, known)
             except UndriftError as error:
-                raise Wrong(str(error), name) from None
+                raise InvalidValue(str(error), name) from None
     return found
 
 
 def make(build: Callable[..., Any], given: Mapping[str, Any], what: str) -> Any:
-    """The part that a table describes."""
+    """Build a component from its parameters as a file gives them."""
     values = arguments(build, given, what)
     known = parameters(build)
     for name, each in known.items():
         if each.required and name not in values:
-            raise Wrong(f"{what} needs its parameter {name!r}, which is missing.", name)
+            raise InvalidValue(f"{what} needs its parameter {name!r}, which is missing.", name)
     failure: Exception | None = None
-    part = None
+    component = None
     try:
-        part = build(**values)
+        component = build(**values)
     except UndriftError as error:
-        raise Wrong(str(error), *guilty(str(error), values)) from None
+        raise InvalidValue(str(error), *parameter_at_fault(str(error), values)) from None
     except Exception as error:
         failure = error
+    # A wrong type is the likely cause of any other exception, and makes the clearer sentence.
     require_types(known, values, what)
     if failure is not None:
-        raise Wrong(f"{what} cannot be made: {first_line(failure)}.")
-    return part
+        raise InvalidValue(f"{what} cannot be made: {first_line(failure)}.")
+    return component
 
 
 def require_types(known: Mapping[str, Parameter], values: Mapping[str, Any], what: str) -> None:
-    """Refuse a value that is not of its parameter's type."""
+    """Raise an error for a value that does not have its parameter's type."""
     for name, value in values.items():
         wanted = known[name].refuses(value) if name in known else None
         if wanted is not None:
-            raise Wrong(f"{what}'s {name} is {shown(value)}, but must be {wanted}.", name)
+            raise InvalidValue(f"{what}'s {name} is {shown(value)}, but must be {wanted}.", name)
 
 
-def guilty(sentence: str, names: Mapping[str, Any]) -> tuple[str, ...]:
-    """Which of the parameters a part's sentence is about, as far as it can be told."""
+def parameter_at_fault(sentence: str, names: Mapping[str, Any]) -> tuple[str, ...]:
+    """The name of the parameter that an error sentence is about; empty if no name is in it."""
     said = [name for name in names if re.search(rf"\b{re.escape(name)} is\b", sentence)]
     said += [name for name in names if re.search(rf"'s {re.escape(name)}\b", sentence)]
     return tuple(said[:1])
 
 
 def completed(build: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The table of a part's arguments with all defaults, so that it can be written."""
+    """The arguments of a component with all defaults, as values that TOML can hold."""
     found = {}
     for name, each in parameters(build).items():
         value = values.get(name, each.default)
@@ -125,55 +138,59 @@ def completed(build: Callable[..., Any], values: Mapping[str, Any]) -> dict[str,
 
 
 def member(family: Family, table: Mapping[str, Any]) -> Any:
-    """The part of a family that a table names."""
+    """Build the component that a table names, for example {schedule = "Inverse", lr = 0.1}."""
     if family.word not in table:
         words = ", ".join(map(repr, family.members))
-        raise Wrong(f"A {family.what} needs its {family.word}, one of {words}.", family.word)
+        raise InvalidValue(f"A {family.what} needs its {family.word}, one of {words}.", family.word)
     name = table[family.word]
     given = {key: value for key, value in table.items() if key != family.word}
     if family.user is not None and isinstance(name, str) and is_user_code(name, family.members):
-        return user_member(family, family.user, name, given)
+        return user_component(family, family.user, name, given)
     _require_member(family, name)
     return make(family.members[name], given, name)
 
 
-def user_member(family: Family, user: UserCode, where: str, given: Mapping[str, Any]) -> Any:
-    """A part of a family from the user's own code; it remembers its table, to be written back."""
+def user_component(family: Family, user: UserCode, where: str, given: Mapping[str, Any]) -> Any:
+    """Build a component from the user's own code; `table_of` finds its table again."""
     name = where.rpartition(":")[2]
     try:
-        part, complete = user_part(where, given, user, f"a {family.what}")
-        if not isinstance(part, family.base) and callable(part) and user.wrap is not None:
-            part = user.wrap(part)
+        component, complete = user_object_of(where, given, user, f"a {family.what}")
+        if not isinstance(component, family.base) and callable(component) and user.wrap is not None:
+            component = user.wrap(component)
         require(
-            isinstance(part, family.base),
-            f"{name} gives {shown(part)}, but must give a {family.what}, an object of undrift's "
-            f"class {family.base.__name__}.",
+            isinstance(component, family.base),
+            f"{name} gives {shown(component)}, but must give a {family.what}: an object of "
+            f"undrift's class {family.base.__name__}.",
         )
-        user.check(part)
-    except Wrong as error:
-        raise error if error.keys else Wrong(str(error), family.word) from None
+        user.check(component)
+    except InvalidValue as error:
+        raise error if error.keys else InvalidValue(str(error), family.word) from None
     except UndriftError as error:
-        raise Wrong(str(error), family.word) from None
-    # Not an attribute of the part: it would be in its repr, which fingerprints of data contain.
-    _USER_TABLES[id(part)] = {family.word: where, **complete}
-    weakref.finalize(part, _USER_TABLES.pop, id(part), None)
-    return part
+        raise InvalidValue(str(error), family.word) from None
+    # Not an attribute of the component: attributes may be in its repr, which is part of the
+    # fingerprint of the data, and a fingerprint must not depend on where a file is.
+    _USER_TABLES[id(component)] = {family.word: where, **complete}
+    weakref.finalize(component, _USER_TABLES.pop, id(component), None)
+    return component
 
 
-def user_part(
+def user_object_of(
     where: str, given: Mapping[str, Any], user: UserCode, what: str
 ) -> tuple[Any, dict[str, Any]]:
     """The object that "file.py:name" stands for, and its parameters with all defaults.
 
-    A class is instantiated with the parameters. A function that takes `user.arguments` is used
-    itself, with the parameters as further keyword arguments; any other function is called with the
-    parameters to make the object. Other objects are used unchanged.
+    A class is instantiated with the parameters. A function that accepts `user.arguments` is the
+    object itself, with the parameters as further keyword arguments. Any other function is a factory
+    that is called with the parameters. Other objects are used unchanged.
     """
     found = user_object(where, f"{what}: write file.py:name")
     name = where.rpartition(":")[2]
     if not inspect.isclass(found) and not inspect.isroutine(found):
         if given:
-            raise Wrong(f"{name} is an object already: it takes no parameters.", next(iter(given)))
+            raise InvalidValue(
+                f"{name} is an object, not a class or a function, so it takes no parameters.",
+                next(iter(given)),
+            )
         return found, {}
     function = not inspect.isclass(found)
     if function and user.arguments and _can_take(found, len(user.arguments), given):
@@ -183,7 +200,7 @@ def user_part(
         complete = {k: v for k, v in completed(found, values).items() if k not in first}
         return (partial(found, **values) if values else found), complete
     if function and user.arguments and not _can_take(found, 0, given):
-        raise Wrong(
+        raise InvalidValue(
             f"{name} must be a function of ({', '.join(user.arguments)}), or a function without "
             f"other required arguments that makes one."
         )
@@ -191,11 +208,11 @@ def user_part(
 
 
 def _can_take(function: Callable[..., Any], positional: int, given: Mapping[str, Any]) -> bool:
-    """Whether a function can be called with so many positional arguments and the parameters."""
+    """Whether a function accepts `positional` positional arguments and the given parameters."""
     try:
         inspect.signature(function).bind(*[None] * positional, **given)
     except TypeError:
-        # An unknown parameter is said by name elsewhere: it does not decide what the function is.
+        # `arguments` reports unknown parameters by name, so they do not decide this question.
         known = {name: value for name, value in given.items() if name in parameters(function)}
         return known.keys() != given.keys() and _can_take(function, positional, known)
     except ValueError:  # written in C, without a signature
@@ -204,36 +221,39 @@ def _can_take(function: Callable[..., Any], positional: int, given: Mapping[str,
 
 
 def is_user_code(text: str, known: Container[str] = ()) -> bool:
-    """Whether a text is "file.py:name" or "module:name", and no known word with a number."""
+    """Whether a text is "file.py:name" or "module:name", and not a short form such as "crop:4".
+
+    `known` are the words that short forms begin with.
+    """
     source, _, attribute = text.rpartition(":")
     return bool(source) and attribute.isidentifier() and source not in known
 
 
 def pace_from(value: Any) -> Pace:
-    """The pace of a table, or of a word for one that needs no parameters."""
+    """Build a pace from a table, or from its name alone if it needs no parameters."""
     if not isinstance(value, dict | str):
         example = '{kind = "deadline", seconds = 10}'
-        raise Wrong(f"It is {shown(value)}, but must be a table such as {example}.")
+        raise InvalidValue(f"It is {shown(value)}, but must be a table such as {example}.")
     pace: Pace = member(PACE, {PACE.word: value} if isinstance(value, str) else value)
     return pace
 
 
-def table_of(part: object) -> dict[str, Any] | list[Any] | None:
-    """The table of a part; None for one that is of no known family."""
-    if id(part) in _USER_TABLES:
-        return dict(_USER_TABLES[id(part)])
-    if isinstance(part, Given):
-        return list(part.sizes)
+def table_of(component: object) -> dict[str, Any] | list[Any] | None:
+    """The table that describes a component; None for an object of no known family."""
+    if id(component) in _USER_TABLES:
+        return dict(_USER_TABLES[id(component)])
+    if isinstance(component, Given):
+        return list(component.sizes)
     for family in FAMILIES:
         for name, kind in family.members.items():
-            if type(part) is kind:
-                own = {each: getattr(part, each) for each in parameters(kind)}
+            if type(component) is kind:
+                own = {each: getattr(component, each) for each in parameters(kind)}
                 return {family.word: name, **completed(kind, own)}
     return None
 
 
 def from_words(text: str, what: str, known: Mapping[str, type]) -> Any:
-    """The part that words such as "lognormal:0.3" or "crop:4" stand for."""
+    """Build a component from a short form: "lognormal:0.3", "crop:4" or "flip"."""
     word, colon, number = text.partition(":")
     require_choice(what, word, known)
     kind = known[word]
@@ -249,13 +269,13 @@ def from_words(text: str, what: str, known: Mapping[str, type]) -> Any:
 
 
 def method_of(name: str, given: Mapping[str, Any]) -> tuple[Method, dict[str, Any]]:
-    """The method of a name, or of a user's "file.py:Class"; and its parameters with defaults."""
+    """The method of a name or of "file.py:Class", and its parameters with all defaults."""
     kind: Any = METHODS.get(name)
     if kind is None and ":" not in name:
         try:
             require_choice("The method", name, METHODS)
         except UndriftError as error:
-            raise Wrong(str(error), "name") from None
+            raise InvalidValue(str(error), "name") from None
     if kind is None:
         source, _, attribute = name.rpartition(":")
         try:
@@ -264,7 +284,7 @@ def method_of(name: str, given: Mapping[str, Any]) -> tuple[Method, dict[str, An
             if not own or inspect.isabstract(found):
                 return load_method(name, dict(given)), {}
         except UndriftError as error:
-            raise Wrong(str(error), "name") from None
+            raise InvalidValue(str(error), "name") from None
         kind = found
     what = kind.__name__
     method = make(kind, given, what)
@@ -273,9 +293,10 @@ def method_of(name: str, given: Mapping[str, Any]) -> tuple[Method, dict[str, An
 
 
 def anchored(value: Any, folder: Path, *keys: str) -> Any:
-    """The tables of a file with the absolute path of every user's "file.py:name" in them.
+    """The tables of a file with an absolute path in every "file.py:name" and in `weights`.
 
-    Relative paths are seen from the file's folder. Names and labels of the file are left alone.
+    Paths are relative to `folder`, which is that of the file. The experiment's name and the labels
+    of methods are not changed. `keys` lead to the value, for the recursion.
     """
     if isinstance(value, dict):
         return {key: anchored(each, folder, *keys, key) for key, each in value.items()}
@@ -292,12 +313,12 @@ def anchored(value: Any, folder: Path, *keys: str) -> Any:
 
 
 def absolute(path: str, folder: Path) -> str:
-    """A path seen from a folder, written out."""
+    """A path relative to `folder`, as an absolute path."""
     return str((folder / Path(path).expanduser()).resolve())
 
 
 def _value(parameter: Parameter, value: Any) -> Any:
-    """What a value of a table means for a parameter."""
+    """The argument that a value of a table stands for."""
     if isinstance(value, str) and value == NONE and parameter.optional:
         return None
     family = parameter.family
@@ -317,10 +338,10 @@ def _value(parameter: Parameter, value: Any) -> Any:
             return as_partition(value)
         if isinstance(value, str) and family.word in ("kind", "name"):
             return member(family, {family.word: value})
-    except Wrong as error:
+    except InvalidValue as error:
         raise error.under(parameter.name) from None
     except UndriftError as error:
-        raise Wrong(str(error), parameter.name) from None
+        raise InvalidValue(str(error), parameter.name) from None
     return value
 
 
@@ -328,11 +349,11 @@ def _require_member(family: Family, name: object) -> None:
     try:
         require_choice(f"The {family.what}", name, family.members)
     except UndriftError as error:
-        raise Wrong(str(error), family.word) from None
+        raise InvalidValue(str(error), family.word) from None
 
 
 def _plain(value: Any) -> Any:
-    """A value as TOML has it; None for what it has not."""
+    """A value that TOML can hold; None if there is none."""
     if isinstance(value, bool | int | float | str | dict):
         return value
     if isinstance(value, Path):
