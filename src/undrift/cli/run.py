@@ -131,7 +131,7 @@ def resume(
 
     A finished run can be extended: `undrift resume DIR --rounds 200`.
     """
-    from undrift.deploy.running import is_deployed, resume_server
+    from undrift.deploy.launch import is_deployed, resume_server
     from undrift.runs.planning import resumed
 
     longer = {} if rounds is None else {"rounds": rounds}
