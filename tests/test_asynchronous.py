@@ -285,8 +285,8 @@ def test_a_method_of_the_users_own_that_says_nothing_is_refused():
     [
         ({"cohort": ud.Weighted(2)}, "drawn uniformly"),
         ({"cohort": ud.Bernoulli(0.5)}, "drawn uniformly"),
-        ({"limit": {0: 1}}, "limit is for rounds"),
-        ({"limit": ud.Unfinished()}, "limit is for rounds"),
+        ({"limit": {0: 1}}, "limit is for synchronous rounds"),
+        ({"limit": ud.Unfinished()}, "limit is for synchronous rounds"),
         ({"pace": ud.AsTheyArrive(max_delay=3)}, "some reply is 4 updates old"),
         ({"pace": "asynchronous"}, "pace is 'asynchronous'"),
         ({"pace": {"x": ud.WaitForAll()}}, "A label of pace is 'x'"),

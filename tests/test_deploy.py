@@ -1,4 +1,4 @@
-"""A deployment computes what a simulation computes, and takes in nothing that is not right."""
+"""A deployment computes what a simulation computes, and uses no invalid answer."""
 
 import json
 from pathlib import Path
@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import load_file
 
 from commands import called
-from deploying import METHODS, Here, app
-from undrift.deploy.payloads import decode, encode
+from deployments import METHODS, InProcess, app
 from undrift.deploy.server import serve
 from undrift.deploy.site import Site
+from undrift.deploy.wire_format import decode, encode
 from undrift.experiments.experiment import Experiment
 from undrift.utils.errors import UndriftError
 
@@ -24,9 +24,9 @@ def simulated(file, out, **settings):
     run_experiment(Experiment.load(file, settings), out)
 
 
-def deployed(file, out, post=None, **settings):
-    post = post or Here(file, out.parent / "state")
-    return serve(Experiment.load(file, settings), out, post)
+def deployed(file, out, transport=None, **settings):
+    transport = transport or InProcess(file, out.parent / "state")
+    return serve(Experiment.load(file, settings), out, transport)
 
 
 def model(out, label, seed=3):
@@ -79,15 +79,15 @@ def test_asynchronous_methods_take_answers_as_they_arrive(tmp_path, label):
     assert times == sorted(times) and times[-1] > 0
 
 
-# What goes wrong
+# Failures
 
 
 class Killed(BaseException):
     pass
 
 
-class Mortal(Here):
-    """Its server dies when it has been given so many answers."""
+class Mortal(InProcess):
+    """A transport whose server dies after a number of answers."""
 
     def __init__(self, *args, answers):
         super().__init__(*args)
@@ -103,13 +103,13 @@ class Mortal(Here):
 def test_a_server_that_dies_at_any_moment_goes_on_and_no_state_is_applied_twice(tmp_path):
     file = app(tmp_path / "app", ["SCAFFOLD"])
     setting = {"rounds": 3}
-    deployed(file, tmp_path / "whole", Here(file, tmp_path / "whole-state"), **setting)
+    deployed(file, tmp_path / "whole", InProcess(file, tmp_path / "whole-state"), **setting)
     for moment in range(1, 22):
         out, state = tmp_path / f"out-{moment}", tmp_path / f"state-{moment}"
         try:
             deployed(file, out, Mortal(file, state, answers=moment), **setting)
         except Killed:
-            deployed(file, out, Here(file, state), **setting)  # sites are new processes too
+            deployed(file, out, InProcess(file, state), **setting)  # sites are new processes too
         else:
             break
         assert_same(tmp_path / "whole", out, "SCAFFOLD", tolerance=0)
@@ -119,38 +119,38 @@ def test_a_server_that_dies_at_any_moment_goes_on_and_no_state_is_applied_twice(
 def test_a_site_that_is_started_again_goes_on_with_its_own_state(tmp_path):
     file = app(tmp_path / "app", ["SCAFFOLD"])
     deployed(file, tmp_path / "whole")
-    post = Here(file, tmp_path / "restarted")
-    answers = post.send
+    transport = InProcess(file, tmp_path / "restarted")
+    answers = transport.send
 
-    def send(site, request, seconds, most):
-        post.restart(site)
-        return answers(site, request, seconds, most)
+    def send(site, request, seconds, max_bytes):
+        transport.restart(site)
+        return answers(site, request, seconds, max_bytes)
 
-    post.send = send
-    deployed(file, tmp_path / "out", post)
+    transport.send = send
+    deployed(file, tmp_path / "out", transport)
     assert_same(tmp_path / "whole", tmp_path / "out", "SCAFFOLD", tolerance=0)
 
 
 def test_a_site_that_lost_its_state_is_named(tmp_path):
     file = app(tmp_path / "app", ["SCAFFOLD"])
-    post = Here(file, tmp_path / "state")
-    answers = post.send
+    transport = InProcess(file, tmp_path / "state")
+    answers = transport.send
 
-    def send(site, request, seconds, most):
+    def send(site, request, seconds, max_bytes):
         if decode(request, 10**9)[0].get("version") == 3 and site == "b":
             for old in (tmp_path / "state" / "b").rglob("*.safetensors"):
                 old.unlink()
-        return answers(site, request, seconds, most)
+        return answers(site, request, seconds, max_bytes)
 
-    post.send = send
-    deployed(file, tmp_path / "out", post)
+    transport.send = send
+    deployed(file, tmp_path / "out", transport)
     rejected = [record["rejected"] for record in records(tmp_path / "out", "SCAFFOLD")]
     assert rejected[:3] == [[], [], []]
-    assert rejected[3][0][0] == "b" and "the site says" in rejected[3][0][1]
+    assert rejected[3][0][0] == "b" and "the site reports" in rejected[3][0][1]
 
 
 def spoiled(change):
-    """An answer whose values and tensors are changed before it is sent."""
+    """A function that changes the values and tensors of an answer."""
 
     def spoil(answer):
         values, tensors = decode(answer, 10**9)
@@ -189,19 +189,19 @@ BAD = {
 
 @pytest.fixture(scope="module")
 def without_b(tmp_path_factory):
-    """The run in which nothing is heard of b."""
+    """The run in which site b never answers."""
     folder = tmp_path_factory.mktemp("without")
     file = app(folder / "app", ["FedAvg"])
-    post = Here(file, folder / "state")
-    send = post.send
+    transport = InProcess(file, folder / "state")
+    send = transport.send
 
-    def silent(site, request, seconds, most):
+    def silent(site, request, seconds, max_bytes):
         kind = decode(request, 10**9)[0]["kind"]
-        post.silent = {"b"} if kind == "work" else set()
-        return send(site, request, seconds, most)
+        transport.silent = {"b"} if kind == "work" else set()
+        return send(site, request, seconds, max_bytes)
 
-    post.send = silent
-    deployed(file, folder / "out", post, rounds=2)
+    transport.send = silent
+    deployed(file, folder / "out", transport, rounds=2)
     assert records(folder / "out")[1]["lost"] == [["b", "no answer"]]
     return folder / "out"
 
@@ -209,14 +209,14 @@ def without_b(tmp_path_factory):
 @pytest.mark.parametrize("bad", BAD)
 def test_a_bad_answer_changes_nothing_and_is_named(tmp_path, without_b, bad):
     file = app(tmp_path / "app", ["FedAvg"])
-    post = Here(file, tmp_path / "state")
+    transport = InProcess(file, tmp_path / "state")
 
     def spoil(site, request, answer):
         work = decode(request, 10**9)[0]["kind"] == "work"
         return BAD[bad](answer) if work and site == "b" else answer
 
-    post.spoil = spoil
-    deployed(file, tmp_path / "out", post, rounds=2)
+    transport.spoil = spoil
+    deployed(file, tmp_path / "out", transport, rounds=2)
     assert_same(without_b, tmp_path / "out", "FedAvg", tolerance=0)
     for record in records(tmp_path / "out")[1:]:
         ((site, why),) = record["rejected"]
@@ -226,16 +226,16 @@ def test_a_bad_answer_changes_nothing_and_is_named(tmp_path, without_b, bad):
 
 def test_sites_leave_and_come_back(tmp_path):
     file = app(tmp_path / "app", ["SCAFFOLD"])
-    post = Here(file, tmp_path / "state")
-    send = post.send
+    transport = InProcess(file, tmp_path / "state")
+    send = transport.send
 
-    def leaving(site, request, seconds, most):
+    def leaving(site, request, seconds, max_bytes):
         round = decode(request, 10**9)[0].get("version", 0)
-        post.away = {"c"} if round == 2 else set()
-        return send(site, request, seconds, most)
+        transport.away = {"c"} if round == 2 else set()
+        return send(site, request, seconds, max_bytes)
 
-    post.send = leaving
-    deployed(file, tmp_path / "out", post)
+    transport.send = leaving
+    deployed(file, tmp_path / "out", transport)
     found = records(tmp_path / "out", "SCAFFOLD")
     assert [record["lost"] for record in found] == [[], [], [["c", "away"]], [], [], []]
     assert found[-1]["metrics"]["train_loss"] < found[0]["metrics"]["train_loss"]
@@ -243,29 +243,29 @@ def test_sites_leave_and_come_back(tmp_path):
 
 def test_with_too_few_answers_a_round_is_skipped(tmp_path):
     file = app(tmp_path / "app", ["FedAvg"], text='pace = {kind = "all", min_replies = 2}\n')
-    post = Here(file, tmp_path / "state")
-    send = post.send
+    transport = InProcess(file, tmp_path / "state")
+    send = transport.send
 
-    def leaving(site, request, seconds, most):
+    def leaving(site, request, seconds, max_bytes):
         round = decode(request, 10**9)[0].get("version", 0)
-        post.away = {"b", "c"} if round == 2 else set()
-        return send(site, request, seconds, most)
+        transport.away = {"b", "c"} if round == 2 else set()
+        return send(site, request, seconds, max_bytes)
 
-    post.send = leaving
-    deployed(file, tmp_path / "out", post)
+    transport.send = leaving
+    deployed(file, tmp_path / "out", transport)
     assert [record["updates"] for record in records(tmp_path / "out")] == [0, 1, 0, 1, 1, 1]
 
 
 def test_a_method_that_needs_everyone_does_nothing_without(tmp_path):
     file = app(tmp_path / "app", ["FedPD"], text='objective = "clients"\n')
-    post = Here(file, tmp_path / "state")
+    transport = InProcess(file, tmp_path / "state")
 
     def spoil(site, request, answer):
         third = decode(request, 10**9)[0].get("version") == 3
         return b"" if third and site == "b" else answer
 
-    post.spoil = spoil
-    deployed(file, tmp_path / "out", post)
+    transport.spoil = spoil
+    deployed(file, tmp_path / "out", transport)
     assert [r["updates"] for r in records(tmp_path / "out", "FedPD")] == [0, 1, 1, 0, 1, 1]
     file = app(tmp_path / "first", ["FedPD"], text='pace = {kind = "first", replies = 2}\n')
     with pytest.raises(UndriftError, match="every client takes part"):
@@ -273,7 +273,7 @@ def test_a_method_that_needs_everyone_does_nothing_without(tmp_path):
 
 
 def test_by_a_deadline_a_site_does_what_it_can(tmp_path, monkeypatch):
-    monkeypatch.setattr("undrift.deploy.site.MARGIN", 1e-9)
+    monkeypatch.setattr("undrift.deploy.site.COMPUTING_SHARE", 1e-9)
     file = app(tmp_path / "app", ["FedNova"], text='pace = {kind = "deadline", seconds = 5}\n')
     deployed(file, tmp_path / "out", rounds=1)
     last = records(tmp_path / "out", "FedNova")[-1]
@@ -291,9 +291,9 @@ def test_a_site_with_another_experiment_says_where_it_differs(tmp_path):
     file = app(tmp_path / "app")
     other = app(tmp_path / "other")
     other.write_text(other.read_text().replace("lr = 0.1", "lr = 0.2"))
-    post = Here(other, tmp_path / "state")
+    transport = InProcess(other, tmp_path / "state")
     with pytest.raises(UndriftError, match=r"local.lr is 0.2 here and 0.1 at the server"):
-        deployed(file, tmp_path / "out", post)
+        deployed(file, tmp_path / "out", transport)
 
 
 def test_a_failure_of_a_sites_own_code_is_named_and_its_words_stay_there(
@@ -302,23 +302,23 @@ def test_a_failure_of_a_sites_own_code_is_named_and_its_words_stay_there(
     file = app(tmp_path / "app")
     work = Site._work
 
-    def failing(site, order):
+    def failing(site, request):
         if site.name == "b":
             raise ValueError("could not convert string to float: 'John Smith'")
-        return work(site, order)
+        return work(site, request)
 
     monkeypatch.setattr(Site, "_work", failing)
     deployed(file, tmp_path / "out", rounds=1)
     ((site, why),) = records(tmp_path / "out")[-1]["rejected"]
-    assert site == "b" and "failed by ValueError" in why and "Smith" not in why
+    assert site == "b" and "failed with ValueError" in why and "Smith" not in why
     assert "John Smith" in capfd.readouterr().err  # in its own log
 
 
 def test_what_cannot_be_deployed_is_refused_before_anybody_is_waited_for(tmp_path):
     file = app(tmp_path / "app")
     for change, sentence in {
-        'source = "synthetic"': "sites read their own data",
-        'name = "logistic"': "server and sites make the same model",
+        'source = "synthetic"': "every site reads its own data",
+        'name = "logistic"': "sites create the model on their own",
     }.items():
         key = change.split()[0]
         text = file.read_text()
@@ -328,6 +328,6 @@ def test_what_cannot_be_deployed_is_refused_before_anybody_is_waited_for(tmp_pat
         )
         Path(tmp_path / "app" / "other.toml").write_text(changed)
         with pytest.raises(UndriftError, match=sentence):
-            deployed(tmp_path / "app" / "other.toml", tmp_path / "out", Here(file, tmp_path))
+            deployed(tmp_path / "app" / "other.toml", tmp_path / "out", InProcess(file, tmp_path))
     with pytest.raises(UndriftError, match="cannot evaluate the models 'own'"):
         deployed(file, tmp_path / "out", **{"evaluation.models": ["server", "own"]})

@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 
 from commands import LONGEST, called, command
-from deploying import METHODS, app
+from deployments import METHODS, app
 from test_deploy import assert_same, model, records
 
 pytest.importorskip("flwr", reason="Flower is not installed")
-from undrift.deploy.flower.session import APP
-from undrift.deploy.flower.surroundings import environment, free_port, last_lines, stop
-from undrift.deploy.running import sites_here, start_site
+from undrift.deploy.flower.environment import environment
+from undrift.deploy.flower.processes import free_port, last_lines, stop
+from undrift.deploy.flower.superlink import APP
+from undrift.deploy.launch import sites_here, start_site
 
 pytestmark = pytest.mark.deploy
 
@@ -271,7 +272,7 @@ def test_with_certificates_only_those_who_have_a_key_get_in(tmp_path):
                 what="let in without a key",
             )
             wait(
-                lambda: "is not of this site's CA" in _said(tmp_path / "elsewhere"),
+                lambda: "was not signed by this site's CA" in _said(tmp_path / "elsewhere"),
                 what="trusted another CA",
             )
             # Whoever is not the server may not start runs or register keys.

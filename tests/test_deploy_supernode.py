@@ -1,14 +1,15 @@
-"""A SuperNode gets over a server that is killed in the middle of a request, and a taken port."""
+"""A SuperNode survives a server killed in the middle of a request, and a port that is taken."""
 
 import socket
 from types import SimpleNamespace
 
 import pytest
 
-from undrift.deploy.flower.surroundings import free_port, quieten
+from undrift.deploy.flower.environment import configure_flower
+from undrift.deploy.flower.processes import free_port
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
-quieten()
+configure_flower()
 
 import flwr.supernode.start_client_internal as internal  # noqa: E402
 from flwr.app import Error, Message, RecordDict  # noqa: E402
@@ -18,19 +19,19 @@ from flwr.supercore.run import RunNotRunningException  # noqa: E402
 from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
 from flwr.supernode.nodestate import NodeStateFactory  # noqa: E402
 
-from undrift.deploy.flower import node as site_node  # noqa: E402
-from undrift.deploy.flower.session import write_secret  # noqa: E402
-from undrift.deploy.flower.supernode import mend  # noqa: E402
+from undrift.deploy.flower import supernode  # noqa: E402
+from undrift.deploy.flower.superlink import write_secret  # noqa: E402
+from undrift.deploy.flower.supernode_process import patch_ended_runs  # noqa: E402
 
 RUN = 7
 
 
 @pytest.fixture
 def node(monkeypatch):
-    """Flower's module as `mend` leaves it, with a state that knows a run."""
+    """Flower's module as `patch_ended_runs` leaves it, with a state that knows a run."""
     for name in ("pull_objects", "_pull_and_store_message"):  # put back afterwards
         monkeypatch.setattr(internal, name, getattr(internal, name))
-    mend(internal)
+    patch_ended_runs(internal)
     for name in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(TaskIdentity, name, RUN, raising=False)
     stores = ObjectStoreFactory()
@@ -88,22 +89,22 @@ def test_a_supernode_that_ended_is_started_again_at_another_port(tmp_path, monke
     """Somebody may have taken the one that was free: it would end again and again."""
     started = []
 
-    def start(module, arguments, log, around):
+    def start(module, arguments, log, variables):
         started.append(int(arguments[arguments.index("--port") + 1]))
         return SimpleNamespace(poll=lambda: 1)  # it has ended
 
     ports = [50001, 50002]
-    monkeypatch.setattr(site_node, "start", start)
-    monkeypatch.setattr(site_node, "free_port", lambda besides: ports.pop(0))
-    monkeypatch.setattr(site_node, "AGAIN", 0.0)
+    monkeypatch.setattr(supernode, "start", start)
+    monkeypatch.setattr(supernode, "free_port", lambda besides: ports.pop(0))
+    monkeypatch.setattr(supernode, "RESTART_SECONDS", 0.0)
     said = []
-    node = site_node.Node(None, "127.0.0.1:8000", tmp_path, say=said.append)
+    node = supernode.SuperNode(None, "127.0.0.1:8000", tmp_path, say=said.append)
     write_secret(node._secret)
     for _ in range(2):
-        node._see_to_node()
+        node._keep_running()
         assert node._client._base_url.endswith(f":{node._port}")
     assert started == [50001, 50002]
-    assert "it is started again" in said[0]
+    assert "is restarted" in said[0]
 
 
 def test_a_sites_port_is_never_its_servers(monkeypatch):

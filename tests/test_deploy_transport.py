@@ -1,4 +1,4 @@
-"""What carries a deployment: sizes, lost connections, folders in use, and what is said of them."""
+"""The transport over Flower: sizes, lost connections, folders in use, and error messages."""
 
 import http.server
 import json
@@ -16,14 +16,14 @@ from types import SimpleNamespace
 import pytest
 
 from commands import called
-from deploying import app
-from undrift.deploy.flower import surroundings
-from undrift.deploy.flower.surroundings import free_port, last_lines, last_words, quieten, said
+from deployments import app
+from undrift.deploy.flower.environment import configure_flower, environment
+from undrift.deploy.flower.processes import PARENT, free_port, last_error, last_lines, log_lines
 from undrift.runs.folder import alone_in
 from undrift.utils.errors import UndriftError
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
-quieten()
+configure_flower()
 
 import httpx  # noqa: E402
 from flwr.app.message import array  # noqa: E402
@@ -37,17 +37,17 @@ from flwr.supercore.inflatable.inflatable_object import (  # noqa: E402
 )
 from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
 
-from undrift.deploy import running  # noqa: E402
-from undrift.deploy.certificates import make  # noqa: E402
-from undrift.deploy.flower import answers, beating, node, post  # noqa: E402
-from undrift.deploy.flower.letters import letter, reply  # noqa: E402
-from undrift.deploy.flower.post import FlowerPost  # noqa: E402
-from undrift.deploy.flower.session import SuperLink  # noqa: E402
-from undrift.deploy.payloads import encode  # noqa: E402
+from undrift.deploy import launch  # noqa: E402
+from undrift.deploy.flower import answers, heartbeats, supernode, transport  # noqa: E402
+from undrift.deploy.flower.certificates import make_certificates  # noqa: E402
+from undrift.deploy.flower.messages import answer_message, request_message  # noqa: E402
+from undrift.deploy.flower.superlink import SuperLink  # noqa: E402
+from undrift.deploy.flower.transport import FlowerTransport  # noqa: E402
+from undrift.deploy.wire_format import encode  # noqa: E402
 
 
 class Runtime:
-    """A SuperLink as its clients see it, with one node that answers as it is told."""
+    """A SuperLink as its clients see it, with one node that answers with the given bytes."""
 
     def __init__(self, data=b"hello"):
         self.data = data
@@ -67,7 +67,7 @@ class Runtime:
         return [self.request.object_id]
 
     def PullMessages(self, request):
-        answer = reply(self.data, self.request)
+        answer = answer_message(self.data, self.request)
         answer.metadata.__dict__["_message_id"] = answer.object_id
         self.contents = {
             name: part.deflate() for name, part in get_all_nested_objects(answer).items()
@@ -91,18 +91,18 @@ class Runtime:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(post, "POLL", 0.01)
+    monkeypatch.setattr(transport, "POLL_SECONDS", 0.01)
     for name in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(TaskIdentity, name, 7, raising=False)
 
 
 def answered(runtime, most):
-    with FlowerPost(runtime) as carrier:
+    with FlowerTransport(runtime) as carrier:
         ticket = carrier.send("a", b"?", 10, most)
-        arrival = carrier.next(10)
-        assert arrival.ticket == ticket
+        answer = carrier.next(10)
+        assert answer.ticket == ticket
         assert not carrier._open
-        return arrival
+        return answer
 
 
 @pytest.mark.parametrize("length", [0, 5, 1_000_000])
@@ -113,23 +113,23 @@ def test_an_answer_of_the_size_that_was_asked_for_arrives(length):
 
 
 def test_a_large_answer_is_refused_before_it_is_there(monkeypatch):
-    monkeypatch.setattr(answers, "FRAME", 2000)
+    monkeypatch.setattr(answers, "FRAME_BYTES", 2000)
     monkeypatch.setattr(array, "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", 10_000)
     runtime = Runtime(os.urandom(500_000))
-    arrival = answered(runtime, 30_000)
-    assert arrival.trouble == "refused: the answer is larger than 30000 bytes"
+    answer = answered(runtime, 30_000)
+    assert answer.failure == "refused: the answer is larger than 30000 bytes"
     assert runtime.pulled < 60_000
     assert len(runtime.dropped) == 1  # the SuperLink need not keep it
 
 
 def test_a_piece_that_is_repeated_counts_each_time(monkeypatch):
     """Flower keeps pieces by their content: a small upload may be an answer of any size."""
-    monkeypatch.setattr(answers, "FRAME", 2000)
+    monkeypatch.setattr(answers, "FRAME_BYTES", 2000)
     monkeypatch.setattr(array, "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", 10_000)
     opened = []
-    monkeypatch.setattr(answers, "_arrival", lambda *arguments: opened.append(arguments))
+    monkeypatch.setattr(answers, "_assemble", lambda *arguments: opened.append(arguments))
     runtime = Runtime(os.urandom(10_000) * 50)
-    assert "refused" in answered(runtime, 30_000).trouble
+    assert "refused" in answered(runtime, 30_000).failure
     assert runtime.pulled < 20_000  # so it cannot be told by what was fetched
     assert not opened
 
@@ -137,27 +137,27 @@ def test_a_piece_that_is_repeated_counts_each_time(monkeypatch):
 def test_a_tree_of_very_many_parts_is_not_fetched(monkeypatch):
     monkeypatch.setattr(array, "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", 100)
     runtime = Runtime(os.urandom(10_000))
-    assert "refused" in answered(runtime, 30_000).trouble
+    assert "refused" in answered(runtime, 30_000).failure
     assert runtime.pulled == 0
 
 
 def test_what_is_over_is_not_kept(monkeypatch):
     """Tickets, and nodes that went away for good."""
     runtime = Runtime()
-    with FlowerPost(runtime) as carrier:
+    with FlowerTransport(runtime) as carrier:
         forgotten = carrier.send("a", b"?", 10, 100)
         carrier.forget(forgotten)
         assert carrier.next(0.1) is None
         carrier.send("nobody", b"?", 10, 100)
-        assert carrier.next(1).trouble == "away"
+        assert carrier.next(1).failure == "away"
         assert not carrier._open
         runtime.there = []
-        monkeypatch.setattr(post, "GONE", -1.0)
-        carrier._look()
+        monkeypatch.setattr(transport, "FORGET_NODE_SECONDS", -1.0)
+        carrier._fetch_nodes()
         assert not carrier._nodes
 
 
-LOST = r"The connection to the SuperLink is lost \(.*\); undrift resume goes on"
+LOST = r"The connection to the SuperLink is lost \(.*\); undrift resume continues"
 
 
 @pytest.mark.parametrize("where", ["get_nodes", "push_messages", "PullMessages"])
@@ -175,7 +175,7 @@ def test_a_superlink_that_is_gone_is_said_in_a_sentence(where, error):
 def test_a_superlink_that_ended_is_not_waited_for(tmp_path):
     link = SuperLink(tmp_path, "127.0.0.1", 1)
     link._process = SimpleNamespace(poll=lambda: -9)
-    with pytest.raises(ConnectionError, match="it has ended"):
+    with pytest.raises(ConnectionError, match="its process has ended"):
         link._gives_up(httpx.ConnectError("refused"))
 
 
@@ -184,7 +184,7 @@ def test_a_superlink_that_ended_is_not_waited_for(tmp_path):
 
 def test_a_beat_that_fails_disturbs_nobody(monkeypatch):
     """Flower's own interrupts the process when its task is over."""
-    monkeypatch.setattr(beating, "SECONDS", 0.01)
+    monkeypatch.setattr(heartbeats, "HEARTBEAT_SECONDS", 0.01)
     beats, raised = [], []
     monkeypatch.setattr(signal, "raise_signal", raised.append)
 
@@ -194,7 +194,7 @@ def test_a_beat_that_fails_disturbs_nobody(monkeypatch):
             raise httpx.ConnectError("gone")
         return SimpleNamespace(success=False)
 
-    with beating.beating(SimpleNamespace(SendTaskHeartbeat=beat)):
+    with heartbeats.heartbeats(SimpleNamespace(SendTaskHeartbeat=beat)):
         while len(beats) < 5:
             time.sleep(0.01)
     number = len(beats)
@@ -214,16 +214,16 @@ def test_a_site_beats_no_more_when_it_closes_its_task(tmp_path, monkeypatch):
         yield
         order.append("no more")
 
-    monkeypatch.setattr(beating, "beating", beat)
+    monkeypatch.setattr(heartbeats, "heartbeats", beat)
     monkeypatch.setattr(
         RuntimeHttpClient, "from_server_address", lambda *_, **__: SimpleNamespace(close=int)
     )
-    message = letter(b"?", 1, 10.0)
+    message = request_message(b"?", 1, 10.0)
     monkeypatch.setattr(run_clientapp, "pull_task_input", lambda _: (message, None, None, None))
     monkeypatch.setattr(run_clientapp, "push_message", lambda *_: order.append("answers"))
     monkeypatch.setattr(run_clientapp, "push_task_output", lambda *_: order.append("closes"))
     site = SimpleNamespace(answer=lambda data: encode({}, {}))
-    node.Node(site, "127.0.0.1:1", tmp_path)._answer("token")
+    supernode.SuperNode(site, "127.0.0.1:1", tmp_path)._answer("token")
     assert order == ["beats", "answers", "no more", "closes"]
 
 
@@ -234,21 +234,21 @@ def test_a_site_beats_no_more_when_it_closes_its_task(tmp_path, monkeypatch):
 def silent(monkeypatch):
     """No SuperLink is started; what would be served is noted."""
     served = []
-    monkeypatch.setattr(running, "_serve", lambda *arguments: served.append(arguments) or [])
+    monkeypatch.setattr(launch, "_serve", lambda *arguments: served.append(arguments) or [])
     return served
 
 
 def test_a_second_server_in_a_folder_is_refused(tmp_path, silent):
     file = app(tmp_path / "app")
-    experiment = running.Experiment.load(file)
+    experiment = launch.Experiment.load(file)
     out = tmp_path / "out"
-    running.run_server(experiment, out, "127.0.0.1", 8000)
+    launch.run_server(experiment, out, "127.0.0.1", 8000)
     before = (out / "connection.json").read_text()
     with alone_in(out / "flower"):  # as the first one has it
         for again in (
-            lambda: running.resume_server(experiment, out),
-            lambda: running.run_server(experiment, out, "127.0.0.1", 8001),
-            lambda: running.run_here(file, None, out),
+            lambda: launch.resume_server(experiment, out),
+            lambda: launch.run_server(experiment, out, "127.0.0.1", 8001),
+            lambda: launch.run_local(file, None, out),
         ):
             with pytest.raises(UndriftError, match="Another process is running in"):
                 again()
@@ -266,9 +266,9 @@ def test_a_folder_is_held_while_its_server_lives(tmp_path, monkeypatch):
             pass
         return []
 
-    monkeypatch.setattr(running, "_serve", serve)
-    experiment = running.Experiment.load(app(tmp_path / "app"))
-    running.run_server(experiment, tmp_path / "out", "127.0.0.1", 8000)
+    monkeypatch.setattr(launch, "_serve", serve)
+    experiment = launch.Experiment.load(app(tmp_path / "app"))
+    launch.run_server(experiment, tmp_path / "out", "127.0.0.1", 8000)
 
 
 def test_the_folder_of_a_simulation_stays_one(tmp_path, silent):
@@ -279,8 +279,8 @@ def test_the_folder_of_a_simulation_stays_one(tmp_path, silent):
     other = app(tmp_path / "other", ["SCAFFOLD"])
     for each, why in ((other, "another experiment"), (file, "the runs of a simulation")):
         with pytest.raises(UndriftError, match=why):
-            running.run_server(running.Experiment.load(each), out, "127.0.0.1", 8000)
-        assert not running.is_deployed(out)
+            launch.run_server(launch.Experiment.load(each), out, "127.0.0.1", 8000)
+        assert not launch.is_deployed(out)
     assert not silent
 
 
@@ -291,17 +291,17 @@ def test_a_local_deployment_goes_on_with_its_sites(tmp_path, silent, monkeypatch
         started.append((name, superlink))
         return SimpleNamespace(poll=lambda: 0)
 
-    monkeypatch.setattr(running, "start_site", start)
+    monkeypatch.setattr(launch, "start_site", start)
     out = tmp_path / "out"
-    running.run_here(app(tmp_path / "app"), 2, out)
+    launch.run_local(app(tmp_path / "app"), 2, out)
     assert json.loads((out / "connection.json").read_text())["sites"] == ["a", "b"]
     began, started[:] = list(started), []
-    running.resume_server(running.Experiment.load(out / "experiment.toml"), out)
+    launch.resume_server(launch.Experiment.load(out / "experiment.toml"), out)
     assert [name for name, _ in started] == [name for name, _ in began] == ["a", "b"]
     served_at = silent[-1][3]
     assert {where for _, where in started} == {f"127.0.0.1:{served_at}"}
     (out / "flower" / "superlink.json").write_text('{"port": 50123}')  # it was killed
-    running.resume_server(running.Experiment.load(out / "experiment.toml"), out)
+    launch.resume_server(launch.Experiment.load(out / "experiment.toml"), out)
     assert silent[-1][3] == 50123
 
 
@@ -311,37 +311,37 @@ def test_a_site_that_ends_is_said_with_its_reason(tmp_path, monkeypatch):
         (folder / name / "site.log").write_text(words)
         return SimpleNamespace(poll=lambda: 1)
 
-    monkeypatch.setattr(running, "start_site", start)
-    monkeypatch.setattr(running, "_serve", lambda *arguments: arguments[-1](["a"]))
+    monkeypatch.setattr(launch, "start_site", start)
+    monkeypatch.setattr(launch, "_serve", lambda *arguments: arguments[-1](["a"]))
     file = app(tmp_path / "app")
     words = "Site 'a' waits.\nerror: The data cannot be read: no\n/data/x.npz.\n"
     with pytest.raises(UndriftError, match=r"ended: error: The data cannot be read: no /data/x"):
-        running.run_here(file, None, tmp_path / "one")
+        launch.run_local(file, None, tmp_path / "one")
     words = " \n\n"
-    with pytest.raises(UndriftError, match="ended: it did not say why"):
-        running.run_here(file, None, tmp_path / "two")
+    with pytest.raises(UndriftError, match="ended: it gave no reason"):
+        launch.run_local(file, None, tmp_path / "two")
 
 
 def test_names_that_are_no_names_are_refused_before_anything_is_written(tmp_path, silent):
     file = app(tmp_path / "app")
     file.write_text(file.read_text().replace('"c"]', '"../../c"]'))
-    experiment, out = running.Experiment.load(file), tmp_path / "out"
-    good = running.Experiment.load(app(tmp_path / "good"))
+    experiment, out = launch.Experiment.load(file), tmp_path / "out"
+    good = launch.Experiment.load(app(tmp_path / "good"))
     for run in (
-        lambda: running.run_server(experiment, out, "127.0.0.1", 8000),
-        lambda: running.run_here(file, None, out),
-        lambda: running.run_site(good, "../c", "127.0.0.1:8000", out, None, None, None),
+        lambda: launch.run_server(experiment, out, "127.0.0.1", 8000),
+        lambda: launch.run_local(file, None, out),
+        lambda: launch.run_site(good, "../c", "127.0.0.1:8000", out, None, None, None),
     ):
-        with pytest.raises(UndriftError, match="The site is called"):
+        with pytest.raises(UndriftError, match="The site's name is"):
             run()
     assert not out.exists() and not silent
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "x", "²", ""])
 def test_a_port_that_is_none_is_refused(tmp_path, port):
-    experiment = running.Experiment.load(app(tmp_path / "app"))
+    experiment = launch.Experiment.load(app(tmp_path / "app"))
     with pytest.raises(UndriftError, match="with a port from 1 to 65535"):
-        running.run_site(experiment, "a", f"127.0.0.1:{port}", tmp_path, None, None, None)
+        launch.run_site(experiment, "a", f"127.0.0.1:{port}", tmp_path, None, None, None)
 
 
 # Addresses
@@ -369,7 +369,7 @@ def test_a_port_in_use_and_a_foreign_address_are_said_at_once(tmp_path):
         ):
             pass
     with (
-        pytest.raises(UndriftError, match=r"cannot listen at 203\.0\.113\.9"),
+        pytest.raises(UndriftError, match=r"cannot listen on 203\.0\.113\.9"),
         SuperLink(tmp_path, "203.0.113.9", port),
     ):
         pass
@@ -411,12 +411,12 @@ def answering():
 
 
 def test_a_certificate_for_another_host_is_said_at_once(tmp_path, answering):
-    make(tmp_path, ["fl.example.org"], ["a"])
+    make_certificates(tmp_path, ["fl.example.org"], ["a"])
     certs = tmp_path / "server"
     link = SuperLink(tmp_path / "flower", "127.0.0.2", answering(certs, "127.0.0.2"), certs)
     link._process = SimpleNamespace(poll=lambda: None)
-    with pytest.raises(UndriftError, match=r"does not fit 127\.0\.0\.2 .*--host 127\.0\.0\.2"):
-        link._await()
+    with pytest.raises(UndriftError, match=r"is not valid for 127\.0\.0\.2 .*--host 127\.0\.0\.2"):
+        link._wait_until_ready()
 
 
 def test_what_is_here_is_spoken_to_without_a_proxy(tmp_path, monkeypatch, answering):
@@ -427,25 +427,25 @@ def test_what_is_here_is_spoken_to_without_a_proxy(tmp_path, monkeypatch, answer
     port = answering()
     link = SuperLink(tmp_path, "127.0.0.1", port)
     link._process = SimpleNamespace(poll=lambda: None)
-    link._await()
-    quieten()
+    link._wait_until_ready()
+    configure_flower()
     for name in ("NO_PROXY", "no_proxy"):
         hosts = os.environ[name].split(",")
         assert hosts[0] == "example.org" and {"127.0.0.1", "localhost", "::1"} < set(hosts)
     assert httpx.get(f"http://127.0.0.1:{port}/").status_code == 200
-    assert surroundings.environment(tmp_path)["no_proxy"] == os.environ["no_proxy"]
+    assert environment(tmp_path)["no_proxy"] == os.environ["no_proxy"]
 
 
-# What processes say
+# Logs
 
 
 def test_the_end_of_a_log_is_read_without_the_rest(tmp_path):
     log = tmp_path / "log"
     log.write_text("x" * 50 + "\n" + "INFO:     Shutting down\n\n\x1b[91mERROR \x1b[0m: why\n")
     assert last_lines(log, 1) == "ERROR : why"
-    assert last_words(log) == "ERROR : why"
-    assert said(log, since=log.stat().st_size) == []
-    assert said(tmp_path / "none") == [] and last_words(tmp_path / "none") == ""
+    assert last_error(log) == "ERROR : why"
+    assert log_lines(log, since=log.stat().st_size) == []
+    assert log_lines(tmp_path / "none") == [] and last_error(tmp_path / "none") == ""
     with log.open("ab") as file:
         file.truncate(10**9)  # sparse
         file.seek(0, os.SEEK_END)
@@ -465,51 +465,51 @@ CLOSING = "INFO:     Waiting for application shutdown.\nINFO:     Finished serve
         (
             "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: IP address mismatch, "
             "certificate is not valid for '127.0.0.2'.",
-            "not for the name or address",
+            "not valid for the name or address",
         ),
         ("[code: 2004] Failed to activate SuperNode.", "does not know this site's key"),
         ("something else", "something else"),
-        ("", "without a word"),
+        ("", "it gave no reason"),
     ],
 )
 def test_a_site_says_why_its_supernode_ended(tmp_path, monkeypatch, words, cause):
-    def start(module, arguments, log, around):
+    def start(module, arguments, log, variables):
         with log.open("a") as file:
             file.write(f"{words}\n{CLOSING}")
         return SimpleNamespace(poll=lambda: 1)
 
-    monkeypatch.setattr(node, "start", start)
-    monkeypatch.setattr(node, "AGAIN", 0.0)
+    monkeypatch.setattr(supernode, "start", start)
+    monkeypatch.setattr(supernode, "RESTART_SECONDS", 0.0)
     heard = []
-    own = node.Node(None, "127.0.0.1:8000", tmp_path, say=heard.append)
-    node.write_secret(own._secret)
+    own = supernode.SuperNode(None, "127.0.0.1:8000", tmp_path, say=heard.append)
+    supernode.write_secret(own._secret)
     own._log.write_text("[code: 2004] of long ago\n")
-    own._see_to_node()
-    own._see_to_node()
+    own._keep_running()
+    own._keep_running()
     assert cause in heard[0] and "INFO" not in heard[0]
 
 
 def test_a_site_says_once_that_its_server_cannot_be_reached(tmp_path, monkeypatch):
-    monkeypatch.setattr(node, "PATIENCE", 0.0)
+    monkeypatch.setattr(supernode, "UNREACHABLE_SECONDS", 0.0)
     heard = []
-    own = node.Node(None, f"127.0.0.1:{free_port()}", tmp_path, say=heard.append)
+    own = supernode.SuperNode(None, f"127.0.0.1:{free_port()}", tmp_path, say=heard.append)
     own._process = SimpleNamespace(poll=lambda: None)
     for _ in range(3):
         with own._log.open("a") as file:
             file.write("WARNING :   Connection attempt failed, retrying in 0.99 seconds\n")
-        own._see_to_node()
+        own._keep_running()
     (only,) = heard
     assert f"cannot be reached at {own._superlink} (Connection refused)" in only
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only there")
 def test_a_process_whose_parent_is_gone_already_ends(tmp_path):
-    code = "from undrift.deploy.flower.surroundings import die_with_parent as d; d(); print('on')"
+    code = "from undrift.deploy.flower.processes import die_with_parent as d; d(); print('on')"
 
     def on(parent):
-        around = {**os.environ, surroundings.PARENT: str(parent)}
+        variables = {**os.environ, PARENT: str(parent)}
         done = subprocess.run(
-            [sys.executable, "-c", code], env=around, capture_output=True, text=True, check=False
+            [sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=False
         )
         return done.stdout.strip() == "on"
 

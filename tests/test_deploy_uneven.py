@@ -1,16 +1,17 @@
-"""Deployments with sites that are faster, slower or more talkative than they should be."""
+"""Deployments with sites that are fast, slow, absent or send what they should not."""
 
 import time
 
 import pytest
 import torch
 
-from deploying import SITE, Here, app
+from deployments import SITE, InProcess, app
 from test_deploy import ASYNCHRONOUS, Killed, assert_same, deployed, records, simulated
 from undrift.deploy import loops
-from undrift.deploy.payloads import decode, encode
-from undrift.deploy.post import Arrival
 from undrift.deploy.server import serve
+from undrift.deploy.state_files import StateFiles
+from undrift.deploy.transport import Answer
+from undrift.deploy.wire_format import decode, encode
 from undrift.experiments.experiment import Experiment
 from undrift.utils.errors import UndriftError
 
@@ -26,8 +27,8 @@ def kind(request):
     return decode(request, 10**9)[0]["kind"]
 
 
-class Uneven(Here):
-    """Site a answers four times before the others do once; its server may die."""
+class Uneven(InProcess):
+    """Site a answers four times before the others do once; the server dies after `answers`."""
 
     def __init__(self, *args, answers=10**9):
         super().__init__(*args)
@@ -39,8 +40,8 @@ class Uneven(Here):
         if self.left == 0:
             raise Killed
         self.left -= 1
-        while (arrival := super().next(0.001)) is not None:
-            self._waiting.append(arrival)
+        while (answer := super().next(0.001)) is not None:
+            self._waiting.append(answer)
         if not self._waiting:
             return None
         fast = [each for each in self._waiting if self.asked[int(each.ticket)] == "a"]
@@ -66,13 +67,13 @@ def test_an_asynchronous_server_that_dies_at_any_moment_finds_the_states_it_goes
 
 def test_a_site_that_sends_nonsense_often_does_not_end_an_asynchronous_run(tmp_path):
     file = asynchronous(tmp_path / "app", "FedAsync")
-    post = Uneven(file, tmp_path / "state")
+    transport = Uneven(file, tmp_path / "state")
 
     def spoil(site, request, answer):
         return b"noise" if site == "a" and kind(request) == "work" else answer
 
-    post.spoil = spoil
-    (outcome,) = deployed(file, tmp_path / "out", post)
+    transport.spoil = spoil
+    (outcome,) = deployed(file, tmp_path / "out", transport)
     assert outcome.status == "finished"
     found = records(tmp_path / "out", "FedAsync")
     assert {site for record in found for site, _ in record["rejected"]} == {"a"}
@@ -83,20 +84,20 @@ def test_a_run_in_which_nothing_can_be_used_ends_with_a_reason(tmp_path):
     for number, file in enumerate(
         (app(tmp_path / "rounds"), asynchronous(tmp_path / "arrivals", "FedAsync"))
     ):
-        post = Here(file, tmp_path / f"state-{number}")
-        post.spoil = lambda site, request, answer: b"" if kind(request) == "work" else answer
+        transport = InProcess(file, tmp_path / f"state-{number}")
+        transport.spoil = lambda site, request, answer: b"" if kind(request) == "work" else answer
         with pytest.raises(UndriftError, match="The last 10 rounds changed nothing"):
-            deployed(file, tmp_path / f"out-{number}", post, rounds=20)
+            deployed(file, tmp_path / f"out-{number}", transport, rounds=20)
 
 
 def test_answers_that_wait_for_others_are_not_in_vain(tmp_path):
     file = asynchronous(tmp_path / "app", "FedBuff")
     file.write_text(file.read_text().replace("buffer = 2", "buffer = 25"))
-    post = Here(file, tmp_path / "state")
-    post.spoil = lambda site, request, answer: (
+    transport = InProcess(file, tmp_path / "state")
+    transport.spoil = lambda site, request, answer: (
         b"" if site == "a" and kind(request) == "work" else answer
     )
-    (outcome,) = deployed(file, tmp_path / "out", post, rounds=13)
+    (outcome,) = deployed(file, tmp_path / "out", transport, rounds=13)
     assert outcome.status == "finished"
     assert sum(record["updates"] for record in records(tmp_path / "out", "FedBuff")) == 1
 
@@ -105,20 +106,20 @@ def test_a_late_site_is_left_alone_until_it_is_done_and_then_asked_again(tmp_pat
     file = app(tmp_path / "app", text='pace = {kind = "first", replies = 2}\n')
     worked, held = [], []
 
-    class Slow(Here):
-        """The first work of c is done when it is the turn of round 3."""
+    class Slow(InProcess):
+        """The first answer of site c arrives in round 3."""
 
-        def send(self, site, request, seconds, most):
-            ticket = super().send(site, request, seconds, most)
+        def send(self, site, request, seconds, max_bytes):
+            ticket = super().send(site, request, seconds, max_bytes)
             if kind(request) == "work":
                 worked.append(site)
                 if worked == ["a", "b", "c"]:
-                    others = [self._arrived.get() for _ in "ab"]
-                    held.append(self._arrived.get())
+                    others = [self._answers.get() for _ in "ab"]
+                    held.append(self._answers.get())
                     for each in others:
-                        self._arrived.put(each)
+                        self._answers.put(each)
                 if len(worked) == 7:
-                    self._arrived.put(held.pop())
+                    self._answers.put(held.pop())
             return ticket
 
     began = time.monotonic()
@@ -131,23 +132,23 @@ def test_a_late_site_is_left_alone_until_it_is_done_and_then_asked_again(tmp_pat
 
 
 def test_asynchronous_sites_that_all_leave_are_not_waited_for_without_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(loops, "PATIENCE", 1.0)
-    monkeypatch.setattr(loops, "LOOK", 0.05)
+    monkeypatch.setattr(loops, "ABSENCE_LIMIT_SECONDS", 1.0)
+    monkeypatch.setattr(loops, "POLL_SECONDS", 0.05)
     file = asynchronous(tmp_path / "app", "FedAsync")
-    post = Here(file, tmp_path / "state")
-    send = post.send
+    transport = InProcess(file, tmp_path / "state")
+    send = transport.send
 
-    def leaving(site, request, seconds, most):
-        if len(post.asked) > 12:
-            post.away = {"a", "b", "c"}
-        return send(site, request, seconds, most)
+    def leaving(site, request, seconds, max_bytes):
+        if len(transport.asked) > 12:
+            transport.away = {"a", "b", "c"}
+        return send(site, request, seconds, max_bytes)
 
-    post.send = leaving
-    with pytest.raises(UndriftError, match="No site has been there"):
-        deployed(file, tmp_path / "out", post, rounds=9)
+    transport.send = leaving
+    with pytest.raises(UndriftError, match="All sites have been away"):
+        deployed(file, tmp_path / "out", transport, rounds=9)
 
 
-# What is said
+# Contents of answers
 
 
 def test_what_a_model_says_of_data_stays_at_the_site(tmp_path, capfd):
@@ -165,14 +166,14 @@ class Quoting(nn.Module):
     )
     deployed(file, tmp_path / "out", rounds=1)
     text = (tmp_path / "out" / "FedAvg" / "seed-3" / "records.jsonl").read_text()
-    assert "failed by ValueError" in text
+    assert "failed with ValueError" in text
     assert "Smith" not in text and "bad row" not in text
     assert "John Smith" in capfd.readouterr().err  # in its own log
 
 
 def measured(change):
     def spoil(site, request, answer):
-        if site != "b" or kind(request) != "look":
+        if site != "b" or kind(request) != "evaluate":
             return answer
         values, _ = decode(answer, 10**9)
         change(values["metrics"])
@@ -184,18 +185,18 @@ def measured(change):
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda m: m.update(test_accuracy=5.0), "'test_accuracy' is not between 0 and 1"),
-        (lambda m: m.update(train_more=1.0), "its metrics are not those of the others"),
-        (lambda m: m.update(other_loss=1.0), "nobody asked for 'other_loss'"),
-        (lambda m: m.update(test_loss="much"), "'test_loss' is no number"),
+        (lambda m: m.update(test_accuracy=5.0), "'test_accuracy' must be in [0, 1]"),
+        (lambda m: m.update(train_more=1.0), "its metrics differ from those of the other sites"),
+        (lambda m: m.update(other_loss=1.0), "'other_loss' was not asked for"),
+        (lambda m: m.update(test_loss="much"), "'test_loss' must be a number"),
         (lambda m: m.clear(), "it has no metrics"),
     ],
 )
 def test_bad_metrics_are_refused_and_named(tmp_path, change, why):
     file = app(tmp_path / "app")
-    post = Here(file, tmp_path / "state")
-    post.spoil = measured(change)
-    deployed(file, tmp_path / "out", post, rounds=1)
+    transport = InProcess(file, tmp_path / "state")
+    transport.spoil = measured(change)
+    deployed(file, tmp_path / "out", transport, rounds=1)
     for record in records(tmp_path / "out"):
         assert record["rejected"] == [["b", f"refused: evaluation, {why}"]]
         assert 0 <= record["metrics"]["test_accuracy"] <= 1
@@ -204,9 +205,9 @@ def test_bad_metrics_are_refused_and_named(tmp_path, change, why):
 
 def test_a_huge_loss_of_one_site_is_no_infinite_one_of_all(tmp_path):
     file = app(tmp_path / "app")
-    post = Here(file, tmp_path / "state")
-    post.spoil = measured(lambda m: m.update(test_loss=1e308))
-    deployed(file, tmp_path / "out", post, rounds=1)
+    transport = InProcess(file, tmp_path / "state")
+    transport.spoil = measured(lambda m: m.update(test_loss=1e308))
+    deployed(file, tmp_path / "out", transport, rounds=1)
     assert 1e307 < records(tmp_path / "out")[-1]["metrics"]["test_loss"] < 1e308
 
 
@@ -215,16 +216,14 @@ def test_a_server_whose_model_is_another_says_so_at_once(tmp_path):
     site = tmp_path / "other" / "site.py"
     site.write_text(site.read_text().replace("6, 5", "6, 7").replace("5, 3", "7, 3"))
     with pytest.raises(UndriftError, match="model\\(\\) must be the same everywhere"):
-        deployed(file, tmp_path / "out", Here(other, tmp_path / "state"))
+        deployed(file, tmp_path / "out", InProcess(other, tmp_path / "state"))
 
 
 def test_states_are_kept_from_the_committed_one_on(tmp_path):
-    from undrift.deploy.shelf import Shelf
-
-    shelf = Shelf(tmp_path)
+    states = StateFiles(tmp_path)
     for version, base, oldest in ((3, 0, 0), (5, 3, 3), (8, 5, 3), (9, 8, 3), (12, 9, 9)):
-        shelf.put("run", "a", version, base, {"h": torch.ones(2) * version}, oldest)
-        kept = [v for v in range(20) if shelf.has("run", "a", v)]
+        states.put("run", "a", version, base, {"h": torch.ones(2) * version}, oldest)
+        kept = [v for v in range(20) if states.has("run", "a", v)]
         assert kept == {3: [3], 5: [3, 5], 8: [3, 5, 8], 9: [3, 5, 8, 9], 12: [9, 12]}[version]
 
 
@@ -247,35 +246,35 @@ def test_a_model_of_one_parameter_is_a_vector_too(tmp_path):
 
 def test_the_trouble_of_a_site_that_is_waited_for_is_told(tmp_path):
     file, told = app(tmp_path / "app"), []
-    post = Here(file, tmp_path / "state")
-    send = post.send
+    transport = InProcess(file, tmp_path / "state")
+    send = transport.send
 
-    def troubled(site, request, seconds, most):
+    def troubled(site, request, seconds, max_bytes):
         if site == "b" and told[-1:] != [["b (its process died)"]]:
-            post.asked.append(site)
-            ticket = str(len(post.asked) - 1)
-            post._arrived.put(Arrival(ticket, trouble="its process died"))
+            transport.asked.append(site)
+            ticket = str(len(transport.asked) - 1)
+            transport._answers.put(Answer(ticket, failure="its process died"))
             return ticket
-        return send(site, request, seconds, most)
+        return send(site, request, seconds, max_bytes)
 
-    post.send = troubled
-    serve(Experiment.load(file, {"rounds": 1}), tmp_path / "out", post, waiting=told.append)
+    transport.send = troubled
+    serve(Experiment.load(file, {"rounds": 1}), tmp_path / "out", transport, waiting=told.append)
     assert ["b (its process died)"] in told
 
 
 def test_an_answer_that_is_refused_on_the_way_is_counted_as_such(tmp_path):
     file = app(tmp_path / "app")
-    post = Here(file, tmp_path / "state")
-    next_one = post.next
+    transport = InProcess(file, tmp_path / "state")
+    next_one = transport.next
 
     def refusing(seconds):
-        arrival = next_one(seconds)
-        if arrival is not None and decode(arrival.data, 10**9)[0].get("client") == "b":
-            return Arrival(arrival.ticket, trouble="refused: the answer is larger than 9 bytes")
-        return arrival
+        answer = next_one(seconds)
+        if answer is not None and decode(answer.data, 10**9)[0].get("client") == "b":
+            return Answer(answer.ticket, failure="refused: the answer is larger than 9 bytes")
+        return answer
 
-    post.next = refusing
-    deployed(file, tmp_path / "out", post, rounds=1)
+    transport.next = refusing
+    deployed(file, tmp_path / "out", transport, rounds=1)
     last = records(tmp_path / "out")[-1]
     assert last["rejected"] == [["b", "refused: the answer is larger than 9 bytes"]]
     assert last["lost"] == []

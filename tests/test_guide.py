@@ -28,7 +28,7 @@ from commands import called
 from guide import DOCS, PAGES, ROOT, anchors, blocks, links, mentions, named
 from undrift.cli import app
 from undrift.data import SOURCES
-from undrift.deploy.starting import starter
+from undrift.deploy.starter_app import starter_file
 from undrift.experiments.experiment import Experiment
 
 UNDRIFT = typer.main.get_command(app)
@@ -111,7 +111,7 @@ def test_parts_of_experiment_files_are_accepted(page, tmp_path):
         if block.file.endswith(".py"):
             (tmp_path / block.file).write_text(block.code, encoding="utf-8")
     if page.name == "deploy.md":
-        (tmp_path / "site.py").write_text(starter("site.py"), encoding="utf-8")
+        (tmp_path / "site.py").write_text(starter_file("site.py"), encoding="utf-8")
     for block in parts:
         Experiment.from_dict(MINIMAL | tomllib.loads(block.code), folder=tmp_path)
 

@@ -1,4 +1,4 @@
-"""`undrift deploy`: run an experiment across real sites, with Flower as the transport."""
+"""`undrift deploy`: run experiments at the sites where the data are."""
 
 from __future__ import annotations
 
@@ -22,28 +22,26 @@ if TYPE_CHECKING:
 deploy = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Run an experiment across real sites that keep their data, over Flower.",
+    help="Run an experiment at the sites where the data are, with Flower as the transport.",
 )
 app.add_typer(deploy, name="deploy")
 
 App = Annotated[
     Path,
     typer.Argument(
-        help="App folder with experiment.toml and site.py, as `undrift deploy init` writes it.",
+        help="Folder of the app, as `undrift deploy init` writes it.",
         autocompletion=completion.apps,
     ),
 ]
 Out = Annotated[
     Path | None,
-    typer.Option(
-        help="Run folder to write. Default: the file's output.folder.", show_default=False
-    ),
+    typer.Option(help="Run folder; output.folder of the file if left out.", show_default=False),
 ]
 Certs = Annotated[
     Path | None,
     typer.Option(
-        help="Folder with this machine's certificates, made by `undrift deploy certs`. Without "
-        "it, connections are not encrypted: use that on one machine only.",
+        help="Folder of this machine's certificates, from `undrift deploy certs`. Without it, "
+        "server and sites must be on one machine.",
         show_default=False,
     ),
 ]
@@ -51,18 +49,18 @@ Certs = Annotated[
 
 @deploy.command()
 def init(
-    folder: Annotated[Path, typer.Argument(help="New or empty folder to write the app to.")],
+    folder: Annotated[Path, typer.Argument(help="New or empty folder for the app.")],
 ) -> None:
-    """Write an example app to edit: an experiment file and `site.py`.
+    """Write a small complete app to edit: an experiment file and `site.py`.
 
-    It runs without changes: `undrift deploy local FOLDER`.
+    It runs without changes: `undrift deploy local DIR`.
     """
-    from undrift.deploy.starting import init as write
+    from undrift.deploy.starter_app import write_starter_app
 
-    said = Console(highlight=False, markup=False)
-    for path in write(folder):
-        said.print(f"Wrote {path}", soft_wrap=True)
-    said.print(f"Try it on this machine with: undrift deploy local {folder}", soft_wrap=True)
+    console = Console(highlight=False, markup=False)
+    for path in write_starter_app(folder):
+        console.print(f"Wrote {path}", soft_wrap=True)
+    console.print(f"Try it on this machine with: undrift deploy local {folder}", soft_wrap=True)
 
 
 @deploy.command()
@@ -72,7 +70,7 @@ def local(
         int | None,
         typer.Option(
             min=1,
-            help="Number of sites to start. Default: all sites of the experiment.",
+            help="Number of the experiment's sites to start; all if left out.",
             show_default=False,
         ),
     ] = None,
@@ -80,22 +78,22 @@ def local(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Try a deployment on this machine, with a server and sites that talk over loopback.
+    """Try a deployment on this machine: start a server and its sites, run, and stop them.
 
-    The command starts Flower's SuperLink and SuperNodes, runs the experiment and stops them.
+    The processes are those of a real deployment, and talk over the loopback interface.
     """
-    from undrift.deploy.running import experiment_of, run_here
+    from undrift.deploy.launch import experiment_file, run_local
     from undrift.experiments.experiment import Experiment
 
-    experiment = Experiment.load(experiment_of(folder))
-    place = out or Path(str(experiment.output.folder))
+    experiment = Experiment.load(experiment_file(folder))
+    run_folder = out or Path(str(experiment.output.folder))
 
     def run(
-        watcher: Observer | None, waiting: Callable[[Collection[str]], None]
+        observer: Observer | None, waiting: Callable[[Collection[str]], None]
     ) -> list[RunOutcome]:
-        return run_here(folder, sites, place, watcher, waiting)
+        return run_local(folder, sites, run_folder, observer, waiting)
 
-    serving(experiment, place, run, quiet, json)
+    serving(experiment, run_folder, run, quiet, json)
 
 
 @deploy.command()
@@ -103,7 +101,9 @@ def server(
     folder: App,
     host: Annotated[
         str,
-        typer.Option(help="Address the server listens on; 0.0.0.0 means all addresses."),
+        typer.Option(
+            help="Address the server listens on; 0.0.0.0 for all addresses of this machine."
+        ),
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port the server listens on.")] = 8000,
     certs: Certs = None,
@@ -111,29 +111,28 @@ def server(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Start the server: wait for the sites, run the experiment with them, and exit.
+    """Start the server: wait for the sites, run the experiment with them, and end.
 
-    After a stop or a crash, `undrift resume FOLDER` continues the run, where FOLDER is the run
-    folder. `undrift report FOLDER` shows its results.
+    If it is stopped or killed, `undrift resume DIR` continues. `undrift report DIR` shows the run.
     """
-    from undrift.deploy.running import experiment_of, run_server
+    from undrift.deploy.launch import experiment_file, run_server
     from undrift.experiments.experiment import Experiment
 
-    experiment = Experiment.load(experiment_of(folder))
-    place = out or Path(str(experiment.output.folder))
+    experiment = Experiment.load(experiment_file(folder))
+    run_folder = out or Path(str(experiment.output.folder))
 
     def run(
-        watcher: Observer | None, waiting: Callable[[Collection[str]], None]
+        observer: Observer | None, waiting: Callable[[Collection[str]], None]
     ) -> list[RunOutcome]:
-        return run_server(experiment, place, host, port, certs, watcher, waiting)
+        return run_server(experiment, run_folder, host, port, certs, observer, waiting)
 
-    serving(experiment, place, run, quiet, json)
+    serving(experiment, run_folder, run, quiet, json)
 
 
 @deploy.command()
 def site(
     folder: App,
-    site: Annotated[str, typer.Option(help="Name of this site, one of the file's data.sites.")],
+    site: Annotated[str, typer.Option(help="Name of this site in the experiment.")],
     superlink: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Address of the server.")
     ] = "127.0.0.1:8000",
@@ -141,28 +140,27 @@ def site(
     state: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for the state that this client keeps between rounds. Default: in the "
-            "user's data folder.",
+            help="Folder for the state of the site's client; the user's data folder if left out.",
             show_default=False,
         ),
     ] = None,
     with_parent: Annotated[bool, typer.Option("--with-parent", hidden=True)] = False,
 ) -> None:
-    """Start a site: train on its data when the server asks, until stopped.
+    """Start a site: it answers the server's requests with its own data until it is stopped.
 
-    The data never leave the site, and the site runs only code that is installed on it.
+    The data stay here, and only code that is installed here is executed.
     """
     from platformdirs import user_data_path
 
-    from undrift.deploy.flower.surroundings import die_with_parent
-    from undrift.deploy.running import experiment_of, run_site
+    from undrift.deploy.flower.processes import die_with_parent
+    from undrift.deploy.launch import experiment_file, run_site
     from undrift.experiments.experiment import Experiment
 
     if with_parent:
         die_with_parent()
-    experiment = Experiment.load(experiment_of(folder))
-    place = state or user_data_path("undrift", appauthor=False) / "sites" / site
-    said = Console(stderr=True, highlight=False, markup=False)
+    experiment = Experiment.load(experiment_file(folder))
+    state_folder = state or user_data_path("undrift", appauthor=False) / "sites" / site
+    console = Console(stderr=True, highlight=False, markup=False)
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
@@ -170,54 +168,51 @@ def site(
         experiment,
         site,
         superlink,
-        place,
+        state_folder,
         certs,
         ended.is_set,
-        lambda sentence: said.print(sentence, soft_wrap=True),
+        lambda sentence: console.print(sentence, soft_wrap=True),
     )
 
 
 @deploy.command()
 def certs(
-    folder: Annotated[Path, typer.Argument(help="Folder to write the keys and certificates to.")],
+    folder: Annotated[Path, typer.Argument(help="Folder for the certificates.")],
     host: Annotated[
         list[str] | None,
         typer.Option(
-            help="Host name or IP address by which the sites reach the server. Repeatable.",
+            help="Name or address by which the sites reach the server; may be repeated.",
             show_default=False,
         ),
     ] = None,
     site: Annotated[
         list[str] | None,
-        typer.Option(help="Name of a site to make a key for. Repeatable.", show_default=False),
+        typer.Option(help="Site that needs a key; may be repeated.", show_default=False),
     ] = None,
-    port: Annotated[
-        int, typer.Option(min=1, max=65535, help="Port the server will listen on.")
-    ] = 8000,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port the server listens on.")] = 8000,
     days: Annotated[
-        int, typer.Option(min=1, help="Days until the server's certificate expires.")
+        int, typer.Option(min=1, help="Days for which the server's certificate is valid.")
     ] = 365,
 ) -> None:
-    """Make a certificate authority, the server's certificate and a key for each site.
+    """Create the certificates of a deployment: a CA, the server's certificate, a key per site.
 
-    The command prints which folder to copy to which machine. Called again on the same folder, it
-    adds new sites, renews the server's certificate if it expires within 30 days or --host has
-    changed, and keeps everything else.
+    Called again, it adds sites and overwrites nothing. It prints which folder belongs where.
     """
-    from undrift.deploy.certificates import commands, make
+    from undrift.deploy.flower.certificates import commands, make_certificates
 
-    made = make(folder, host or [], site or [], days)
-    said = Console(highlight=False, markup=False)
-    for path in made.made:
-        said.print(f"Made {path}", soft_wrap=True)
-    called = host[0] if host else next(iter(made.hosts))
-    said.print(
-        f"\n{made.ca_key} stays here. {made.server} goes to the server, and each folder of "
-        f"{folder / 'sites'} to its site. Then:\n",
+    found = make_certificates(folder, host or [], site or [], days)
+    console = Console(highlight=False, markup=False)
+    for path in found.written:
+        console.print(f"Wrote {path}", soft_wrap=True)
+    if found.warning is not None:
+        console.print(found.warning, soft_wrap=True)
+    console.print(
+        f"\nKeep {found.ca_key} here. Copy {found.server} to the server, and each folder of "
+        f"{folder / 'sites'} to its site. Then start:\n",
         soft_wrap=True,
     )
-    for where, command in commands(made, called, port):
-        said.print(f"{where}:\n  {command}", soft_wrap=True)
+    for machine, command in commands(found, host[0] if host else found.hosts[0], port):
+        console.print(f"{machine}:\n  {command}", soft_wrap=True)
 
 
 def _interrupt(*_: object) -> None:
@@ -231,10 +226,10 @@ def serving(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Run a server; print which sites it waits for, the progress of the runs, and their results."""
+    """Call `run` as a server, and show which sites it waits for and how the runs progress."""
     from undrift.runs.watching import watching
 
-    said = Console(stderr=True, highlight=False, markup=False, quiet=quiet or as_json)
+    console = Console(stderr=True, highlight=False, markup=False, quiet=quiet or as_json)
     last: list[str] = []
 
     def waiting(missing: Collection[str]) -> None:
@@ -242,11 +237,11 @@ def serving(
         if sorted(missing) != last:
             last = sorted(missing)
             if last:
-                said.print(f"Waiting for {', '.join(last)}.", soft_wrap=True)
+                console.print(f"Waiting for {', '.join(last)}.", soft_wrap=True)
 
-    signal.signal(signal.SIGTERM, _interrupt)  # so that all that was started is ended
+    signal.signal(signal.SIGTERM, _interrupt)  # as Ctrl-C, so that started processes are stopped
     with watching(
         experiment.labels, experiment.rounds, len(experiment.seeds), quiet, as_json
-    ) as watcher:
-        outcomes = run(watcher, waiting)
-    conclude(outcomes, experiment, folder, said)
+    ) as observer:
+        outcomes = run(observer, waiting)
+    conclude(outcomes, experiment, folder, console)

@@ -145,7 +145,7 @@ def resume(
 
     Finished runs can be extended: `undrift resume FOLDER --rounds 200`.
     """
-    from undrift.deploy.running import is_deployed, resume_server
+    from undrift.deploy.launch import is_deployed, resume_server
     from undrift.runs.planning import resumed
 
     longer = {} if rounds is None else {"rounds": rounds}

@@ -1,4 +1,4 @@
-"""Whether server and site have the same experiment, so that both mean the same by it."""
+"""Checks that the server and a site have the same experiment, as far as a site computes with it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COMMON = ("data", "model", "local", "method", "loss", "metrics", "weights")
 
 
 def facts(experiment: Experiment) -> dict[str, Any]:
-    """What both must agree on; files are named without the folders they are in."""
+    """The settings that server and sites must agree on; paths of Python files without folders."""
     resolved = experiment.resolved()
     found = {key: resolved[key] for key in COMMON if key in resolved}
     if "weights" in found:
@@ -23,18 +23,18 @@ def facts(experiment: Experiment) -> dict[str, Any]:
 
 
 def first_difference(mine: Mapping[str, Any], theirs: Any, where: str = "") -> str | None:
-    """Where two experiments differ, in words, or None."""
+    """The first setting in which the experiment here and the server's differ, in words, or None."""
     if not isinstance(theirs, Mapping):
-        return "the server did not say what it runs"
+        return "the server did not send its experiment"
     for key in dict.fromkeys([*mine, *theirs]):
         name = f"{where}{key}"
-        a, b = mine.get(key), theirs.get(key)
-        if isinstance(a, Mapping) and isinstance(b, Mapping):
-            found = first_difference(a, b, f"{name}.")
+        here, there = mine.get(key), theirs.get(key)
+        if isinstance(here, Mapping) and isinstance(there, Mapping):
+            found = first_difference(here, there, f"{name}.")
             if found is not None:
                 return found
-        elif a != b:
-            return f"{name} is {_shown(a)} here and {_shown(b)} at the server"
+        elif here != there:
+            return f"{name} is {_shown(here)} here and {_shown(there)} at the server"
     return None
 
 
@@ -45,7 +45,7 @@ def _checksum(file: Path) -> str:
 
 
 def _shown(value: Any) -> str:
-    return "left out" if value is None else repr(value)[:60]
+    return "not set" if value is None else repr(value)[:60]
 
 
 def _plain(value: Any) -> Any:

@@ -1,41 +1,44 @@
-"""Runs across sites: rounds and arrivals as in simulation, with the wall clock in its place."""
+"""The loops of a deployment: synchronous rounds and asynchronous training with real sites.
+
+They derive from the loops of a simulation and replace what depends on the virtual clock: who is
+available, when a round ends, and where replies come from.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from undrift.core.messages import Assignment, Reply
+from undrift.core.messages import Reply
 from undrift.core.method import Conditions
 from undrift.core.records import Record, Span
 from undrift.core.round_result import RoundResult
 from undrift.core.sampling import All, Cohort
-from undrift.deploy.post import REFUSED
 from undrift.deploy.remote import RemoteEngine
+from undrift.deploy.transport import REFUSED
 from undrift.devices import ARRIVES
 from undrift.loops import Asynchronous, Loop, Synchronous
 from undrift.loops.asynchronous import Dispatched
 from undrift.loops.dispatch import Outing, without_clock
-from undrift.loops.event_queue import ANYBODY, WAKES, Flight
+from undrift.loops.event_queue import ANYBODY, WAKES, EventQueue, Trip
 from undrift.loops.paces import RoundPace, WaitForAll
 from undrift.loops.spec import EngineFactory, RunSpec, StatesFactory
 from undrift.utils.errors import UndriftError
 from undrift.utils.keys import generator
 
-LOOK = 1.0
-"""Every so many seconds it is looked whether a site is there again."""
-IN_VAIN = 10
-"""After so many rounds that changed nothing, since answers were refused, a run stops."""
-PATIENCE = 3600.0
-"""So long a server waits for the first site to come back."""
+POLL_SECONDS = 1.0
+"""How often the server checks whether a site is connected again."""
+ABSENCE_LIMIT_SECONDS = 3600.0
+"""How long the server waits for a site to connect before it gives up."""
+MAX_WASTED_ROUNDS = 10
+"""A run stops after this many rounds in a row without progress because answers were rejected."""
 
 
-class Clock:
-    """Seconds of a run, which go on where a resumed run was stopped."""
+class WallClock:
+    """Seconds that a run has been running; a resumed run continues from `before` seconds."""
 
     def __init__(self, before: float = 0.0):
         self._before = before
@@ -43,218 +46,247 @@ class Clock:
 
     @property
     def now(self) -> float:
-        """Seconds since the run began, without the times at which it did not run."""
+        """Seconds since the run began, without the time between a stop and a resume."""
         return self._before + time.monotonic() - self._began
 
 
-class AcrossSites(Loop):
-    """What rounds and arrivals across sites have in common."""
+class DeployedLoop(Loop):
+    """What both loops of a deployment have in common."""
 
     engine: RemoteEngine
-    _in_vain = 0
-    """rounds in a row that changed nothing, since answers were refused"""
+    _wasted_rounds = 0
 
-    def _step(self) -> Record:
-        self.engine.begin(self.states)
-        record = super()._step()  # type: ignore[safe-super]  # of the rounds or arrivals
-        used = record.updates or record.steps  # answers may wait in a buffer for others
-        self._in_vain = self._in_vain + 1 if record.rejected and not used else 0
-        if self._in_vain >= IN_VAIN:
+    def step(self) -> Record:
+        self.engine.begin_round(self.states)
+        record = super().step()
+        # Steps without an update are progress: accepted replies wait in the buffer.
+        progress = record.updates or record.steps
+        self._wasted_rounds = self._wasted_rounds + 1 if record.rejected and not progress else 0
+        if self._wasted_rounds >= MAX_WASTED_ROUNDS:
             site, why = record.rejected[-1]
             raise UndriftError(
-                f"The last {IN_VAIN} rounds changed nothing, since answers were refused (site "
-                f"{site!r}, {why}); undrift resume goes on from round {self.round - 1}."
+                f"The last {MAX_WASTED_ROUNDS} rounds changed nothing because answers were "
+                f"rejected (site {site!r}, {why}); undrift resume continues from round "
+                f"{self.round - 1}."
             )
         return record
 
     def _measure(self, record: Record) -> None:
         super()._measure(record)
-        record.rejected += self.engine.unmeasured()
+        record.rejected += self.engine.take_rejected_metrics()
 
 
-class Rounds(AcrossSites, Synchronous):
-    """Rounds across sites.
+class DeployedSynchronous(DeployedLoop, Synchronous):
+    """Synchronous rounds with sites.
 
-    A site that is away or still at work is not asked; one that does not answer is lost.
+    A site that is not connected, or still at work for an earlier round, is not asked. A site that
+    does not answer in time is recorded as lost.
     """
 
     def __init__(self, spec: RunSpec, engine: EngineFactory, states: StatesFactory):
         super().__init__(spec, engine, states)
-        if self.method.needs_all:  # without one of them, a round changes nothing
+        if self.method.needs_all:  # the method is not defined for a round without everyone
             self.pace = WaitForAll(len(self.roster))
-        self._clock = Clock()
+        self._clock = WallClock()
 
     def _round_pace(self, spec: RunSpec) -> RoundPace:
-        self._by_the_clock = super()._round_pace(spec)
-        return WaitForAll(self._by_the_clock.min_replies)
+        # The engine ends the round as the given pace says, by the wall clock. The loop then waits
+        # for everyone who is left: it must not apply the pace again, to virtual times.
+        self._given_pace = super()._round_pace(spec)
+        return WaitForAll(self._given_pace.min_replies)
 
     def setting(self) -> Conditions:
         kind = self.sampler.kind(self.roster)
-        loses = self._by_the_clock.loses
+        loses = self._given_pace.loses
         return self._setting(participation="responding" if kind == "all" and loses else kind)
 
     def restore(self, part: Callable[[str], dict[str, Any]], records: Sequence[Record]) -> None:
         super().restore(part, records)
-        self._clock = Clock(self.now)
+        self._clock = WallClock(self.now)
 
     def _broken(self, result: RoundResult, outing: Outing) -> dict[Hashable, str]:
+        # A refused answer says nothing about training: the site may be damaged or malicious.
         return {c: why for c, why in result.rejected.items() if not why.startswith(REFUSED)}
 
     def _cohort(self) -> Cohort:
-        first = self.round == 0 and self.method.starts_with_all
-        sampler = All() if first else self.sampler
-        there = self._there()
-        return sampler.draw(self.roster, self.seed, self.round, None if there.all() else there)
+        sampler = All() if self._asks_everyone() else self.sampler
+        available = self._wait_for_sites()
+        # Without a mask the sampler draws as in a simulation, which gives the same cohorts.
+        mask = None if available.all() else available
+        return sampler.draw(self.roster, self.seed, self.round, mask)
 
-    def _there(self) -> np.ndarray:
-        """Which sites are there; the server waits for one, or for all where it needs them."""
-        until = time.monotonic() + PATIENCE
-        first = self.round == 0 and self.method.starts_with_all
-        everyone = self.method.needs_all or first
+    def _asks_everyone(self) -> bool:
+        return self.round == 0 and self.method.starts_with_all
+
+    def _wait_for_sites(self) -> np.ndarray:
+        """Which sites can be asked; waits until one can be, or all if the round needs them."""
+        until = time.monotonic() + ABSENCE_LIMIT_SECONDS
+        everyone = self.method.needs_all or self._asks_everyone()
         while True:
-            sites = self.engine.free()
-            there = np.array([id in sites for id in self.roster.ids])
-            if there.all() or (there.any() and not everyone):
+            idle = self.engine.idle_sites()
+            available = np.array([id in idle for id in self.roster.ids])
+            if available.all() or (available.any() and not everyone):
                 self.engine.waiting([])
-                return there
-            self.engine.waiting([str(id) for id in self.roster.ids if id not in sites])
+                return available
+            missing = [str(id) for id in self.roster.ids if id not in idle]
+            self.engine.waiting(missing)
             if time.monotonic() > until:
-                who = "some site" if everyone else "every site"
+                which = f"The site {missing[0]!r} has" if everyone else "All sites have"
                 raise UndriftError(
-                    f"In round {self.round + 1} {who} has been away for {PATIENCE / 60:.0f} "
-                    f"minutes; undrift resume goes on when they are back."
+                    f"{which} been away for {ABSENCE_LIMIT_SECONDS / 60:.0f} minutes in round "
+                    f"{self.round + 1}; undrift resume continues when they are back."
                 )
-            time.sleep(LOOK)
+            time.sleep(POLL_SECONDS)
 
     def _outing(self, cohort: Cohort, draw: Callable[[str], float]) -> Outing:
-        self._left = self._clock.now
+        self._round_start = self._clock.now
         return without_clock(self.planner, self.method, cohort, self.round)
 
     def _pass_time(self, record: Record, outing: Outing) -> None:
         now = self._clock.now
         unused = {client: "rejected" for client, _ in record.rejected} | dict(record.lost)
         for client in outing.used:
-            span = Span(client.id, self._left, self._left, now, now, "replied")
+            # The server cannot tell receiving from computing: the whole round counts as both.
+            span = Span(client.id, self._round_start, self._round_start, now, now, "replied")
             self._write_down(record, span._replace(outcome=unused.get(client.id, "replied")))
         self.now = record.virtual_seconds = now
 
 
-class Arrivals(AcrossSites, Asynchronous):
-    """Asynchronous training across sites: a site that has answered gets the newest model."""
+class DeployedAsynchronous(DeployedLoop, Asynchronous):
+    """Asynchronous training with sites: a site that has answered gets the newest model."""
 
-    def __init__(self, spec: RunSpec, engine: EngineFactory, states: StatesFactory):
-        super().__init__(spec, engine, states)
-        self.flights: Any = Underway(self)
+    queue: SiteEventQueue
 
-    def _launch(self, k: int) -> None:
-        super()._launch(k)
-        task = self._tasks[self.flights.launched - 1]
-        assignment = Assignment(task.client, task.work, *self._read[task.version])
-        ticket = self.engine.send(self.method, assignment, self.states, diagnose=True)
-        self.flights.tickets[ticket] = task.flight
+    def _make_queue(self) -> EventQueue:
+        return SiteEventQueue(self)
 
-    def _speaks_of_training(self, task: Dispatched, reply: Reply) -> bool:
+    def _launch(self, k: int) -> Dispatched:
+        dispatched = super()._launch(k)
+        assignment = self._assignment(dispatched)
+        ticket = self.engine.request_work(self.method, assignment, self.states, diagnose=True)
+        self.queue.expect(ticket, dispatched.trip)
+        return dispatched
+
+    def _reply(self, dispatched: Dispatched) -> Reply:
+        return self.queue.reply_of(dispatched.trip.k)
+
+    def _indicates_divergence(self, dispatched: Dispatched, reply: Reply) -> bool:
+        # A refused answer says nothing about training: the site may be damaged or malicious.
         return not str(reply.wrong).startswith(REFUSED)
 
-    def landed(self, flight: Flight, reply: Reply | None) -> None:
-        """A site's answer is there, or none will come."""
-        self._tasks[flight.number] = replace(self._tasks[flight.number], flight=flight)
-        if reply is not None:
-            self._computed[flight.number] = reply
-
     def restore(self, part: Callable[[str], dict[str, Any]], records: Sequence[Record]) -> None:
-        """Go on: what was under way is asked for again."""
+        # The requests of the stopped server are lost, and so are their answers: every site is asked
+        # again, with the restored model. What the store says about trips under way is not used.
         super().restore(part, records)
-        self._tasks.clear()
-        self._held.clear()
-        self._computed.clear()
-        self._read.clear()
-        self._readers.clear()
-        everyone = self.concurrency == len(self.roster)
-        self._starting = [k if everyone else ANYBODY for k in range(self.concurrency)]
+        self.reset()
 
 
-class Underway:
-    """The sites at work, as `Flights` in simulation: here it is waited until one answers."""
+class SiteEventQueue(EventQueue):
+    """The event queue of a deployment: the sites at work, by the wall clock.
 
-    def __init__(self, run: Arrivals):
-        self.launched = 0
-        self.tickets: dict[str, Flight] = {}
-        self.next_time = float("inf")
-        """nothing is known in advance, so that whoever is to start starts at once"""
-        self._run = run
-        self._clock = Clock()
-        self._heard = time.monotonic()
-        self._busy: set[int] = set()
-        self._asleep: list[int] = []
-        """those who are to start when they are there"""
+    `land` blocks until a site answers. A site has at most one trip under way, so its position in
+    the roster identifies the trip and its reply.
+    """
+
+    def __init__(self, loop: DeployedAsynchronous):
+        self._loop = loop
+        self._launched = 0
+        self._clock = WallClock()
+        self.reset()
 
     @property
     def now(self) -> float:
-        """Seconds since the run began."""
         return self._clock.now
 
-    def __len__(self) -> int:
-        return len(self.tickets) + len(self._asleep)
+    @property
+    def launched(self) -> int:
+        return self._launched
 
-    def pick(self) -> int | None:
-        """A site that is idle and there, each as likely as the others; None without one."""
-        idle = [k for k in range(len(self._run.roster)) if self.is_available(k)]
-        bits = generator(self._run.seed, "arrivals", self.launched).random()
-        return idle[int(bits * len(idle))] if idle else None
+    @property
+    def next_time(self) -> float:
+        # Nobody knows when a site will answer. With ∞ the loop starts waiting clients at once,
+        # which is right: their sites are idle.
+        return float("inf")
+
+    def __len__(self) -> int:
+        return len(self._trips) + len(self._to_wake)
 
     def is_available(self, k: int) -> bool:
-        """Whether a site is there and idle."""
-        return k not in self._busy and self._run.roster.ids[k] in self._run.engine.post.sites()
+        id = self._loop.roster.ids[k]
+        return k not in self._busy and id in self._loop.engine.transport.sites()
 
-    def launch(self, k: int, units: float) -> Flight:
-        """A site is about to be asked."""
-        now, number = self.now, self.launched
-        self.launched += 1
+    def pick(self) -> int | None:
+        idle = [k for k in range(len(self._loop.roster)) if self.is_available(k)]
+        u = generator(self._loop.seed, "arrivals", self.launched).random()
+        return idle[int(u * len(idle))] if idle else None
+
+    def launch(self, k: int, units: float) -> Trip:
+        now, number = self.now, self._launched
+        self._launched += 1
         self._busy.add(k)
-        return Flight(now, number, number, k, now, now, now, ARRIVES)
+        return Trip(now, number, number, k, now, now, now, ARRIVES)
+
+    def expect(self, ticket: str, trip: Trip) -> None:
+        """Wait for the answer with this ticket as the end of a trip."""
+        self._trips[ticket] = trip
 
     def wake(self, k: int = ANYBODY) -> None:
-        """See again in a while whether a site is there."""
-        self._asleep.append(k)
+        self._to_wake.append(k)
 
     def free(self, k: int) -> None:
-        """A site is idle again."""
         self._busy.discard(k)
+        self._replies.pop(k, None)  # still there if the reply was too old to use
 
-    def land(self) -> Flight:
-        """Wait for the next answer, or for a moment at which a site may be there again."""
-        engine, method = self._run.engine, self._run.method
+    def reply_of(self, k: int) -> Reply:
+        """The reply of a site whose trip has landed."""
+        return self._replies[k]
+
+    def land(self) -> Trip:
+        engine = self._loop.engine
         while True:
-            arrival = engine.next(LOOK)
-            if arrival is not None:
-                self._heard = time.monotonic()
+            answer = engine.next_answer(POLL_SECONDS)
+            if answer is not None:
+                self._last_answer = time.monotonic()
                 engine.waiting([])
-                flight = self.tickets.pop(arrival.ticket, None)
-                client, reply, why = engine.take(method, arrival)
-                if flight is not None and client is not None:
+                trip = self._trips.pop(answer.ticket, None)
+                found = engine.work_result(self._loop.method, answer)
+                if trip is not None and found is not None:
+                    if found.reply is not None:
+                        self._replies[trip.k] = found.reply
+                    outcome = ARRIVES if found.reply is not None else found.failure
                     now = self.now
-                    outcome = ARRIVES if reply is not None else why
-                    ended = flight._replace(end=now, sending=now, outcome=outcome)
-                    self._run.landed(ended, reply)
-                    return ended
-            if not self.tickets:
-                there = engine.post.sites()
-                engine.waiting([str(id) for id in self._run.roster.ids if id not in there])
-                if time.monotonic() - self._heard > PATIENCE:
-                    raise UndriftError(
-                        f"No site has been there for {PATIENCE / 60:.0f} minutes; undrift resume "
-                        f"goes on when they are back."
-                    )
-            if arrival is None and self._asleep:
-                k = self._asleep.pop(0)
-                return Flight(self.now, -1, -1, k, 0.0, 0.0, 0.0, WAKES)
+                    return trip._replace(end=now, sending=now, outcome=outcome)
+            if not self._trips:
+                self._require_not_alone()
+            # One wake-up after every poll without an answer: the loop then tries to start the
+            # client, and calls `wake` again if it still cannot.
+            if answer is None and self._to_wake:
+                return Trip(self.now, -1, -1, self._to_wake.pop(0), 0.0, 0.0, 0.0, WAKES)
+
+    def _require_not_alone(self) -> None:
+        """Give up when no site has answered or connected for too long."""
+        engine = self._loop.engine
+        connected = engine.transport.sites()
+        engine.waiting([str(id) for id in self._loop.roster.ids if id not in connected])
+        if time.monotonic() - self._last_answer > ABSENCE_LIMIT_SECONDS:
+            raise UndriftError(
+                f"All sites have been away for {ABSENCE_LIMIT_SECONDS / 60:.0f} minutes; undrift "
+                f"resume continues when they are back."
+            )
+
+    def reset(self) -> None:
+        self._trips: dict[str, Trip] = {}
+        """trips under way, by the ticket of their request"""
+        self._replies: dict[int, Reply] = {}
+        """replies that have arrived and are not taken in yet"""
+        self._busy: set[int] = set()
+        self._to_wake: list[int] = []
+        """clients, or `ANYBODY`, to start when they are available"""
+        self._last_answer = time.monotonic()
 
     def saved(self) -> dict[str, Any]:
-        """What a run that goes on later needs."""
         return {"launched": self.launched, "now": self.now}
 
     def restore(self, saved: dict[str, Any]) -> None:
-        """Go on from what `saved` gave."""
-        self.launched = saved["launched"]
-        self._clock = Clock(saved["now"])
+        self._launched = saved["launched"]
+        self._clock = WallClock(saved["now"])

@@ -1,4 +1,7 @@
-"""The server's side: losses that are elsewhere, and an engine that asks for work there."""
+"""The engine of a deployment: it asks the sites for the clients' work, and collects the answers.
+
+`RemoteFederation` and `RemoteEngine` take the place of the losses and the engine of a simulation.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from hashlib import blake2b
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,34 +23,46 @@ from undrift.core.method import Method
 from undrift.core.problem import Client
 from undrift.core.round_result import RoundResult
 from undrift.core.targets import PARTS
-from undrift.deploy.payloads import Refused, decode, encode
-from undrift.deploy.post import REFUSED, Arrival, Post
-from undrift.deploy.protocol import LOOK, SLACK, VERSION, Expected, Order, expected_of
+from undrift.deploy.protocol import (
+    EVALUATE,
+    OVERHEAD_BYTES,
+    VERSION,
+    ExpectedAnswer,
+    WorkRequest,
+    expected_answer,
+    raise_site_error,
+)
+from undrift.deploy.transport import REFUSED, Answer, Transport
+from undrift.deploy.wire_format import InvalidMessage, decode, encode
 from undrift.engines.base import Engine, Job
 from undrift.loops.paces import Deadline, FirstToRespond, Pace
 from undrift.nets.flat import FlatModule
 from undrift.utils.keys import generator
 
-METRICS = 100
-"""The most metrics of a site."""
-NAME = re.compile(r"\w[\w .²-]{0,60}")
-"""What a metric may be called."""
-SOON = 0.01
+MAX_METRICS = 100
+"""The most metrics that one site may send."""
+METRIC_NAME = re.compile(r"\w[\w .²-]{0,60}")
+"""Allowed names of metrics, after the part and an underscore."""
+DRAIN_SECONDS = 0.01
+"""How long to wait for each answer that may already be there."""
 NO_ANSWER = "no answer"
-"""What is said of a site that did not answer in time."""
+"""The reason recorded for a site that did not answer in time."""
+
+Waiting = Callable[[Collection[str]], None]
+"""Is told which sites the server waits for; an empty collection when it waits no more."""
 
 
 class RemoteFederation(Federation):
-    """The losses of sites: the server knows the model and how many samples each has, no more.
+    """The clients of a deployment: the server has the model and the sites' numbers of samples.
 
     Parameters
     ----------
     module
         the initial model
     samples
-        of each site, by part
+        the number of samples of each site, by part
     moving
-        the buffers of the model that training changes
+        the names of the model's buffers that training changes
     """
 
     def __init__(
@@ -72,21 +88,36 @@ class RemoteFederation(Federation):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        there = {part for own in self.samples.values() for part in own}
-        return tuple(part for part in PARTS if part in there)
+        found = {part for own in self.samples.values() for part in own}
+        return tuple(part for part in PARTS if part in found)
+
+
+class WorkResult(NamedTuple):
+    """What came of a work request."""
+
+    client: Client
+    reply: Reply | None
+    """the reply, possibly a rejected one; None if the site sent none"""
+    failure: str = ""
+    """why there is no reply"""
 
 
 class RemoteEngine(Engine):
-    """Has the clients' work done at their sites, by the wall clock.
+    """Has the clients' work done at their sites, with the wall clock as the clock.
+
+    Every request has a ticket. A ticket is in exactly one of three places: in `_open` while its
+    answer is wanted; in `_overdue` when the round has ended without it, since its site is still at
+    work; in neither once it is answered or forgotten. Evaluation requests are tracked by `evaluate`
+    alone, as it returns only when they are answered or forgotten.
 
     Parameters
     ----------
     losses, job
         as for every engine
-    post
-        carries what is said
+    transport
+        carries requests and answers
     run
-        what the run is called at the sites
+        identifies the run at the sites
     label
         the method's label in the experiment
     timeout
@@ -94,7 +125,7 @@ class RemoteEngine(Engine):
     pace
         when a round ends
     waiting
-        told who is waited for
+        is told which sites the server waits for
     """
 
     losses: RemoteFederation
@@ -104,64 +135,71 @@ class RemoteEngine(Engine):
         self,
         losses: RemoteFederation,
         job: Job,
-        post: Post,
+        transport: Transport,
         run: str,
         label: str,
         timeout: float,
         pace: Pace,
-        waiting: Callable[[Collection[str]], None] = lambda sites: None,
+        waiting: Waiting = lambda sites: None,
     ):
         self.losses = losses
         self.job = job
-        self.post = post
+        self.transport = transport
+        self.waiting = waiting
         self._run = run
         self._label = label
         self._timeout = timeout
         self._pace = pace
-        self.waiting = waiting
-        self._orders: dict[str, Order] = {}
-        """those under way, by their tickets"""
-        self._late: dict[str, tuple[str, float]] = {}
-        """who is at work on an order that nobody waits for any more, and until when at most"""
-        self._aside: deque[Arrival] = deque()
-        """answers to orders that came while something else was waited for"""
+        self._open: dict[str, WorkRequest] = {}
+        """work requests whose answer is wanted, by ticket"""
+        self._overdue: dict[str, tuple[str, float]] = {}
+        """by ticket: sites still at work for a round that ended, and when to stop expecting them"""
+        self._deferred: deque[Answer] = deque()
+        """answers to work requests that arrived while the engine waited for something else"""
         self._committed: dict[Hashable, int] = {}
-        self._unmeasured: list[tuple[Hashable, str]] = []
+        """the version of each client's state that a restarted server continues from"""
+        self._rejected_metrics: list[tuple[Hashable, str]] = []
 
-    def begin(self, states: ClientStates) -> None:
-        """A round begins: what was accepted until now is committed, and is gone back to."""
+    def begin_round(self, states: ClientStates) -> None:
+        """Note the versions of the clients' states that the store has when a round begins.
+
+        If the server dies during the round, it resumes with these versions. The sites are told so
+        with every request, and keep them until a later round is committed.
+        """
         self._committed = {id: _version(states, id) for id in states.seen()}
 
-    def free(self) -> set[str]:
-        """The sites that are there and not at work on an order that is late."""
-        while self._late and (arrival := self._hear(SOON)) is not None:
-            if arrival.ticket in self._orders:
-                self._aside.append(arrival)
-        for ticket, (_, until) in list(self._late.items()):
+    def idle_sites(self) -> set[str]:
+        """The connected sites, except those still at work for a round that ended without them."""
+        # A site does one thing at a time: a request would wait behind the overdue work, and most
+        # likely be late as well.
+        while self._overdue and (answer := self._receive(DRAIN_SECONDS)) is not None:
+            if answer.ticket in self._open:
+                self._deferred.append(answer)
+        for ticket, (_, until) in list(self._overdue.items()):
             if time.monotonic() > until:
-                self.post.forget(ticket)
-                del self._late[ticket]
-        return set(self.post.sites()) - {site for site, _ in self._late.values()}
+                self.transport.forget(ticket)
+                del self._overdue[ticket]
+        return set(self.transport.sites()) - {site for site, _ in self._overdue.values()}
 
-    def next(self, seconds: float) -> Arrival | None:
-        """The next answer, within so many seconds."""
-        return self._aside.popleft() if self._aside else self._hear(seconds)
+    def next_answer(self, seconds: float) -> Answer | None:
+        """The next answer, or None if there is none within `seconds`."""
+        return self._deferred.popleft() if self._deferred else self._receive(seconds)
 
-    def _hear(self, seconds: float) -> Arrival | None:
-        arrival = self.post.next(seconds)
-        if arrival is not None:
-            self._late.pop(arrival.ticket, None)
-        return arrival
+    def _receive(self, seconds: float) -> Answer | None:
+        answer = self.transport.next(seconds)
+        if answer is not None:
+            self._overdue.pop(answer.ticket, None)
+        return answer
 
-    # One by one
+    # Single requests
 
-    def send(
+    def request_work(
         self, method: Method, assignment: Assignment, states: ClientStates, diagnose: bool
     ) -> str:
-        """Ask a site for its client's work; gives the ticket."""
+        """Send a client's assignment to its site, and return the ticket."""
         id = assignment.client.id
         base = _version(states, id) if id in set(states.seen()) else 0
-        order = Order(
+        request = WorkRequest(
             run=self._run,
             label=self._label,
             seed=self.job.seed,
@@ -169,50 +207,42 @@ class RemoteEngine(Engine):
             work=assignment.work,
             base=base,
             committed=self._committed.get(id, 0),
+            # Grows from one request of a client to the next. A resumed server uses the numbers
+            # after its last commit again, and the site overwrites those files. A base is always a
+            # version whose answer the server accepted, so it is never a leftover.
             version=assignment.work.turn + 1,
             diagnose=diagnose,
             budget=self._pace.budget if isinstance(self._pace, Deadline) else None,
             download=assignment.download,
             buffers=assignment.buffers,
         )
-        most = self._expected(method, order).most
-        ticket = self.post.send(str(id), order.encoded(), self._seconds(), most)
-        self._orders[ticket] = order
+        max_bytes = self._expected(method, request).max_bytes
+        ticket = self.transport.send(str(id), request.encoded(), self._seconds(), max_bytes)
+        self._open[ticket] = request
         return ticket
 
-    def take(self, method: Method, arrival: Arrival) -> tuple[Client | None, Reply | None, str]:
-        """Whose answer arrived, the reply in it, and otherwise why there is none."""
-        order = self._orders.pop(arrival.ticket, None)
-        if order is None:
-            return None, None, "nobody asked for it"
-        if arrival.trouble is not None and arrival.trouble.startswith(REFUSED):
-            return order.client, order.refused(arrival.trouble), ""
-        if arrival.trouble is not None:
-            return order.client, None, arrival.trouble
+    def work_result(self, method: Method, answer: Answer) -> WorkResult | None:
+        """What an answer to a work request says; None if no such request is open."""
+        request = self._open.pop(answer.ticket, None)
+        if request is None:
+            return None
+        if answer.failure is not None:
+            refused = answer.failure.startswith(REFUSED)
+            reply = request.rejected(answer.failure) if refused else None
+            return WorkResult(request.client, reply, answer.failure)
         try:
-            return order.client, self._reply(method, arrival.data, order), ""
-        except Refused as error:
-            return order.client, order.refused(f"{REFUSED}: {str(error).rstrip('.')}"), ""
+            reply = self._expected(method, request).parse(answer.data, request)
+        except InvalidMessage as error:
+            reply = request.rejected(f"{REFUSED}: {str(error).rstrip('.')}")
+        return WorkResult(request.client, reply)
 
-    def _give_up(self, ticket: str, until: float) -> None:
-        """Do not wait for an answer any more; until it comes its site is not asked again."""
-        order = self._orders.pop(ticket)
-        self._late[ticket] = str(order.client.id), until
-
-    def _expected(self, method: Method, order: Order) -> Expected:
+    def _expected(self, method: Method, request: WorkRequest) -> ExpectedAnswer:
         def draw(purpose: str) -> float:
-            return generator(self.job.seed, purpose, order.work.round).random()
+            return generator(self.job.seed, purpose, request.work.round).random()
 
-        return expected_of(method, order, self.losses.flat.x, order.buffers, self.job.tracked, draw)
+        return expected_answer(method, request, self.losses.flat.x, self.job.tracked, draw)
 
-    def _reply(self, method: Method, data: bytes, order: Order) -> Reply:
-        expected = self._expected(method, order)
-        said = _error_in(data, expected.most)
-        if said is not None:
-            raise Refused(f"the site says: {said}")
-        return expected.reply(data, order)
-
-    # A round
+    # Rounds
 
     def run(
         self,
@@ -225,38 +255,42 @@ class RemoteEngine(Engine):
         assignments = list(assignments)
         result = self.job.result(method, round, diagnose)
         waiting = {
-            self.send(method, assignment, states, diagnose): assignment.client
+            self.request_work(method, assignment, states, diagnose): assignment.client
             for assignment in assignments
         }
-        found: dict[Hashable, Reply] = {}
+        replies: dict[Hashable, Reply] = {}
         began = time.monotonic()
         ends = began + self._seconds()
-        while waiting and not self._enough(found):
+        while waiting and not self._has_enough(replies):
             left = ends - time.monotonic()
-            arrival = self.next(left) if left > 0 else None
-            if arrival is None:
+            answer = self.next_answer(left) if left > 0 else None
+            if answer is None:
                 break
-            waiting.pop(arrival.ticket, None)
-            client, reply, why = self.take(method, arrival)
-            if reply is not None:
-                found[reply.client.id] = reply
-            elif client is not None:
-                result.lost[client.id] = why
+            waiting.pop(answer.ticket, None)
+            found = self.work_result(method, answer)
+            if found is None:
+                continue
+            if found.reply is not None:
+                replies[found.client.id] = found.reply
+            else:
+                result.lost[found.client.id] = found.failure
         for ticket, client in waiting.items():
-            self._give_up(ticket, began + self._timeout)
-            result.lost[client.id] = "late" if self._enough(found) else NO_ANSWER
-        for (
-            assignment
-        ) in assignments:  # in their order, so that the sums do not depend on who was first
-            if assignment.client.id in found:
-                result.take(found[assignment.client.id])
+            del self._open[ticket]
+            self._overdue[ticket] = str(client.id), began + self._timeout
+            result.lost[client.id] = "late" if self._has_enough(replies) else NO_ANSWER
+        # In the order of the assignments, not of arrival: floating-point sums depend on the order.
+        for assignment in assignments:
+            if assignment.client.id in replies:
+                result.take(replies[assignment.client.id])
         return result
 
-    def _enough(self, found: Mapping[Hashable, Reply]) -> bool:
-        good = sum(reply.wrong is None for reply in found.values())
-        return isinstance(self._pace, FirstToRespond) and good >= self._pace.replies
+    def _has_enough(self, replies: Mapping[Hashable, Reply]) -> bool:
+        """Whether the pace ends the round with these replies."""
+        usable = sum(reply.wrong is None for reply in replies.values())
+        return isinstance(self._pace, FirstToRespond) and usable >= self._pace.replies
 
     def _seconds(self) -> float:
+        """How long the answer to a work request is waited for."""
         if isinstance(self._pace, Deadline):
             return min(self._pace.seconds, self._timeout)
         return self._timeout
@@ -270,114 +304,110 @@ class RemoteEngine(Engine):
         buffers: Mapping[str, Tensor],
         parts: Collection[str],
     ) -> dict[str, float]:
-        """Metrics over the sites that answer: means by their samples, the training loss by q_k."""
-        free = self.free()
-        there = [site for site in self.losses.ids if site in free]
+        """Metrics over the sites that answer: the training loss by q_k, the others by samples."""
+        idle = self.idle_sites()
         request = encode(
-            {"kind": LOOK, "seed": self.job.seed, "parts": list(parts)},
+            {"kind": EVALUATE, "seed": self.job.seed, "parts": list(parts)},
             {"x": x, **{f"buffers {name}": value for name, value in buffers.items()}},
         )
-        waiting = {self.post.send(str(site), request, self._timeout, SLACK): site for site in there}
+        waiting = {
+            self.transport.send(str(site), request, self._timeout, OVERHEAD_BYTES): site
+            for site in self.losses.ids
+            if site in idle
+        }
         found: dict[Hashable, dict[str, float]] = {}
         ends = time.monotonic() + self._timeout
         while waiting and time.monotonic() < ends:
-            arrival = self._hear(ends - time.monotonic())
-            if arrival is None:
+            answer = self._receive(ends - time.monotonic())
+            if answer is None:
                 break
-            if arrival.ticket in self._orders:  # of training, which is seen to afterwards
-                self._aside.append(arrival)
+            if answer.ticket in self._open:  # asynchronous work, which the loop takes in later
+                self._deferred.append(answer)
                 continue
-            site = waiting.pop(arrival.ticket, None)
+            site = waiting.pop(answer.ticket, None)
             if site is not None:
                 try:
-                    found[site] = _metrics_in(arrival, parts)
-                except Refused as error:
-                    self._refuse(site, str(error))
+                    found[site] = _metrics_in(answer, parts)
+                except InvalidMessage as error:
+                    self._reject_metrics(site, str(error))
         for ticket, site in waiting.items():
-            self.post.forget(ticket)
-            self._refuse(site, NO_ANSWER)
-        return _together(self.losses, weights, self._alike(found))
+            self.transport.forget(ticket)
+            self._reject_metrics(site, NO_ANSWER)
+        return _combined(self.losses, weights, self._consistent(found))
 
-    def _alike(self, found: dict[Hashable, dict[str, float]]) -> dict[Hashable, dict[str, float]]:
-        """The sites that measure what most of them do."""
+    def _consistent(
+        self, found: dict[Hashable, dict[str, float]]
+    ) -> dict[Hashable, dict[str, float]]:
+        """The sites that have the same metrics as most of them; the others are rejected."""
         kinds = Counter(frozenset(metrics) for metrics in found.values())
         usual = kinds.most_common(1)[0][0] if kinds else frozenset()
         for site in [site for site, metrics in found.items() if metrics.keys() != usual]:
-            self._refuse(site, "its metrics are not those of the others")
+            self._reject_metrics(site, "its metrics differ from those of the other sites")
             del found[site]
         return found
 
-    def _refuse(self, site: Hashable, why: str) -> None:
-        self._unmeasured.append((site, f"{REFUSED}: evaluation, {why.rstrip('.')}"))
+    def _reject_metrics(self, site: Hashable, why: str) -> None:
+        self._rejected_metrics.append((site, f"{REFUSED}: evaluation, {why.rstrip('.')}"))
 
-    def unmeasured(self) -> list[tuple[Hashable, str]]:
-        """Whose metrics are missing since this was asked last, and why."""
-        found, self._unmeasured = self._unmeasured, []
+    def take_rejected_metrics(self) -> list[tuple[Hashable, str]]:
+        """The sites whose metrics were rejected since the last call, with the reasons."""
+        found, self._rejected_metrics = self._rejected_metrics, []
         return found
-
-
-def _error_in(data: bytes, most: int) -> str | None:
-    """The sentence with which a site refused, if it did."""
-    values, _ = decode(data, most)
-    said = values.get("error")
-    return None if said is None else str(said)[:300].rstrip(".")
 
 
 def _version(states: ClientStates, id: Hashable) -> int:
     return int(getattr(states.get(id), VERSION))
 
 
-def _metrics_in(arrival: Arrival, parts: Collection[str]) -> dict[str, float]:
-    """The metrics of an answer, which are of the parts that were asked for."""
-    if arrival.trouble is not None:
-        raise Refused(arrival.trouble)
-    values, tensors = decode(arrival.data, SLACK)
-    if "error" in values:
-        raise Refused(f"the site says: {str(values['error'])[:300]}")
+def _metrics_in(answer: Answer, parts: Collection[str]) -> dict[str, float]:
+    """The metrics in an answer, checked to be of the parts that were asked for."""
+    if answer.failure is not None:
+        raise InvalidMessage(answer.failure)
+    values, tensors = decode(answer.data, OVERHEAD_BYTES)
+    raise_site_error(values)
     found = values.get("metrics")
-    if tensors or not isinstance(found, dict) or not 0 < len(found) <= METRICS:
-        raise Refused("it has no metrics")
+    if tensors or not isinstance(found, dict) or not 0 < len(found) <= MAX_METRICS:
+        raise InvalidMessage("it has no metrics")
     for name, value in found.items():
         part, _, metric = name.partition("_")
-        if part not in parts or not NAME.fullmatch(metric):
-            raise Refused(f"nobody asked for {name[:40]!r}")
+        shown = repr(name[:40])
+        if part not in parts or not METRIC_NAME.fullmatch(metric):
+            raise InvalidMessage(f"{shown} was not asked for")
         if not isinstance(value, int | float) or isinstance(value, bool):
-            raise Refused(f"{name[:40]!r} is no number")
+            raise InvalidMessage(f"{shown} must be a number")
         if metric == "accuracy" and not 0 <= value <= 1:
-            raise Refused(f"{name[:40]!r} is not between 0 and 1")
+            raise InvalidMessage(f"{shown} must be in [0, 1]")
     return {name: float(value) for name, value in found.items()}
 
 
-def _together(
+def _combined(
     losses: RemoteFederation, weights: Tensor, found: Mapping[Hashable, Mapping[str, float]]
 ) -> dict[str, float]:
-    """The metrics of sites as those of all: training losses by q_k, everything else by samples."""
+    """The metrics of all sites from those of each: training losses by q_k, others by samples."""
     q = dict(zip(losses.ids, weights.tolist(), strict=True))
-    names = dict.fromkeys(name for own in found.values() for name in own)
-    together = {}
+    names = dict.fromkeys(name for metrics in found.values() for name in metrics)
+    combined = {}
     for name in names:
         part = name.partition("_")[0]
-        own = {
+        shares = {
             site: q[site] if name == "train_loss" else losses.samples[str(site)].get(part, 0)
             for site, metrics in found.items()
             if name in metrics
         }
-        total = sum(own.values())
+        total = sum(shares.values())
         if total:
-            together[name] = sum(w / total * found[site][name] for site, w in own.items())
-    together |= _spread(losses, found)
-    if "train_loss" not in together:
-        together["train_loss"] = float("nan")
-    return together
+            combined[name] = sum(w / total * found[site][name] for site, w in shares.items())
+    combined |= _accuracy_spread(found)
+    if "train_loss" not in combined:
+        combined["train_loss"] = float("nan")
+    return combined
 
 
-def _spread(
-    losses: RemoteFederation, found: Mapping[Hashable, Mapping[str, float]]
-) -> dict[str, float]:
-    """Accuracy per site: mean, standard deviation, and mean of the worst tenth."""
+def _accuracy_spread(found: Mapping[Hashable, Mapping[str, float]]) -> dict[str, float]:
+    """Accuracy per site: mean, standard deviation, and mean of the worst tenth of the sites."""
     for part in ("test", "train"):
         name = f"{part}_accuracy"
-        each = [own[name] for own in found.values() if name in own]
+        each = [metrics[name] for metrics in found.values() if name in metrics]
         if len(each) > 1:
             values = torch.tensor(each, dtype=torch.float64).sort().values
             worst = values[: max(1, len(values) // 10)]

@@ -1,10 +1,13 @@
-"""What a server does: it meets its sites, and runs the experiment with them."""
+"""The server of a deployment: it has its sites describe themselves, then runs the experiment.
+
+It works with any `Transport`; `undrift.deploy.launch` starts it with Flower's.
+"""
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +19,11 @@ from undrift.core.clients import ClientStates
 from undrift.core.losses import Federation
 from undrift.core.method import NUMBER
 from undrift.deploy.agreement import facts
-from undrift.deploy.loops import Arrivals, Rounds
-from undrift.deploy.payloads import Refused, decode, encode
-from undrift.deploy.post import Post
-from undrift.deploy.protocol import HELLO, SLACK, VERSION
-from undrift.deploy.remote import RemoteEngine, RemoteFederation
+from undrift.deploy.loops import DeployedAsynchronous, DeployedSynchronous
+from undrift.deploy.protocol import DESCRIBE, OVERHEAD_BYTES, VERSION
+from undrift.deploy.remote import RemoteEngine, RemoteFederation, Waiting
+from undrift.deploy.transport import Transport
+from undrift.deploy.wire_format import InvalidMessage, decode, encode
 from undrift.engines.base import Job
 from undrift.experiments.building import build_model
 from undrift.experiments.experiment import Experiment
@@ -33,160 +36,200 @@ from undrift.runs.planning import claim, plan_of, storage_of
 from undrift.utils.errors import UndriftError, require
 
 DEPLOYMENT = "deployment.json"
-"""What a run folder knows of its sites."""
-ANSWER = 60.0
-"""Seconds in which a site says who it is."""
-LOOK = 0.2
-REJOIN = 90.0
-"""Seconds for which a run that goes on waits for the sites it knows."""
-
-Waiting = Callable[[Collection[str]], None]
-"""Told who is still waited for."""
+"""The file of a run folder with the descriptions of its sites."""
+DEFAULT_TIMEOUT_SECONDS = 600.0
+"""How long a site may take to answer if the experiment does not say."""
+DESCRIBE_SECONDS = 60.0
+"""How long a site may take to describe itself."""
+POLL_SECONDS = 0.2
+"""How often the server checks which sites are connected."""
+REJOIN_SECONDS = 90.0
+"""How long a resumed run waits for the sites it knows to connect again."""
 
 
 @dataclass(frozen=True)
-class Met:
-    """What the sites said of themselves."""
+class SiteDescriptions:
+    """What the sites told the server about themselves when the run began."""
 
     run: str
-    """what this run folder is called at the sites"""
+    """a random name for this run folder, by which sites keep states"""
     samples: Mapping[str, Mapping[str, int]]
+    """the number of samples of each site, by part"""
     moving: tuple[str, ...]
+    """the names of the model's buffers that training changes"""
 
 
 @dataclass(frozen=True)
 class Deployment:
     """Builds the loops of runs whose clients are at sites."""
 
-    post: Post
-    met: Met
+    transport: Transport
+    descriptions: SiteDescriptions
     timeout: float
-    """seconds that a site may take to answer"""
+    """the seconds that a site may take to answer"""
     waiting: Waiting
 
     def loop(self, label: str, spec: RunSpec, states: StatesFactory) -> Loop:
-        """The loop of a run across sites."""
+        """The loop of a run with sites; a `LoopFactory`."""
         pace = spec.effective_pace
 
         def engine(losses: Federation, job: Job) -> RemoteEngine:
             assert isinstance(losses, RemoteFederation)
-            run = f"{self.met.run} {label} {spec.seed}"
+            run = f"{self.descriptions.run} {label} {spec.seed}"
             return RemoteEngine(
-                losses, job, self.post, run, label, self.timeout, pace, self.waiting
+                losses, job, self.transport, run, label, self.timeout, pace, self.waiting
             )
 
         def versions(kinds: Mapping[str, str], x0: Tensor) -> ClientStates:
-            """The states are at the sites: the server remembers which version it accepted."""
+            # The states are at the sites; the server keeps the version that it accepted.
             return states({VERSION: NUMBER}, x0)
 
-        kind = Arrivals if isinstance(pace, AsTheyArrive) else Rounds
+        asynchronous = isinstance(pace, AsTheyArrive)
+        kind = DeployedAsynchronous if asynchronous else DeployedSynchronous
         return kind(spec, engine, versions)
 
 
 def serve(
     experiment: Experiment,
     folder: Path,
-    post: Post,
-    watcher: Observer | None = None,
+    transport: Transport,
+    observer: Observer | None = None,
     waiting: Waiting = lambda sites: None,
+    extend: bool = False,
 ) -> list[RunOutcome]:
-    """Run an experiment with its sites, or what is left of it, in a run folder."""
+    """Execute the runs of an experiment with its sites, or what is left of them, in a run folder.
+
+    Parameters
+    ----------
+    observer
+        is told of the progress of the runs
+    waiting
+        is told which sites the server waits for
+    extend
+        whether the experiment may have more rounds than the one in the folder
+    """
     require_deployable(experiment)
-    claim(experiment, folder)
-    met = meet(experiment, folder, post, waiting)
-    timeout = 600.0 if experiment.deploy is None else experiment.deploy.timeout
-    deployment = Deployment(post, met, timeout, waiting)
+    claim(experiment, folder, extend)
+    descriptions = describe_sites(experiment, folder, transport, waiting)
+    deploy = experiment.deploy
+    timeout = DEFAULT_TIMEOUT_SECONDS if deploy is None else deploy.timeout
+    deployment = Deployment(transport, descriptions, timeout, waiting)
 
     def federation(seed: int) -> RemoteFederation:
         model = build_model(experiment, None, seed)  # type: ignore[arg-type]
-        return RemoteFederation(model, met.samples, met.moving)
+        return RemoteFederation(model, descriptions.samples, descriptions.moving)
 
     plan = plan_of(experiment, federation, deployment.loop)
-    return execute(plan, storage_of(experiment, folder), watcher)
+    return execute(plan, storage_of(experiment, folder), observer)
 
 
 def sites_of(experiment: Experiment) -> list[str]:
-    """The sites of an experiment."""
+    """The names of an experiment's sites."""
     return [str(site) for site in experiment.data.parameters.get("sites", [])]
 
 
 def require_deployable(experiment: Experiment) -> None:
-    """Refuse what cannot run across sites, before anybody is waited for."""
+    """Refuse an experiment that cannot be deployed, before the server waits for any site."""
     require(
         is_function(experiment.data.source),
-        f"data.source is {experiment.data.source!r}, but sites read their own data: it must be "
-        f"file.py:function, a function of the site's name.",
+        f"data.source is {experiment.data.source!r}, but must be file.py:function, a function of "
+        f"the site's name, since every site reads its own data.",
     )
     require(
         is_function(experiment.model.name),
-        f"model.name is {experiment.model.name!r}, but server and sites make the same model: it "
-        f"must be file.py:function.",
+        f"model.name is {experiment.model.name!r}, but must be file.py:function, since server and "
+        f"sites create the model on their own.",
     )
     evaluation = experiment.evaluation_settings()
-    require("own" not in evaluation.models, "A deployment cannot evaluate the models 'own'.")
-    require(evaluation.gradient_mapping is None, "A deployment has no gradient_mapping.")
-    require(evaluation.train_clients is None, "A deployment evaluates all sites: no train_clients.")
+    require(
+        "own" not in evaluation.models,
+        "A deployment cannot evaluate the models 'own': remove them from evaluation.models.",
+    )
+    require(
+        evaluation.gradient_mapping is None,
+        "A deployment cannot compute evaluation.gradient_mapping: remove it.",
+    )
+    require(
+        evaluation.train_clients is None,
+        "A deployment evaluates on all sites: remove evaluation.train_clients.",
+    )
     for name in ("test", "validation"):
         held = getattr(experiment.data, name)
         require(
             held is None or held.by == "client",
-            f"data.{name} is set aside overall, but sites only have their own samples: say by = "
+            f"data.{name} is split off from all samples, but a site has only its own: set by = "
             f"'client'.",
         )
     require(
         experiment.devices is None,
-        "A deployment has real devices: leave [devices] out.",
+        "A deployment runs on real devices: remove the table [devices].",
     )
 
 
-def meet(experiment: Experiment, folder: Path, post: Post, waiting: Waiting) -> Met:
-    """Have all sites say how many samples they have; a run that goes on knows it already."""
+def describe_sites(
+    experiment: Experiment, folder: Path, transport: Transport, waiting: Waiting
+) -> SiteDescriptions:
+    """The descriptions of all sites: asked for in a new run, read from the folder in a resumed one.
+
+    A new run waits for all sites without a limit: their numbers of samples define the objective.
+    """
     path = folder / DEPLOYMENT
     with alone_in(folder):
         if path.is_file():
             known = read_json(path)
-            met = Met(known["run"], known["samples"], tuple(known["moving"]))
-            _await_again(met.samples, post, waiting)
-            return met
+            _wait_for_known(known["samples"], transport, waiting)
+            return SiteDescriptions(known["run"], known["samples"], tuple(known["moving"]))
         sites = sites_of(experiment)
-        said: dict[str, Mapping[str, Any]] = {}
-        trouble: dict[str, str] = {}
-        hello = encode({"kind": HELLO, "experiment": facts(experiment)}, {})
-        while missing := [site for site in sites if site not in said]:
-            waiting([f"{s} ({trouble[s]})" if s in trouble else s for s in missing])
-            there = [site for site in missing if site in post.sites()]
-            tickets = {post.send(site, hello, ANSWER, SLACK): site for site in there}
-            while tickets:
-                arrival = post.next(ANSWER)
-                if arrival is None:
+        found: dict[str, Mapping[str, Any]] = {}
+        failures: dict[str, str] = {}
+        request = encode({"kind": DESCRIBE, "experiment": facts(experiment)}, {})
+        while missing := [site for site in sites if site not in found]:
+            waiting([f"{s} ({failures[s]})" if s in failures else s for s in missing])
+            connected = [site for site in missing if site in transport.sites()]
+            open_requests = {
+                transport.send(site, request, DESCRIBE_SECONDS, OVERHEAD_BYTES): site
+                for site in connected
+            }
+            while open_requests:
+                answer = transport.next(DESCRIBE_SECONDS)
+                if answer is None:
                     break
-                site = tickets.pop(arrival.ticket, "")
-                if site and arrival.trouble is None:
-                    said[site] = _introduction(site, arrival.data)
-                elif site:
-                    trouble[site] = str(arrival.trouble)
-            if not there:
-                time.sleep(LOOK)
+                site = open_requests.pop(answer.ticket, None)
+                if site is not None and answer.failure is None:
+                    found[site] = _parse_description(site, answer.data)
+                elif site is not None:
+                    failures[site] = str(answer.failure)
+            if not connected:
+                time.sleep(POLL_SECONDS)
         waiting([])
-        met = _agreed(sites, said, experiment)
-        write_json(path, {"run": met.run, "samples": met.samples, "moving": list(met.moving)})
-        return met
+        descriptions = _consistent(sites, found, experiment)
+        write_json(
+            path,
+            {
+                "run": descriptions.run,
+                "samples": descriptions.samples,
+                "moving": list(descriptions.moving),
+            },
+        )
+        return descriptions
 
 
-def _await_again(sites: Collection[str], post: Post, waiting: Waiting) -> None:
-    """Give sites time to come back to a run that goes on; one that does not is away."""
-    until = time.monotonic() + REJOIN
-    while (missing := [s for s in sites if s not in post.sites()]) and time.monotonic() < until:
+def _wait_for_known(sites: Collection[str], transport: Transport, waiting: Waiting) -> None:
+    """Give the sites of a resumed run time to connect; the run continues without the others."""
+    until = time.monotonic() + REJOIN_SECONDS
+    while missing := [site for site in sites if site not in transport.sites()]:
+        if time.monotonic() > until:
+            break
         waiting(missing)
-        time.sleep(LOOK)
+        time.sleep(POLL_SECONDS)
     waiting([])
 
 
-def _introduction(site: str, data: bytes) -> Mapping[str, Any]:
+def _parse_description(site: str, data: bytes) -> Mapping[str, Any]:
     try:
-        values, _ = decode(data, SLACK)
-    except Refused as error:
-        raise UndriftError(f"The site {site!r} gives no proper answer: {error}") from None
+        values, _ = decode(data, OVERHEAD_BYTES)
+    except InvalidMessage as error:
+        raise UndriftError(f"The site {site!r} sent an invalid description: {error}") from None
     require("error" not in values, str(values.get("error"))[:1000])
     samples = values.get("samples")
     require(
@@ -194,43 +237,46 @@ def _introduction(site: str, data: bytes) -> Mapping[str, Any]:
         and "train" in samples
         and all(isinstance(n, int) and 0 < n < 2**53 for n in samples.values())
         and values.get("site") == site,
-        f"The site {site!r} does not say how many samples it has.",
+        f"The site {site!r} did not send its numbers of samples.",
     )
     version = values.get("undrift")
     require(
         version == undrift.__version__,
-        f"The site {site!r} has undrift {str(version)[:20]}, but the server {undrift.__version__}.",
+        f"The site {site!r} has undrift {str(version)[:20]}, but the server has "
+        f"{undrift.__version__}: install the same version everywhere.",
     )
     return values
 
 
-def _agreed(
-    sites: Sequence[str], said: Mapping[str, Mapping[str, Any]], experiment: Experiment
-) -> Met:
-    """What all sites said, if it fits together, and to the server's own model."""
-    first = said[sites[0]]
+def _consistent(
+    sites: Sequence[str], found: Mapping[str, Mapping[str, Any]], experiment: Experiment
+) -> SiteDescriptions:
+    """The descriptions of all sites, checked to fit each other and the server's own model."""
+    first = found[sites[0]]
     model = build_model(experiment, None, experiment.seeds[0])  # type: ignore[arg-type]
     own = sum(p.numel() for p in model.parameters() if p.requires_grad)
     require(
         first.get("parameters") == own,
         f"The model of site {sites[0]!r} has {first.get('parameters')} parameters, but the "
-        f"server's {own}: model() must be the same everywhere.",
+        f"server's has {own}: model() must be the same everywhere.",
     )
     unknown = {str(name) for name in first["moving"]} - {name for name, _ in model.named_buffers()}
     require(
         not unknown,
-        f"The model of site {sites[0]!r} has buffers that the server's has not: "
+        f"The model of site {sites[0]!r} has buffers that the server's does not have: "
         f"{', '.join(sorted(unknown))[:100]}.",
     )
     for site in sites:
-        for name in ("parameters", "moving"):
+        for name, words in (("parameters", "number of parameters"), ("moving", "buffers")):
             require(
-                said[site].get(name) == first.get(name),
-                f"The models of sites {sites[0]!r} and {site!r} differ in their {name}.",
+                found[site].get(name) == first.get(name),
+                f"The models of sites {sites[0]!r} and {site!r} differ in their {words}: model() "
+                f"must be the same everywhere.",
             )
         require(
-            said[site]["samples"].keys() == first["samples"].keys(),
-            f"The sites {sites[0]!r} and {site!r} do not have the same parts of data.",
+            found[site]["samples"].keys() == first["samples"].keys(),
+            f"The data of sites {sites[0]!r} and {site!r} have different parts: train, validation "
+            f"and test must be the same everywhere.",
         )
-    samples = {site: dict(said[site]["samples"]) for site in sites}
-    return Met(secrets.token_hex(8), samples, tuple(map(str, first["moving"])))
+    samples = {site: dict(found[site]["samples"]) for site in sites}
+    return SiteDescriptions(secrets.token_hex(8), samples, tuple(map(str, first["moving"])))

@@ -1,4 +1,7 @@
-"""What a site does: it holds its own data, trains and evaluates on them, and says no more."""
+"""A site: it holds its own data, trains and evaluates on them, and answers the server's requests.
+
+The transport hands each request to `Site.answer` and sends back the bytes that it returns.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,18 @@ from undrift.core.method import INITIAL, Method
 from undrift.core.problem import Keep
 from undrift.core.targets import PARTS
 from undrift.deploy.agreement import facts, first_difference
-from undrift.deploy.payloads import Refused, decode, encode
-from undrift.deploy.protocol import HELLO, LOOK, ORDER, WHO, WORK, Order, answer_to, order_from
-from undrift.deploy.shelf import Shelf
+from undrift.deploy.protocol import (
+    DESCRIBE,
+    EVALUATE,
+    IDENTIFY,
+    MAX_REQUEST_BYTES,
+    WORK,
+    WorkRequest,
+    encode_work_answer,
+    parse_work_request,
+)
+from undrift.deploy.state_files import StateFiles
+from undrift.deploy.wire_format import InvalidMessage, decode, encode
 from undrift.engines.base import Job, SimulationEngine
 from undrift.engines.options import EngineOptions
 from undrift.experiments.building import build_data, build_losses
@@ -29,24 +41,24 @@ from undrift.nets.module_losses import ModuleLosses
 from undrift.utils.errors import require_choice
 from undrift.utils.threads import one_thread
 
-MARGIN = 0.7
-"""The share of a deadline that a site computes in; the rest is for the way."""
+COMPUTING_SHARE = 0.7
+"""The share of a deadline that a site plans to compute for; the rest is for the transport."""
 
 
 class Site:
     """One site of a deployment.
 
-    Nothing that a server sends is ever run: it can only ask for what is in the site's own copy of
-    the experiment.
+    A site never executes code that the server sends: the server can only ask for what is in the
+    site's own copy of the experiment.
 
     Parameters
     ----------
     experiment
         the site's copy of the experiment
     name
-        which of the experiment's sites it is
+        which of the experiment's sites this is
     state
-        the folder in which its client's state rests
+        the folder for the states of its client
     """
 
     def __init__(self, experiment: Experiment, name: str, state: Path):
@@ -55,37 +67,42 @@ class Site:
         self.name = name
         self.experiment = experiment
         self.data = build_data(experiment.with_settings({"data.sites": [name]}))
-        self.shelf = Shelf(state)
+        self.state_files = StateFiles(state)
         self._losses: dict[int, ModuleLosses] = {}
         self._engines: dict[tuple[str, int], tuple[Method, SimulationEngine]] = {}
-        self._pace: float | None = None
-        """seconds per step, as measured last"""
+        self._seconds_per_step: float | None = None
+        """as measured in the last work request"""
 
     def answer(self, request: bytes) -> bytes:
-        """What the site answers to a request; one that cannot be met gets a sentence."""
+        """The answer to a request; one that cannot be met is answered with an error sentence."""
         try:
-            values, tensors = decode(request, ORDER)
+            values, tensors = decode(request, MAX_REQUEST_BYTES)
             kind = values.get("kind")
-            if kind == WHO:
+            if kind == IDENTIFY:
                 return encode({"site": self.name}, {})
-            if kind == HELLO:
-                return self._hello(values)
+            if kind == DESCRIBE:
+                return self._describe(values)
             if kind == WORK:
-                return self._work(order_from(values, tensors))
-            if kind == LOOK:
-                return self._look(values, tensors)
-            raise Refused(f"The site {self.name!r} cannot do {str(kind)[:40]!r}.")
-        except Refused as error:
+                return self._work(parse_work_request(values, tensors))
+            if kind == EVALUATE:
+                return self._evaluate(values, tensors)
+            raise InvalidMessage(
+                f"The site {self.name!r} does not know requests of kind {str(kind)[:40]!r}."
+            )
+        except InvalidMessage as error:
             return encode({"error": str(error)[:1000]}, {})
-        except Exception as error:  # of the user's model or data, or what an engine made of it
+        except Exception as error:  # in the user's model or data, or caused by it in an engine
             traceback.print_exc()
-            kind = type(error.__cause__ or error).__name__  # its words may quote data
-            return encode({"error": f"The site {self.name!r} failed by {kind}; see its log."}, {})
+            # The type only: the message may quote data, which must not leave the site.
+            kind = type(error.__cause__ or error).__name__
+            return encode({"error": f"The site {self.name!r} failed with {kind}; see its log."}, {})
 
-    def _hello(self, values: Mapping[str, Any]) -> bytes:
-        """Who this is and how many samples it has; refuses a server with another experiment."""
-        other = first_difference(facts(self.experiment), values.get("experiment"))
-        _require(other is None, f"The site {self.name!r} has another experiment: {other}.")
+    def _describe(self, values: Mapping[str, Any]) -> bytes:
+        """The site's numbers of samples and its model; fails if the experiments differ."""
+        difference = first_difference(facts(self.experiment), values.get("experiment"))
+        _require(
+            difference is None, f"The site {self.name!r} has another experiment: {difference}."
+        )
         losses = self._losses_of(self.experiment.seeds[0])
         return encode(
             {
@@ -98,32 +115,39 @@ class Site:
             {},
         )
 
-    def _work(self, order: Order) -> bytes:
-        """Train as ordered; the new state is on the disk before the answer leaves."""
+    def _work(self, request: WorkRequest) -> bytes:
+        """Do a client's work, write its new state to disk, and return the answer."""
         _require(
-            order.client.id == self.name,
-            f"The site {self.name!r} was asked for the work of {order.client.id!r}.",
+            request.client.id == self.name,
+            f"The site {self.name!r} received a request for the client {request.client.id!r}.",
         )
-        method, engine = self._engine(order.label, order.seed)
-        losses = self._losses_of(order.seed)
-        for name, value in order.download.items():
+        method, engine = self._engine(request.label, request.seed)
+        losses = self._losses_of(request.seed)
+        for name, value in request.download.items():
             wrong = isinstance(value, Tensor) and value.shape != losses.flat.x.shape
-            _require(not wrong, f"The server sent {name!r} for another model.")
-        states = self._states(method, order, losses)
+            _require(not wrong, f"The server's {name!r} does not have the shape of the model here.")
+        states = self._states(method, request, losses)
         began = time.perf_counter()
         with one_thread():
-            assignment = Assignment(order.client, order.work, order.download, order.buffers)
-            if order.budget is not None:
-                assignment = self._within(order.budget, method, engine, assignment, states)
-            reply = self._reply(method, engine, assignment, states, order.diagnose)
+            assignment = Assignment(request.client, request.work, request.download, request.buffers)
+            if request.budget is not None:
+                assignment = self._within(request.budget, method, engine, assignment, states)
+            reply = self._reply(method, engine, assignment, states, request.diagnose)
         seconds = time.perf_counter() - began
-        self._pace = seconds / max(1, reply.steps)
+        self._seconds_per_step = seconds / max(1, reply.steps)
         if reply.wrong is None and states.kinds:
             states.put(self.name, reply.keep)
             kept = dict(states.get(self.name).items())
-            about = order.run, self.name, order.version, order.base
-            self.shelf.put(*about, kept, oldest=order.committed)
-        return answer_to(order, reply, seconds)
+            # Before the answer leaves: a version that the server accepts must survive a crash here.
+            self.state_files.put(
+                request.run,
+                self.name,
+                request.version,
+                request.base,
+                kept,
+                oldest=request.committed,
+            )
+        return encode_work_answer(request, reply)
 
     def _within(
         self,
@@ -133,17 +157,17 @@ class Site:
         assignment: Assignment,
         states: ClientStates,
     ) -> Assignment:
-        """As many steps as fit into the time; the first time, one step is tried."""
-        if self._pace is None:
+        """The assignment with as many steps as fit into `budget` seconds, at least one.
+
+        Before the first work request it takes one step, without keeping it, to measure the speed.
+        """
+        if self._seconds_per_step is None:
             began = time.perf_counter()
             once = replace(assignment, work=replace(assignment.work, steps=1))
             self._reply(method, engine, once, states, diagnose=False)
-            self._pace = time.perf_counter() - began
-        managed = int(MARGIN * budget / self._pace)
-        return replace(
-            assignment,
-            work=replace(assignment.work, steps=max(1, min(assignment.work.steps, managed))),
-        )
+            self._seconds_per_step = time.perf_counter() - began
+        steps = min(assignment.work.steps, int(COMPUTING_SHARE * budget / self._seconds_per_step))
+        return replace(assignment, work=replace(assignment.work, steps=max(1, steps)))
 
     def _reply(
         self,
@@ -156,25 +180,26 @@ class Site:
         (reply,) = engine.replies(method, [assignment], states, diagnose)
         return reply
 
-    def _states(self, method: Method, order: Order, losses: ModuleLosses) -> ClientStates:
-        """What the client remembers: the state that the server accepted last."""
+    def _states(self, method: Method, request: WorkRequest, losses: ModuleLosses) -> ClientStates:
+        """The state that the client starts from: the one that the server accepted last."""
         kinds = method.kept() | ({LAST: INITIAL} if self._tracked().last else {})
         states = ClientStates(kinds, losses.initial())
-        if kinds and order.base:
+        if kinds and request.base:
             _require(
-                self.shelf.has(order.run, self.name, order.base),
-                f"The site {self.name!r} does not have version {order.base} of its state any more.",
+                self.state_files.has(request.run, self.name, request.base),
+                f"The site {self.name!r} has lost version {request.base} of its state.",
             )
-            states.put(self.name, Keep(**self.shelf.load(order.run, self.name, order.base)))
+            kept = self.state_files.load(request.run, self.name, request.base)
+            states.put(self.name, Keep(**kept))
         return states
 
-    def _look(self, values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
-        """Metrics of a model on the site's own data, and of how many samples they are."""
+    def _evaluate(self, values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
+        """Metrics of a model on the site's own data."""
         losses = self._losses_of(int(values.get("seed", 0)))
         x = tensors.get("x")
         _require(
             x is not None and x.shape == losses.flat.x.shape,
-            f"The site {self.name!r} was asked to evaluate another model.",
+            f"The model to evaluate does not have the shape of the model of site {self.name!r}.",
         )
         assert x is not None
         buffers = {n.removeprefix("buffers "): v for n, v in tensors.items() if n != "x"}
@@ -184,7 +209,10 @@ class Site:
 
     def _engine(self, label: str, seed: int) -> tuple[Method, SimulationEngine]:
         if (label, seed) not in self._engines:
-            _require(label in self.experiment.labels, f"There is no method {label[:60]!r} here.")
+            _require(
+                label in self.experiment.labels,
+                f"The experiment of site {self.name!r} has no method {label[:60]!r}.",
+            )
             method = self.experiment.of(label).build()
             losses = self._losses_of(seed)
             roster = Roster(losses.ids, losses.sizes)
@@ -210,6 +238,6 @@ class Site:
 
 
 def _require(condition: bool, sentence: str) -> None:
-    """Refuse a request with a sentence that the server may read: it has nothing of the data."""
+    """Refuse a request. The server gets the sentence, so it must not quote data."""
     if not condition:
-        raise Refused(sentence)
+        raise InvalidMessage(sentence)

@@ -1,4 +1,8 @@
-"""Asynchronous training: replies are folded as they arrive, in the order of virtual time."""
+"""Asynchronous training: the server folds replies as they arrive, in the order of its event queue.
+
+In a simulation the queue runs on a virtual clock; `undrift.deploy.loops` derives the loop whose
+clients are real sites.
+"""
 
 from __future__ import annotations
 
@@ -24,30 +28,32 @@ from undrift.engines.base import require_simulation
 from undrift.engines.serial import SerialEngine
 from undrift.loops.base import Loop
 from undrift.loops.dispatch import spent, units
-from undrift.loops.event_queue import ANYBODY, WAKES, Flight, Flights
+from undrift.loops.event_queue import ANYBODY, WAKES, EventQueue, Trip, VirtualEventQueue
 from undrift.loops.paces import AsTheyArrive
-from undrift.loops.pending import packed, under, unpacked
+from undrift.loops.saved_replies import pack_reply, unpack_reply, with_prefix
 from undrift.loops.spec import EngineFactory, RunSpec, StatesFactory
 from undrift.utils.errors import Diverged, UndriftError, require
 
 
-@dataclass(frozen=True)
+@dataclass
 class Dispatched:
-    """What a client under way does, and with which model."""
+    """A client under way: its trip, its work, and the version of the model it works with."""
 
-    flight: Flight
+    trip: Trip
     client: Client
     work: Work
     version: int
-    """how often the model it read had been updated"""
+    """how many updates the model had seen when the client read it"""
 
 
 class Asynchronous(Loop):
     """A run in which every client works at its own speed.
 
-    A round of the records is a fixed number of clients' work, `pace.replies`. Training is computed
-    when a reply is needed, with the model that was read; clients whose work will come to nothing
-    do not train at all.
+    A record covers a fixed number of ended trips, `pace.replies`. The loop computes a client's work
+    only when its reply is needed, with the model the client read; clients whose reply will never
+    arrive are not computed at all.
+
+    A deployment overrides three hooks: `_make_queue`, `_launch` and `_reply`.
     """
 
     def __init__(
@@ -63,34 +69,57 @@ class Asynchronous(Loop):
         super().__init__(spec, engine, states)
         require(
             self.planner.limit is None,
-            "limit is for rounds: in asynchronous training a client works at its own speed, so "
-            "give its local work or its device instead.",
+            "limit is for synchronous rounds: in asynchronous training a client works at its own "
+            "speed, so set its local work or its device instead.",
         )
-        assert self.fleet is not None
         self.version = 0
-        """how often the server's model was updated"""
-        down, up = sum(self.load.down.values()), sum(self.load.up.values())
-        self.flights = Flights(self.fleet, self.fleet.reading(down), self.fleet.sending(up))
-        self._tasks: dict[int, Dispatched] = {}
-        """the work under way and held back, by the number of the launch"""
-        self._read: dict[int, tuple[Download, dict[str, Tensor]]] = {}
-        """what was sent, by version, as long as someone works with it"""
+        """the number of updates of the server's model so far"""
+        # Invariant, for every version v: `_readers[v]` counts the clients in `_dispatched` that
+        # read version v, and `_sent[v]` exists exactly while that count is positive. Both iterate
+        # from the oldest version to the newest, since only the newest one can be added.
+        self._dispatched: dict[int, Dispatched] = {}
+        """clients under way or with a reply that waits, by the number of their trip"""
+        self._sent: dict[int, tuple[Download, dict[str, Tensor]]] = {}
+        """what was sent to clients, by version: the download and the model's buffers"""
         self._readers: Counter[int] = Counter()
-        self._computed: dict[int, Reply] = {}
-        """replies that are computed, but not there yet"""
-        self._held: list[int] = []
-        """flights whose reply has arrived and waits for an older one"""
+        self._early_replies: dict[int, Reply] = {}
+        """replies computed before they arrive, by the number of the trip"""
+        self._arrived: list[int] = []
+        """trips whose reply has arrived but must wait for an older one, in order of arrival"""
         self._buffer: list[Reply] = []
-        """replies that are accepted, but not folded yet"""
-        everyone = self.concurrency == len(self.roster)
-        self._starting = [k if everyone else ANYBODY for k in range(self.concurrency)]
-        """who starts, once all that arrives at the same moment is taken in"""
-        self._ended = 0
-        """how often a client's work was over"""
+        """accepted replies that wait for the next fold"""
+        self._to_start: list[int] = []
+        """clients, or `ANYBODY`, to launch once every event of the present moment is handled"""
+        self._trips_ended = 0
         self._rejected_in_a_row = 0
+        self.queue = self._make_queue()
+        self.reset()
 
     def _devices(self) -> Profiles:
         return self.spec.devices or Devices()
+
+    def _make_queue(self) -> EventQueue:
+        """The event queue of this run; called once, at the end of the constructor."""
+        assert self.fleet is not None
+        down, up = sum(self.load.down.values()), sum(self.load.up.values())
+        return VirtualEventQueue(self.fleet, self.fleet.reading(down), self.fleet.sending(up))
+
+    def reset(self) -> None:
+        """Drop all work under way: every client starts again, with the present model.
+
+        The server's model, its version, the accepted replies in the buffer and the clock stay.
+        """
+        self.queue.reset()
+        self._dispatched.clear()
+        self._sent.clear()
+        self._readers.clear()
+        self._early_replies.clear()
+        self._arrived.clear()
+        self._to_start = [self._successor_of(k) for k in range(self.concurrency)]
+
+    def _successor_of(self, k: int) -> int:
+        """Who starts in the place of client k: itself if everyone is at work, else anybody."""
+        return k if self.concurrency == len(self.roster) else ANYBODY
 
     @property
     def concurrency(self) -> int:
@@ -105,14 +134,14 @@ class Asynchronous(Loop):
 
     @property
     def per_round(self) -> int:
-        """How many clients' work makes a round of the records."""
+        """How many ended trips make a round of the records."""
         return self.concurrency if self.pace.replies is None else self.pace.replies
 
     def setting(self) -> Conditions:
         require(
             isinstance(self.sampler, All | Uniform),
-            f"In asynchronous training a number of clients is at work at once, drawn uniformly: "
-            f"give that number as the cohort, not {self.sampler!r}.",
+            f"In asynchronous training the clients at work are drawn uniformly: give their number "
+            f"as the cohort, not {self.sampler!r}.",
         )
         return self._setting(
             participation="uniform",
@@ -124,54 +153,64 @@ class Asynchronous(Loop):
     def _step(self) -> Record:
         began = time.perf_counter()
         record = Record(round=self.round + 1, updates=0)
-        while self._ended < (self.round + 1) * self.per_round:
+        while self._trips_ended < (self.round + 1) * self.per_round:
             if self._deliver(record):
                 continue
-            if self._starting and self.flights.next_time > self.flights.now:
+            # Replies that arrive at the same moment are all taken in before anyone starts, so
+            # that whoever starts reads the model that has all of them.
+            if self._to_start and self.queue.next_time > self.queue.now:
                 self._start()
-            if not len(self.flights):
+            if not len(self.queue):
                 self.stopped = "no client is available any more"
                 break
-            flight = self.flights.land()
-            if flight.outcome == WAKES:
-                self._starting.append(flight.k)
-            elif flight.outcome == ARRIVES:
-                self._held.append(flight.number)
+            trip = self.queue.land()
+            if trip.outcome == WAKES:
+                self._to_start.append(trip.k)
+                continue
+            dispatched = self._dispatched[trip.number]
+            dispatched.trip = trip  # a deployment learns the times of a trip when it ends
+            if trip.outcome == ARRIVES:
+                self._arrived.append(trip.number)
             else:
-                self._lose(self._tasks[flight.number], flight.outcome, record)
+                self._lose(dispatched, trip.outcome, record)
         self.round += 1
-        self.now = record.virtual_seconds = self.flights.now
+        self.now = record.virtual_seconds = self.queue.now
         record.seconds = time.perf_counter() - began
         return record
 
     def _start(self) -> None:
-        """Launch those that are to start, or see to it that they do when they are there."""
-        starting, self._starting = self._starting, []
-        for k in starting:
+        """Launch the clients of `_to_start`, or have them woken when they are available."""
+        to_start, self._to_start = self._to_start, []
+        for k in to_start:
             who: int | None = k
             if k == ANYBODY:
-                who = self.flights.pick()
-            elif not self.flights.is_available(k):
+                who = self.queue.pick()
+            elif not self.queue.is_available(k):
                 who = None
             if who is None:
-                self.flights.wake(k)
+                self.queue.wake(k)
             else:
                 self._launch(who)
 
-    def _launch(self, k: int) -> None:
-        """Send client k the model as it is now."""
+    def _launch(self, k: int) -> Dispatched:
+        """Send client k the present model and its work."""
         assert self.fleet is not None
-        round = self._ended // self.per_round
-        client, work = self._work(k, self.flights.launched, round)
+        round = self._trips_ended // self.per_round
+        client, work = self._work(k, self.queue.launched, round)
         solver = self.local.of(client.id)
-        flight = self.flights.launch(k, units(self.fleet, client, solver, work.steps, self.load))
-        self._tasks[flight.number] = Dispatched(flight, client, work, self.version)
+        trip = self.queue.launch(k, units(self.fleet, client, solver, work.steps, self.load))
+        dispatched = Dispatched(trip, client, work, self.version)
+        self._dispatched[trip.number] = dispatched
         self._readers[self.version] += 1
-        if self.version not in self._read:
-            self._read[self.version] = (self.method.download(self.server), self.buffers)
+        if self.version not in self._sent:
+            self._sent[self.version] = (self.method.download(self.server), self.buffers)
+        return dispatched
 
     def _work(self, k: int, number: int, round: int) -> tuple[Client, Work]:
-        """A client's work on a flight: a function of the flight's number and of the round."""
+        """The work of client k on a trip: a function of the trip's number and the round only.
+
+        So a run store needs to keep neither clients nor work: `restore` calls this again.
+        """
         assert self.fleet is not None
         id = self.roster.ids[k]
         ((client, work),) = self.planner.work(self.method, {id: 1}, round, turn=number).items()
@@ -179,44 +218,54 @@ class Asynchronous(Loop):
             work = replace(work, damaged=True)
         return client, work
 
-    def _deliver(self, record: Record) -> bool:
-        """Take in a reply that has arrived and for which no older one must come first.
+    def _assignment(self, dispatched: Dispatched) -> Assignment:
+        return Assignment(dispatched.client, dispatched.work, *self._sent[dispatched.version])
 
-        Gives whether there was one.
-        """
-        number = next((each for each in self._held if self._may_come(each)), None)
+    def _deliver(self, record: Record) -> bool:
+        """Take in the first reply that has arrived and need not wait; False if there is none."""
+        number = next((each for each in self._arrived if self._may_come(each)), None)
         if number is None:
             return False
-        self._held.remove(number)
-        task = self._tasks[number]
-        staleness = self.version - task.version
+        self._arrived.remove(number)
+        dispatched = self._dispatched[number]
+        staleness = self.version - dispatched.version
         most = self.pace.max_delay
         if self.pace.stale == "discard" and most is not None and staleness > most:
-            self._lose(task, "stale", record)
+            self._lose(dispatched, "stale", record)
         else:
-            self._take(task, staleness, record)
+            self._take(dispatched, staleness, record)
         return True
 
     def _may_come(self, number: int) -> bool:
-        """Whether a reply can be taken in now without making another one too old.
+        """Whether taking in a reply now lets every other reply still be at most `max_delay` old.
 
-        A reply that may be d more updates old must be among the next (d + 1)·M. Those under way
-        can all be in time if no d has more of them; taking one in must leave it so: where they are
-        as many as there may be, it must be one of them.
+        A client that read version v may see τ − (version − v) more updates before its reply is too
+        old, where τ is `max_delay`. The buffer has room for `room` replies before the next update,
+        and M replies make each later one. So the reply must be among the next
+
+            capacity(v) = room + (τ − (version − v))·M
+
+        accepted ones. All clients can be in time if and only if, for every v, at most capacity(v)
+        clients read version v or an older one. This holds whenever a client starts, since `delay`
+        of the pace refuses a τ that is too small for the number of clients at work.
+
+        Taking in a reply lowers every capacity by one. Where a capacity is used up, the reply must
+        therefore come from one of the clients counted against it; any other reply waits.
         """
         most = self.pace.max_delay
         if most is None or self.pace.stale == "discard":
             return True
-        room, under_way = self.buffer - len(self._buffer), 0
-        for version, readers in self._readers.items():  # the oldest first
-            under_way += readers
-            if under_way >= room + (most - (self.version - version)) * self.buffer:
-                return self._tasks[number].version <= version
+        room, clients = self.buffer - len(self._buffer), 0
+        for version, readers in self._readers.items():  # from the oldest version to the newest
+            clients += readers
+            if clients >= room + (most - (self.version - version)) * self.buffer:
+                # Older than this version is also older than every newer one that is used up.
+                return self._dispatched[number].version <= version
         return True
 
-    def _take(self, task: Dispatched, staleness: int, record: Record) -> None:
-        """Take in a reply: it is accepted or refused, and its client goes on."""
-        reply = self._reply(task)
+    def _take(self, dispatched: Dispatched, staleness: int, record: Record) -> None:
+        """Accept or reject a reply, fold if the buffer is full, and end the client's trip."""
+        reply = self._reply(dispatched)
         record.bytes_down = dict(Counter(record.bytes_down) + Counter(reply.down))
         record.bytes_up = dict(Counter(record.bytes_up) + Counter(reply.up))
         id = reply.client.id
@@ -227,7 +276,9 @@ class Asynchronous(Loop):
             self.states.put(id, reply.keep)
             record.partial += not reply.complete
             record.staleness[staleness] = record.staleness.get(staleness, 0) + 1
-            if self.job.tracked.last:  # with the state, which is new from now on
+            if self.job.tracked.last:
+                # Together with the client's state, which already has its new last model, and not
+                # with the fold: the client may start again before the buffer is full.
                 change = getattr(reply.upload, CHANGE)
                 self.last_mean = self.last_mean + float(reply.client.q) * change
             self._buffer.append(replace(reply, client=replace(reply.client, staleness=staleness)))
@@ -237,139 +288,150 @@ class Asynchronous(Loop):
             record.wasted_steps += reply.steps
             record.wasted_gradients += reply.evaluations
             record.rejected.append((id, reply.wrong))
-            self._rejected_in_a_row += self._speaks_of_training(task, reply)
+            self._rejected_in_a_row += self._indicates_divergence(dispatched, reply)
             if self._rejected_in_a_row >= max(self.concurrency, self.buffer):
                 raise Diverged(
                     f"In round {self.round + 1} the last {self._rejected_in_a_row} replies were "
                     f"unusable (client {id!r}: {reply.wrong}); a smaller learning rate may help."
                 )
-        self._end(task, "replied" if reply.wrong is None else "rejected", record)
+        self._end(dispatched, "replied" if reply.wrong is None else "rejected", record)
 
-    def _speaks_of_training(self, task: Dispatched, reply: Reply) -> bool:
-        """Whether a reply that cannot be used says that training goes wrong, and not a device."""
-        return not task.work.damaged
+    def _indicates_divergence(self, dispatched: Dispatched, reply: Reply) -> bool:
+        """Whether an unusable reply is a sign that training diverges, and not of a bad device."""
+        return not dispatched.work.damaged
 
-    def _reply(self, task: Dispatched) -> Reply:
-        """What a client sends back; the engine may compute others that will be needed soon, too."""
-        number = task.flight.number
-        if number not in self._computed:
+    def _reply(self, dispatched: Dispatched) -> Reply:
+        """The reply of a client whose trip has arrived; called once per trip.
+
+        A simulation computes it here, together with those that arrive next if the engine computes
+        several at once. A deployment overrides this: it returns what the site sent.
+        """
+        number = dispatched.trip.number
+        if number not in self._early_replies:
             engine = require_simulation(self.engine, "Computing a reply in advance")
-            tasks = [task, *self._soon(engine.together - 1, number)]
-            assignments = [
-                Assignment(each.client, each.work, *self._read[each.version]) for each in tasks
-            ]
+            several = [dispatched, *self._next_arrivals(engine.together - 1, number)]
+            assignments = [self._assignment(each) for each in several]
             replies = engine.replies(self.method, assignments, self.states)
-            for each, reply in zip(tasks, replies, strict=True):
-                self._computed[each.flight.number] = reply
-        return self._computed.pop(number)
+            for each, reply in zip(several, replies, strict=True):
+                self._early_replies[each.trip.number] = reply
+        return self._early_replies.pop(number)
 
-    def _soon(self, most: int, besides: int) -> list[Dispatched]:
-        """The next tasks to arrive that are not computed yet, at most so many, besides one."""
+    def _next_arrivals(self, most: int, besides: int) -> list[Dispatched]:
+        """At most `most` clients whose replies arrive next and are not computed, except one."""
+        # Computing ahead is safe: the state of a client under way cannot change before its reply.
         if not most:
             return []
         others = (
-            task
-            for number, task in self._tasks.items()
-            if task.flight.outcome == ARRIVES and number != besides and number not in self._computed
+            each
+            for number, each in self._dispatched.items()
+            if each.trip.outcome == ARRIVES
+            and number != besides
+            and number not in self._early_replies
         )
-        return nsmallest(most, others, key=lambda task: task.flight)
+        return nsmallest(most, others, key=lambda each: each.trip)
 
     def _fold(self, record: Record) -> None:
         """Update the server with the replies in the buffer."""
         result = self.job.result(self.method, self.round, diagnose=True)
         for reply in self._buffer:
             result.take(reply)
-        before, last_mean = self.server, self.last_mean  # which has moved with the states
+        before, last_mean = self.server, self.last_mean
         share = min(1.0, len(self._buffer) / self.concurrency)
         self._take_over(self.method.fold(before, result.replies), result, share)
-        self.last_mean = last_mean
+        self.last_mean = last_mean  # `_take` has moved it already; `_take_over` did so again
         self._buffer = []
         self.version += 1
         record.updates += 1
         if self._evaluated(self.round + 1):
             record.diagnostics = diagnose(self.method, before, self.server, result.replies)
 
-    def _lose(self, task: Dispatched, reason: str, record: Record) -> None:
-        """A client's work comes to nothing."""
-        flight, id = task.flight, task.client.id
+    def _lose(self, dispatched: Dispatched, reason: str, record: Record) -> None:
+        """Count the work of a client whose reply will not be used, and end its trip."""
+        trip, id = dispatched.trip, dispatched.client.id
         record.lost.append((id, reason))
-        times = (np.array([t]) for t in (flight.computing, flight.sending, flight.end))
-        steps, gradients = spent(self.job, task.client, task.work, self.load, share_done(*times)[0])
+        times = (np.array([t]) for t in (trip.computing, trip.sending, trip.end))
+        done = share_done(*times)[0]
+        steps, gradients = spent(self.job, dispatched.client, dispatched.work, self.load, done)
         record.wasted_steps += steps
         record.wasted_gradients += gradients
-        if flight.end >= flight.computing:
+        if trip.end >= trip.computing:
             record.bytes_down = dict(Counter(record.bytes_down) + Counter(self.load.down))
-        if flight.outcome == ARRIVES:
+        if trip.outcome == ARRIVES:
             record.bytes_up = dict(Counter(record.bytes_up) + Counter(self.load.up))
-        self._end(task, reason, record)
+        self._end(dispatched, reason, record)
 
-    def _end(self, task: Dispatched, outcome: str, record: Record) -> None:
-        """A client's work is over, and another's is to begin."""
-        flight = task.flight
-        record.cohort.append(task.client.id)
-        record.busy_seconds += flight.end - flight.start
-        record.idle_seconds += self.flights.now - flight.end
-        moments = flight.start, flight.computing, flight.sending, flight.end
-        self._write_down(record, Span(task.client.id, *moments, outcome).until(flight.end))
-        del self._tasks[flight.number]
-        self._computed.pop(flight.number, None)  # computed in vain, if it was too old
-        self._readers[task.version] -= 1
-        if not self._readers[task.version]:
-            del self._read[task.version], self._readers[task.version]
-        self.flights.free(flight.k)
-        self._starting.append(flight.k if self.concurrency == len(self.roster) else ANYBODY)
-        self._ended += 1
+    def _end(self, dispatched: Dispatched, outcome: str, record: Record) -> None:
+        """Record that a trip is over, forget it, and have another client start."""
+        trip = dispatched.trip
+        record.cohort.append(dispatched.client.id)
+        record.busy_seconds += trip.end - trip.start
+        record.idle_seconds += self.queue.now - trip.end
+        moments = trip.start, trip.computing, trip.sending, trip.end
+        self._write_down(record, Span(dispatched.client.id, *moments, outcome).until(trip.end))
+        del self._dispatched[trip.number]
+        self._early_replies.pop(trip.number, None)  # still there if the reply was too old to use
+        self._readers[dispatched.version] -= 1
+        if not self._readers[dispatched.version]:
+            del self._sent[dispatched.version], self._readers[dispatched.version]
+        self.queue.free(trip.k)
+        self._to_start.append(self._successor_of(trip.k))
+        self._trips_ended += 1
+
+    # The names in `saved` and `lasting` are the format of run folders. "flights" and "tasks" are
+    # trips and dispatched clients: other words would break resuming older runs.
 
     def saved(self) -> dict[str, dict[str, Any]]:
-        tasks = [
-            [list(task.flight), task.work.round, task.version] for task in self._tasks.values()
-        ]
         under_way: dict[str, Any] = {
-            "flights": self.flights.saved(),
-            "tasks": tasks,
-            "held": self._held,
-            "starting": self._starting,
-            "ended": self._ended,
+            "flights": self.queue.saved(),
+            "tasks": [
+                [list(each.trip), each.work.round, each.version]
+                for each in self._dispatched.values()
+            ],
+            "held": self._arrived,
+            "starting": self._to_start,
+            "ended": self._trips_ended,
             "version": self.version,
-            "versions": list(self._read),
+            "versions": list(self._sent),
             "rejected_in_a_row": self._rejected_in_a_row,
-            "computed": list(self._computed),
+            "computed": list(self._early_replies),
             "buffer": len(self._buffer),
         }
-        for number, reply in self._computed.items():
-            under_way |= packed(reply, f"computed {number} ")
+        for number, reply in self._early_replies.items():
+            under_way |= pack_reply(reply, f"computed {number} ")
         for place, reply in enumerate(self._buffer):
-            under_way |= packed(reply, f"buffer {place} ")
+            under_way |= pack_reply(reply, f"buffer {place} ")
         return super().saved() | {"under way": under_way}
 
     def lasting(self) -> dict[str, dict[str, Any]]:
         return {
             f"read {version}": {f"download {n}": value for n, value in download.items()}
             | {f"buffers {n}": value for n, value in buffers.items()}
-            for version, (download, buffers) in self._read.items()
+            for version, (download, buffers) in self._sent.items()
         }
 
     def restore(self, part: Callable[[str], dict[str, Any]], records: Sequence[Record]) -> None:
         super().restore(part, records)
+        self.reset()
         saved = part("under way")
-        self.flights.restore(saved["flights"])
-        self._held, self._starting = saved["held"], saved["starting"]
-        self._ended = saved["ended"]
+        self.queue.restore(saved["flights"])
+        self._arrived, self._to_start = saved["held"], saved["starting"]
+        self._trips_ended = saved["ended"]
         self.version = saved["version"]
         self._rejected_in_a_row = saved["rejected_in_a_row"]
         for values, round, version in saved["tasks"]:
-            flight = Flight(*values)
-            client, work = self._work(flight.k, flight.number, round)
-            self._tasks[flight.number] = Dispatched(flight, client, work, version)
+            trip = Trip(*values)
+            client, work = self._work(trip.k, trip.number, round)
+            self._dispatched[trip.number] = Dispatched(trip, client, work, version)
             self._readers[version] += 1
         for version in saved["versions"]:
-            read = part(f"read {version}")
-            self._read[version] = Download(**under("download ", read)), under("buffers ", read)
+            sent = part(f"read {version}")
+            download = Download(**with_prefix("download ", sent))
+            self._sent[version] = download, with_prefix("buffers ", sent)
         for number in saved["computed"]:
-            self._computed[number] = unpacked(
-                under(f"computed {number} ", saved), self._tasks[number].client
+            self._early_replies[number] = unpack_reply(
+                with_prefix(f"computed {number} ", saved), self._dispatched[number].client
             )
         for place in range(saved["buffer"]):
-            values = under(f"buffer {place} ", saved)
+            values = with_prefix(f"buffer {place} ", saved)
             client = replace(self.roster.client(values["client"]), staleness=values["staleness"])
-            self._buffer.append(unpacked(values, client))
+            self._buffer.append(unpack_reply(values, client))

@@ -1,11 +1,12 @@
-"""Who is under way, in the order of virtual time: the clock of asynchronous training.
+"""The event queue of asynchronous training: which clients are under way, and who arrives next.
 
-A flight is one client's work from reading the model to its reply. It is drawn when it is launched,
-from the seed and its number, so that nothing depends on when or where it is computed.
+`EventQueue` is what the asynchronous loop needs. `VirtualEventQueue` implements it on a virtual
+clock, `undrift.deploy.loops` with real sites and the wall clock.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from heapq import heappop, heappush, heapreplace
 from math import exp, inf
 from typing import Any, NamedTuple
@@ -17,201 +18,280 @@ from undrift.utils.errors import UndriftError
 from undrift.utils.keys import uniforms
 
 WAKES = "wakes"
-"""Not a flight, but a moment at which a client (or anybody) is available again."""
+"""The outcome of a wake-up: an event at which a client may have become available."""
 ANYBODY = -1
-BLOCK = 4096
-"""Draws are made for so many flights at once."""
-TRIES = 16
+"""In place of a client: any client that is idle."""
+BLOCK_TRIPS = 4096
+"""The random numbers of this many trips are generated at once."""
+PICK_ATTEMPTS = 16
+"""How many clients are tried at random before all idle clients are listed."""
 GOLDEN = 0x9E3779B97F4A7C15
+"""2⁶⁴ divided by the golden ratio: spreads consecutive numbers over all 64 bits."""
 
 
-class Flight(NamedTuple):
-    """A client's work: when it reads, computes and sends, and what becomes of it."""
+class Trip(NamedTuple):
+    """One client's way from reading the model to its reply, in seconds of the queue's clock.
+
+    `end` and `sequence` come first because the heap orders trips by them. Run stores hold trips as
+    lists of these fields in this order.
+    """
 
     end: float
-    ticket: int
-    """tells apart those that end at the same time: the first to be launched comes first"""
+    """when it ends: the reply arrives, or the client fails or leaves"""
+    sequence: int
+    """breaks ties: of trips that end at the same time, the first to enter the queue comes first"""
     number: int
-    """of the launch; −1 for a wake-up"""
+    """how many trips were launched before it; −1 for a wake-up"""
     k: int
-    """the client's place in the roster, or `ANYBODY`"""
+    """the client's position in the roster, or `ANYBODY`"""
     start: float
+    """when the client reads the model"""
     computing: float
+    """when it has received the model and starts to compute"""
     sending: float
+    """when it has computed and starts to send"""
     outcome: str
+    """`ARRIVES`, `WAKES`, or why there will be no reply"""
 
 
-class Flights:
-    """The clients under way.
+class EventQueue(ABC):
+    """The clients under way, as the asynchronous loop sees them.
+
+    Clients are named by their position k in the roster. A client is busy from `launch` to `free`:
+    `land` does not free it, since its reply may have to wait for an older one.
+    """
+
+    @property
+    @abstractmethod
+    def now(self) -> float:
+        """Seconds since the run began, on this queue's clock."""
+
+    @property
+    @abstractmethod
+    def launched(self) -> int:
+        """How many trips were launched so far: the number of the next trip."""
+
+    @property
+    @abstractmethod
+    def next_time(self) -> float:
+        """When the next event happens; ∞ if there is none or if that cannot be known."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many events are to come, wake-ups included."""
+
+    @abstractmethod
+    def is_available(self, k: int) -> bool:
+        """Whether client k could be launched now; the loop asks for idle clients only."""
+
+    @abstractmethod
+    def pick(self) -> int | None:
+        """A client drawn uniformly from those idle and available; None if there is none."""
+
+    @abstractmethod
+    def launch(self, k: int, units: float) -> Trip:
+        """Launch client k now, with `units` of computation in the unit of the fleet's speed."""
+
+    @abstractmethod
+    def wake(self, k: int = ANYBODY) -> None:
+        """Add an event, of outcome `WAKES`, for when client k or any idle client is available."""
+
+    @abstractmethod
+    def land(self) -> Trip:
+        """The next event, with the clock moved on to its end; requires that there is one."""
+
+    @abstractmethod
+    def free(self, k: int) -> None:
+        """Make client k idle: its trip is over and its reply was used or dropped."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Drop all events and make every client idle; the clock and `launched` stay."""
+
+    @abstractmethod
+    def saved(self) -> dict[str, Any]:
+        """The state of the queue in plain values, for the run store."""
+
+    @abstractmethod
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Continue from what `saved` returned."""
+
+
+class VirtualEventQueue(EventQueue):
+    """The event queue of a simulation: trips in a heap, ordered by virtual time.
+
+    What happens on a trip is decided when it is launched, by random numbers that depend only on
+    the seed and the number of the trip. So nothing depends on when or where its work is computed.
 
     Parameters
     ----------
     fleet
         the devices
     reading, sending
-        how long each client takes to receive the model and to send its reply, before jitter
+        the seconds each client takes to receive the model and to send its reply, before jitter
     """
 
+    # Plain attributes instead of properties: they are read for every event.
+    now: float = 0.0
+    launched: int = 0
+
     def __init__(self, fleet: Fleet, reading: np.ndarray, sending: np.ndarray):
-        self.now = 0.0
-        self.launched = 0
         self._fleet = fleet
         self._steady = fleet.steady
         self._reading = reading.tolist()
         self._sending = sending.tolist()
         with np.errstate(over="ignore"):
-            self._pause = (1 / fleet.speed).tolist()
+            self._seconds_per_unit = (1 / fleet.speed).tolist()
+        # None where no device needs it, so that `launch` skips the computation.
         self._sigma = fleet.jitter.tolist() if fleet.jitter.any() else None
         self._dropout = fleet.dropout.tolist() if fleet.dropout.any() else None
-        self._heap: list[Flight] = []
-        self._landed = False
-        """whether the first of the heap has landed: the next to set out takes its place there"""
-        self._tickets = 0
-        self._busy = bytearray(len(fleet))
-        self._draw_block(0)
+        self._sequence = 0
+        self.reset()
+        self._generate_block(0)
 
     def __len__(self) -> int:
-        """How many are under way, wake-ups included."""
         return len(self._heap) - self._landed
 
     def pick(self) -> int | None:
-        """A client that is idle and available, each as likely as the others; None without one."""
+        # Trying clients at random is much cheaper than listing the idle ones, as long as most
+        # are idle. Every attempt rehashes the trip's one random number: the choice must depend
+        # on the seed and the number of the trip only.
         busy = self._busy
         n = len(busy)
-        bits = int(self._choices[self._place(self.launched)] * 2**53)
-        for _ in range(TRIES):
+        bits = int(self._choices[self._index(self.launched)] * 2**53)
+        for _ in range(PICK_ATTEMPTS):
             k = bits * n >> 53
             if not busy[k] and (self._steady or self._fleet.is_available(k, self.now)):
                 return k
-            bits = _mixed(bits) >> 11
-        there = np.frombuffer(busy, dtype=np.uint8) == 0
+            bits = _rehash(bits) >> 11
+        candidates = np.frombuffer(busy, dtype=np.uint8) == 0
         if not self._steady:
-            there &= self._fleet.available(self.now)
-        idle = np.flatnonzero(there)
+            candidates &= self._fleet.available(self.now)
+        idle = np.flatnonzero(candidates)
         return int(idle[bits * len(idle) >> 53]) if len(idle) else None
 
-    def launch(self, k: int, units: float) -> Flight:
-        """Client k sets out now, to compute so many units."""
+    def launch(self, k: int, units: float) -> Trip:
         number, now = self.launched, self.now
         self.launched = number + 1
-        place = number - self._first
-        if place >= BLOCK:
-            place = self._place(number)
+        index = number - self._first
+        if index >= BLOCK_TRIPS:
+            index = self._index(number)
         factor = 1.0
         if self._sigma is not None:
             sigma = self._sigma[k]
-            factor = exp(sigma * self._jitters[place] - sigma * sigma / 2)
+            factor = exp(sigma * self._jitters[index] - sigma * sigma / 2)
         computing, sending, end = journey(
-            now, self._reading[k], units * self._pause[k], self._sending[k], factor
+            now, self._reading[k], units * self._seconds_per_unit[k], self._sending[k], factor
         )
         if not end < inf:
             raise UndriftError(FOR_EVER)
         outcome = ARRIVES
         if self._dropout is not None:
-            p, u = self._dropout[k], self._dropouts[place]
+            p, u = self._dropout[k], self._dropouts[index]
             if u < p:
+                # Given that it drops out, u/p is uniform: it does so anywhere on its way.
                 outcome, end = FAILED, now + u / p * (end - now)
         if not self._steady:
             leaves = self._fleet.leaves_of(k, now)
             if leaves < end:
                 outcome, end = LEFT, leaves
         self._busy[k] = 1
-        flight = Flight(end, self._tickets, number, k, now, computing, sending, outcome)
-        self._enter(flight)
-        return flight
+        trip = Trip(end, self._sequence, number, k, now, computing, sending, outcome)
+        self._push(trip)
+        return trip
 
     def wake(self, k: int = ANYBODY) -> None:
-        """See to it that client k, or anybody who is idle, is thought of when it is there again."""
         if k == ANYBODY:
             idle = np.frombuffer(self._busy, dtype=np.uint8) == 0
-            soon = float(self._fleet.next_available(self.now)[idle].min(initial=inf))
+            at = float(self._fleet.next_available(self.now)[idle].min(initial=inf))
         else:
-            soon = self._fleet.next_of(k, self.now)
-        if soon < inf:
-            self._enter(Flight(soon, self._tickets, -1, k, soon, soon, soon, WAKES))
+            at = self._fleet.next_of(k, self.now)
+        if at < inf:  # otherwise nobody comes back, and a wake-up would never end
+            self._push(Trip(at, self._sequence, -1, k, at, at, at, WAKES))
 
     @property
     def next_time(self) -> float:
-        """When the next one lands, or ∞."""
-        self._clear()
+        self._remove_landed()
         return self._heap[0].end if self._heap else inf
 
-    def land(self) -> Flight:
-        """The next to land; the clock goes on to that moment."""
-        self._clear()
-        flight = self._heap[0]
+    def land(self) -> Trip:
+        self._remove_landed()
+        trip = self._heap[0]
         self._landed = True
-        self.now = flight.end
-        return flight
+        self.now = trip.end
+        return trip
 
     def free(self, k: int) -> None:
-        """Client k is idle again."""
         self._busy[k] = 0
 
     def is_available(self, k: int) -> bool:
-        """Whether client k is there now."""
         return self._steady or self._fleet.is_available(k, self.now)
 
+    def reset(self) -> None:
+        self._heap: list[Trip] = []
+        # Whether the trip at the top of the heap has landed. It stays there until the next event
+        # enters, since replacing the top costs half of removing it and pushing another: almost
+        # every landing is followed by a launch.
+        self._landed = False
+        self._busy = bytearray(len(self._fleet))
+
     def saved(self) -> dict[str, Any]:
-        """All there is, as plain values."""
-        self._clear()
+        self._remove_landed()
         return {
             "now": self.now,
             "launched": self.launched,
-            "tickets": self._tickets,
+            "tickets": self._sequence,
             "heap": [list(each) for each in self._heap],
             "busy": [k for k, busy in enumerate(self._busy) if busy],
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
-        """Go on from what `saved` gave."""
+        self.reset()
         self.now = saved["now"]
         self.launched = saved["launched"]
-        self._tickets = saved["tickets"]
-        self._heap = [Flight(*each) for each in saved["heap"]]  # a heap, as it was saved
-        self._landed = False
-        self._busy = bytearray(len(self._busy))
+        self._sequence = saved["tickets"]
+        self._heap = [Trip(*each) for each in saved["heap"]]  # saved in the order of a heap
         for k in saved["busy"]:
             self._busy[k] = 1
-        self._draw_block(self.launched // BLOCK)
+        self._generate_block(self.launched // BLOCK_TRIPS)
 
-    def _enter(self, flight: Flight) -> None:
-        self._tickets += 1
+    def _push(self, trip: Trip) -> None:
+        self._sequence += 1
         if self._landed:
-            heapreplace(self._heap, flight)
+            heapreplace(self._heap, trip)
             self._landed = False
         else:
-            heappush(self._heap, flight)
+            heappush(self._heap, trip)
 
-    def _clear(self) -> None:
-        """Take out the one that has landed."""
+    def _remove_landed(self) -> None:
         if self._landed:
             heappop(self._heap)
             self._landed = False
 
-    def _place(self, number: int) -> int:
-        """Where the draws of a flight are in its block."""
-        if not 0 <= number - self._first < BLOCK:
-            self._draw_block(number // BLOCK)
+    def _index(self, number: int) -> int:
+        """Where the random numbers of a trip are in its block, which is generated if needed."""
+        if not 0 <= number - self._first < BLOCK_TRIPS:
+            self._generate_block(number // BLOCK_TRIPS)
         return number - self._first
 
-    def _draw_block(self, block: int) -> None:
-        """The keyed draws of many flights at once, each from its own number."""
-        numbers = np.arange(1, BLOCK + 1, dtype=np.uint64) + np.uint64(block * BLOCK)
+    def _generate_block(self, block: int) -> None:
+        """Generate the random numbers of many trips at once, each from the trip's own number."""
+        numbers = np.arange(1, BLOCK_TRIPS + 1, dtype=np.uint64) + np.uint64(block * BLOCK_TRIPS)
         with np.errstate(over="ignore"):
             hashed = numbers * np.uint64(GOLDEN)
 
-        def drawn(purpose: str) -> np.ndarray:
+        # The purposes are part of the random keys: with other words every result would change.
+        def numbers_for(purpose: str) -> np.ndarray:
             return uniforms(self._fleet.seed, f"flight {purpose}", 0, hashed)
 
-        self._choices: list[float] = drawn("choice").tolist()
-        self._dropouts: list[float] = drawn("dropout").tolist()
-        self._jitters: list[float] = normal_scores(drawn("jitter")).tolist()
-        self._first = block * BLOCK
+        self._choices: list[float] = numbers_for("choice").tolist()
+        self._dropouts: list[float] = numbers_for("dropout").tolist()
+        self._jitters: list[float] = normal_scores(numbers_for("jitter")).tolist()
+        self._first = block * BLOCK_TRIPS
 
 
-def _mixed(bits: int) -> int:
-    """Another 64-bit number for a number (SplitMix64), to draw again."""
+def _rehash(bits: int) -> int:
+    """Another 64-bit number, as if random, from a number (SplitMix64)."""
     z = (bits + GOLDEN) % 2**64
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64

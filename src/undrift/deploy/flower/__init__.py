@@ -1,4 +1,4 @@
-"""Flower as the carrier of a deployment: SuperLink, SuperNodes and what they are told.
+"""Flower as the transport of a deployment: SuperLink, SuperNodes and their processes.
 
-All that knows Flower's insides is here; its version is pinned by the extra `undrift[flower]`.
+Only this package depends on Flower's internals; the extra `undrift[flower]` pins its version.
 """

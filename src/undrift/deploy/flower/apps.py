@@ -1,6 +1,7 @@
-"""The ServerApp and the ClientApp, for those who start runs by Flower's own means.
+"""The ServerApp and the ClientApp, for runs started with Flower's own commands.
 
-`undrift deploy server` and `undrift deploy site` do without: they are these apps, started once.
+`undrift deploy server` and `undrift deploy site` do not need them: they keep one process for all
+requests, where Flower starts these apps anew for each.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from undrift.deploy.flower.letters import opened, reply
-from undrift.deploy.flower.post import FlowerPost
+from undrift.deploy.flower.messages import answer_message, payload
+from undrift.deploy.flower.transport import FlowerTransport
 from undrift.deploy.server import serve
 from undrift.deploy.site import Site
 from undrift.experiments.experiment import Experiment
@@ -24,18 +25,19 @@ server = ServerApp()
 
 @client.query()
 def answer(message: Message, context: Context) -> Message:
-    """Answer as the site of this node, which its node-config names: experiment, site, state."""
-    own = context.node_config
-    site = _site(str(own["experiment"]), str(own["site"]), str(own["state"]))
-    return reply(site.answer(opened(message)), message)
+    """Answer a request as the site that the node-config names: experiment, site, state."""
+    config = context.node_config
+    site = _site(str(config["experiment"]), str(config["site"]), str(config["state"]))
+    return answer_message(site.answer(payload(message)), message)
 
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the experiment of the run-config with the sites that are there: experiment, out."""
-    own = context.run_config
-    with FlowerPost(grid) as post:
-        serve(Experiment.load(Path(str(own["experiment"]))), Path(str(own["out"])), post)
+    """Run the experiment that the run-config names: experiment, out."""
+    config = context.run_config
+    with FlowerTransport(grid) as transport:
+        experiment = Experiment.load(Path(str(config["experiment"])))
+        serve(experiment, Path(str(config["out"])), transport)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The apps that Flower starts where nobody else did."""
+"""The app that `flwr run` starts: it imports undrift's apps, which are installed everywhere."""
 
 from undrift.deploy.flower.apps import client, server
 

@@ -1,10 +1,10 @@
-"""A deployment in one process, for the tests: sites that answer when they are asked."""
+"""A deployment in one process, for tests: a transport whose sites answer at once."""
 
 import queue
 from pathlib import Path
 
-from undrift.deploy.post import Arrival, Post
 from undrift.deploy.site import Site
+from undrift.deploy.transport import Answer, Transport
 from undrift.experiments.experiment import Experiment
 
 SITE = """
@@ -58,7 +58,7 @@ METHODS = {
 
 
 def app(folder, methods=("FedAvg",), text=""):
-    """Write an app; gives its experiment file."""
+    """Write an app, and return its experiment file."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "site.py").write_text(SITE)
     tables = "".join(
@@ -68,8 +68,11 @@ def app(folder, methods=("FedAvg",), text=""):
     return folder / "experiment.toml"
 
 
-class Here(Post):
-    """Sites in this process; `spoil` may change an answer on the way, `away` who is there."""
+class InProcess(Transport):
+    """Sites in this process.
+
+    Sites in `away` are not connected, those in `silent` never answer, and `spoil` changes answers.
+    """
 
     def __init__(self, file: Path, state: Path, names=("a", "b", "c")):
         self.experiment = Experiment.load(file)
@@ -80,34 +83,34 @@ class Here(Post):
         self.asked: list[str] = []
         self._made: dict[str, Site] = {}
         self._names = names
-        self._arrived: queue.Queue[Arrival] = queue.Queue()
+        self._answers: queue.Queue[Answer] = queue.Queue()
         self._forgotten: set[str] = set()
 
     def restart(self, site):
-        """As if its process had died: only what is on the disk is left."""
+        """Replace a site by a new one, as if its process had died: only its files are left."""
         self._made.pop(site, None)
 
     def sites(self):
         return [name for name in self._names if name not in self.away]
 
-    def send(self, site, request, seconds, most):
+    def send(self, site, request, seconds, max_bytes):
         ticket = f"{len(self.asked)}"
         self.asked.append(site)
         if site in self.away:
-            self._arrived.put(Arrival(ticket, trouble="away"))
+            self._answers.put(Answer(ticket, failure="away"))
         elif site not in self.silent:
             if site not in self._made:
                 self._made[site] = Site(self.experiment, site, self.state / site)
             answer = self._made[site].answer(request)
-            self._arrived.put(Arrival(ticket, self.spoil(site, request, answer)))
+            self._answers.put(Answer(ticket, self.spoil(site, request, answer)))
         return ticket
 
     def next(self, seconds):
         try:
-            arrival = self._arrived.get(timeout=min(seconds, 0.3))
+            answer = self._answers.get(timeout=min(seconds, 0.3))
         except queue.Empty:
             return None
-        return arrival if arrival.ticket not in self._forgotten else self.next(seconds)
+        return answer if answer.ticket not in self._forgotten else self.next(seconds)
 
     def forget(self, ticket):
         self._forgotten.add(ticket)

@@ -1,4 +1,8 @@
-"""Replies that are not folded yet, as flat named values, so that a run can be kept."""
+"""Turns replies that wait for the next fold into flat named values that a run store can keep.
+
+The asynchronous loop uses it for its buffer and for replies computed ahead of their arrival. The
+names are part of the format of run folders: changing one breaks resuming older runs.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,8 @@ from undrift.core.messages import Reply
 from undrift.core.problem import Client, Keep, Upload
 
 
-def packed(reply: Reply, prefix: str) -> dict[str, Any]:
-    """A reply as named vectors and plain values."""
+def pack_reply(reply: Reply, prefix: str) -> dict[str, Any]:
+    """The reply as tensors and plain values, each name with the prefix before it."""
     values: dict[str, Any] = {
         "client": reply.client.id,
         "staleness": reply.client.staleness,
@@ -26,13 +30,13 @@ def packed(reply: Reply, prefix: str) -> dict[str, Any]:
     return {prefix + name: value for name, value in values.items()}
 
 
-def unpacked(values: dict[str, Any], client: Client) -> Reply:
-    """The reply of a client, from what `packed` gave, without the prefix."""
+def unpack_reply(values: dict[str, Any], client: Client) -> Reply:
+    """The reply that `pack_reply` packed, given its values without the prefix."""
     return Reply(
         client=client,
-        upload=Upload(**under("upload ", values)),
-        keep=Keep(**under("keep ", values)),
-        buffers=under("buffers ", values),
+        upload=Upload(**with_prefix("upload ", values)),
+        keep=Keep(**with_prefix("keep ", values)),
+        buffers=with_prefix("buffers ", values),
         steps=values["steps"],
         evaluations=values["evaluations"],
         complete=values["complete"],
@@ -42,8 +46,8 @@ def unpacked(values: dict[str, Any], client: Client) -> Reply:
     )
 
 
-def under(prefix: str, values: dict[str, Any]) -> dict[str, Any]:
-    """The values whose names begin with a prefix, without it."""
+def with_prefix(prefix: str, values: dict[str, Any]) -> dict[str, Any]:
+    """The values whose names start with the prefix, by their names without it."""
     return {
         name.removeprefix(prefix): value
         for name, value in values.items()

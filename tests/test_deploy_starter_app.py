@@ -1,4 +1,4 @@
-"""The app that a deployment begins with works as it is."""
+"""The starter app works without changes."""
 
 import tomllib
 from importlib.util import module_from_spec, spec_from_file_location
@@ -7,13 +7,13 @@ import pytest
 import torch
 
 import undrift as ud
-from undrift.deploy.starting import FILES, init
+from undrift.deploy.starter_app import FILES, write_starter_app
 
 
 @pytest.fixture(scope="module")
 def app(tmp_path_factory):
     folder = tmp_path_factory.mktemp("started") / "new" / "app"
-    assert init(folder) == [folder / name for name in FILES]
+    assert write_starter_app(folder) == [folder / name for name in FILES]
     return folder
 
 
@@ -96,18 +96,20 @@ def test_it_learns_with_the_settings_of_the_experiment(site, experiment):
 @pytest.mark.parametrize("there", ["site.py", "experiment.toml", "notes.txt"])
 def test_nothing_is_overwritten(tmp_path, there):
     (tmp_path / there).write_text("mine")
-    with pytest.raises(ud.UndriftError, match=f"has {there} in it, and nothing is overwritten"):
-        init(tmp_path)
+    with pytest.raises(
+        ud.UndriftError, match=f"already has {there} in it, and nothing is overwritten"
+    ):
+        write_starter_app(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [there]
     assert (tmp_path / there).read_text() == "mine"
 
 
 def test_an_empty_folder_will_do_also_under_version_control(tmp_path):
     (tmp_path / ".git").mkdir()
-    assert [path.name for path in init(tmp_path)] == list(FILES)
+    assert [path.name for path in write_starter_app(tmp_path)] == list(FILES)
 
 
 def test_a_file_in_the_place_of_the_folder_is_a_sentence(tmp_path):
     (tmp_path / "app").write_text("")
-    with pytest.raises(ud.UndriftError, match="cannot be made"):
-        init(tmp_path / "app")
+    with pytest.raises(ud.UndriftError, match="cannot be created"):
+        write_starter_app(tmp_path / "app")

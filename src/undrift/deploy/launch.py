@@ -1,0 +1,300 @@
+"""Starts deployments on Flower: a server, a site, or a server with all its sites on this machine.
+
+The commands `undrift deploy` and `undrift resume` call these functions.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from undrift.deploy.flower.environment import require_flower
+from undrift.deploy.flower.processes import PARENT, free_port, last_error, stop
+from undrift.deploy.remote import Waiting
+from undrift.deploy.server import DEPLOYMENT, require_deployable, serve, sites_of
+from undrift.deploy.site import Site
+from undrift.deploy.site_names import require_site_name
+from undrift.experiments.experiment import Experiment
+from undrift.runs.driver import Observer, RunOutcome
+from undrift.runs.folder import alone_in, read_json, write_json
+from undrift.runs.planning import claim
+from undrift.utils.errors import UndriftError, require
+
+CONNECTION = "connection.json"
+"""The file of a run folder that says where its server listens, and which sites it starts itself."""
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+SERVER_FILES = ("ca.crt", "server.pem", "server.key", "secret")
+SITE_FILES = ("ca.crt", "key", "secret")
+
+
+def experiment_file(app: Path) -> Path:
+    """The experiment file of an app: `experiment.toml` in a folder, or the file itself."""
+    path = app / "experiment.toml" if app.is_dir() else app
+    require(path.is_file(), f"There is no {path}: undrift deploy init DIR writes an app.")
+    return path
+
+
+# The server
+
+
+def run_server(
+    experiment: Experiment,
+    folder: Path,
+    host: str,
+    port: int,
+    certs: Path | None = None,
+    observer: Observer | None = None,
+    waiting: Waiting = lambda sites: None,
+    extend: bool = False,
+) -> list[RunOutcome]:
+    """Start a SuperLink, wait for the sites, and run the experiment with them.
+
+    Parameters
+    ----------
+    folder
+        the run folder
+    host, port
+        where the SuperLink listens
+    certs
+        the folder `server` of the certificates; None for no encryption, on this machine only
+    observer, waiting, extend
+        as for `serve`
+    """
+    _require_ready(experiment)
+    host = host.strip("[]")
+    require(
+        certs is not None or host in LOOPBACK,
+        f"Without certificates a server may listen on this machine only, but {host!r} can be "
+        f"reached from others: create certificates with undrift deploy certs.",
+    )
+    if certs is not None:
+        certs = _require_files(certs, SERVER_FILES, "server")
+    with _reserved(experiment, folder, host, port, certs, extend=extend):
+        return _serve(experiment, folder, host, port, certs, observer, waiting)
+
+
+def resume_server(
+    experiment: Experiment,
+    folder: Path,
+    observer: Observer | None = None,
+    waiting: Waiting = lambda sites: None,
+) -> list[RunOutcome]:
+    """Continue a deployment where its server was stopped, with the sites it had started itself.
+
+    The experiment may have more rounds than the one in the folder: the runs are then extended.
+    """
+    found = read_json(folder / CONNECTION)
+    if found.get("sites"):
+        return _run_all_here(experiment, folder, observer, waiting, extend=True)
+    certs = None if found["certs"] is None else Path(found["certs"])
+    host, port = found["host"], found["port"]
+    return run_server(experiment, folder, host, port, certs, observer, waiting, extend=True)
+
+
+def is_deployed(folder: Path) -> bool:
+    """Whether a run folder belongs to a deployment."""
+    return (folder / CONNECTION).is_file()
+
+
+def _require_ready(experiment: Experiment) -> None:
+    require_flower()
+    require_deployable(experiment)
+    for name in sites_of(experiment):
+        require_site_name(name)
+
+
+@contextmanager
+def _reserved(
+    experiment: Experiment,
+    folder: Path,
+    host: str,
+    port: int,
+    certs: Path | None = None,
+    sites: Sequence[str] | None = None,
+    extend: bool = False,
+) -> Iterator[None]:
+    """Hold a run folder for this server, after writing what `resume_server` needs into it."""
+    claim(experiment, folder, extend)
+    require(
+        is_deployed(folder) or (folder / DEPLOYMENT).is_file() or not any(folder.glob("*/seed-*")),
+        f"{folder} has the runs of a simulation: choose another folder with --out.",
+    )
+    # Not the lock of the run folder itself, which `serve` takes for each of its steps.
+    with alone_in(folder / "flower"):
+        found = {"host": host, "port": port, "certs": None if certs is None else str(certs)}
+        write_json(folder / CONNECTION, {**found, "sites": None if sites is None else list(sites)})
+        yield
+
+
+def _serve(
+    experiment: Experiment,
+    folder: Path,
+    host: str,
+    port: int,
+    certs: Path | None,
+    observer: Observer | None,
+    waiting: Waiting,
+) -> list[RunOutcome]:
+    from undrift.deploy.flower.superlink import SuperLink
+    from undrift.deploy.flower.transport import FlowerTransport
+
+    with (
+        SuperLink(folder / "flower", host, port, certs) as link,
+        link.grid() as grid,
+        FlowerTransport(grid) as transport,
+    ):
+        return serve(experiment, folder, transport, observer, waiting)
+
+
+# Sites
+
+
+def run_site(
+    experiment: Experiment,
+    name: str,
+    superlink: str,
+    state: Path,
+    certs: Path | None,
+    stopped: Callable[[], bool],
+    say: Callable[[str], None],
+) -> None:
+    """Be a site until `stopped` returns True.
+
+    Parameters
+    ----------
+    name
+        which of the experiment's sites this is
+    superlink
+        the server's address, HOST:PORT
+    state
+        the folder for the states of its client
+    certs
+        the site's folder of the certificates; None for no encryption, on the server's machine only
+    say
+        is told what happens, in sentences
+    """
+    _require_ready(experiment)
+    require_site_name(name)
+    host, _, port = superlink.rpartition(":")
+    host = host.strip("[]")
+    require(
+        bool(host) and port.isdecimal() and 1 <= int(port) <= 65535,
+        f"The address of the server is {superlink!r}, but must be HOST:PORT with a port from 1 to "
+        f"65535, such as fl.example.org:8000.",
+    )
+    superlink = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    require(
+        certs is not None or host in LOOPBACK,
+        f"Without certificates a site must be on its server's machine, but {host!r} is another "
+        f"one: give the site's certificates with --certs.",
+    )
+    if certs is not None:
+        certs = _require_files(certs, SITE_FILES, "site")
+    from undrift.deploy.flower.supernode import SuperNode
+
+    site = Site(experiment, name, state / "state")
+    say(f"Site {name!r} has {len(site.data.train)} training samples and waits for its server.")
+    SuperNode(site, superlink, state / "flower" / name, certs, say).serve(stopped)
+
+
+@contextmanager
+def sites_here(
+    file: Path, names: Sequence[str], superlink: str, folder: Path, certs: Path | None = None
+) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Sites as processes on this machine, stopped at the end."""
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for name in names:
+            processes.append(start_site(file, name, superlink, folder, certs))
+        yield processes
+    finally:
+        stop(processes)
+
+
+def start_site(
+    file: Path, name: str, superlink: str, folder: Path, certs: Path | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a site as a process on this machine; its output goes to NAME/site.log in the folder."""
+    own = folder / name
+    own.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "undrift", "deploy", "site", str(file), "--site", name]
+    command += ["--superlink", superlink, "--state", str(own), "--with-parent"]
+    if certs is not None:
+        command += ["--certs", str(certs / name)]
+    with (own / "site.log").open("ab") as log:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, PARENT: str(os.getpid())},
+            start_new_session=True,
+        )
+
+
+# A server and its sites on this machine
+
+
+def run_local(
+    app: Path,
+    sites: int | None,
+    folder: Path,
+    observer: Observer | None = None,
+    waiting: Waiting = lambda sites: None,
+) -> list[RunOutcome]:
+    """Run an app with a server and its first `sites` sites, all on this machine; None for all."""
+    experiment = Experiment.load(experiment_file(app))
+    _require_ready(experiment)
+    names = sites_of(experiment)
+    if sites is not None:
+        require(
+            sites <= len(names),
+            f"The experiment has {len(names)} sites ({', '.join(names)}), but {sites} were asked "
+            f"for: name more of them in data.sites.",
+        )
+        experiment = experiment.with_settings({"data.sites": names[:sites]})
+    return _run_all_here(experiment, folder, observer, waiting)
+
+
+def _run_all_here(
+    experiment: Experiment,
+    folder: Path,
+    observer: Observer | None,
+    waiting: Waiting,
+    extend: bool = False,
+) -> list[RunOutcome]:
+    from undrift.deploy.flower.superlink import PROCESS_FILE
+
+    _require_ready(experiment)
+    # The SuperLink of a server that was killed may still run: then it is used again, at its port.
+    process = folder / "flower" / PROCESS_FILE
+    port = int(read_json(process)["port"]) if process.is_file() else free_port()
+    names = sites_of(experiment)
+    file, own = folder / "app.toml", folder / "sites"
+    with _reserved(experiment, folder, "127.0.0.1", port, sites=names, extend=extend):
+        experiment.write(file)
+        with sites_here(file, names, f"127.0.0.1:{port}", own) as processes:
+
+            def watch(missing: Collection[str]) -> None:
+                waiting(missing)
+                for name, process in zip(names, processes, strict=True):
+                    if process.poll() is not None:
+                        error = last_error(own / name / "site.log")
+                        raise UndriftError(
+                            f"The process of site {name!r} ended: {error or 'it gave no reason.'}"
+                        )
+
+            return _serve(experiment, folder, "127.0.0.1", port, None, observer, watch)
+
+
+def _require_files(certs: Path, files: Sequence[str], role: str) -> Path:
+    for name in files:
+        require(
+            (certs / name).is_file(),
+            f"{certs} is not a {role}'s folder of certificates: it has no {name}.",
+        )
+    return certs.resolve()
