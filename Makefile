@@ -49,7 +49,7 @@ test: check  ## the checks and all tests
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -q -m 'not deploy'
 
 test-deploy: $(READY)  ## deployments on Flower with real servers and sites, over loopback
-	$(BIN)/python -m pytest -n 2 -q -m deploy tests/test_deploy_flower.py tests/test_examples.py
+	$(BIN)/python -m pytest -n 2 -q -m deploy tests/test_deploy_flower.py tests/test_examples.py tests/test_one_path.py
 
 format: $(READY)  ## put the code in order
 	$(BIN)/ruff check --fix .

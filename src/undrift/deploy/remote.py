@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections import Counter, deque
@@ -373,17 +374,22 @@ def _metrics_in(answer: Answer, parts: Collection[str]) -> dict[str, float]:
         shown = repr(name[:40])
         if part not in parts or not METRIC_NAME.fullmatch(metric):
             raise InvalidMessage(f"{shown} was not asked for")
+        if value is None:  # undefined at this site
+            continue
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise InvalidMessage(f"{shown} must be a number")
         if metric == "accuracy" and not 0 <= value <= 1:
             raise InvalidMessage(f"{shown} must be in [0, 1]")
-    return {name: float(value) for name, value in found.items()}
+    return {name: math.nan if value is None else float(value) for name, value in found.items()}
 
 
 def _combined(
     losses: RemoteFederation, weights: Tensor, found: Mapping[Hashable, Mapping[str, float]]
 ) -> dict[str, float]:
-    """The metrics of all sites from those of each: training losses by q_k, others by samples."""
+    """The metrics of all sites from those of each: training losses by q_k, others by samples.
+
+    A site on which a metric is undefined does not count in it; an undefined loss is not hidden.
+    """
     q = dict(zip(losses.ids, weights.tolist(), strict=True))
     names = dict.fromkeys(name for metrics in found.values() for name in metrics)
     combined = {}
@@ -392,7 +398,7 @@ def _combined(
         shares = {
             site: q[site] if name == "train_loss" else losses.samples[str(site)].get(part, 0)
             for site, metrics in found.items()
-            if name in metrics
+            if name in metrics and (name.endswith("_loss") or not math.isnan(metrics[name]))
         }
         total = sum(shares.values())
         if total:

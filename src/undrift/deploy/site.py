@@ -5,6 +5,7 @@ The transport hands each request to `Site.answer` and sends back the bytes that 
 
 from __future__ import annotations
 
+import math
 import time
 import traceback
 from collections.abc import Mapping
@@ -205,7 +206,9 @@ class Site:
         buffers = {n.removeprefix("buffers "): v for n, v in tensors.items() if n != "x"}
         parts = [part for part in PARTS if part in values.get("parts", ())]
         metrics = losses.evaluate_own(0, x, buffers, parts)
-        return encode({"site": self.name, "metrics": metrics}, {})
+        # A metric may be undefined on a site's samples, as the AUC of a single class is.
+        sent = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        return encode({"site": self.name, "metrics": sent}, {})
 
     def _engine(self, label: str, seed: int) -> tuple[Method, SimulationEngine]:
         if (label, seed) not in self._engines:
