@@ -305,6 +305,19 @@ def test_a_local_deployment_goes_on_with_its_sites(tmp_path, silent, monkeypatch
     assert silent[-1][3] == 50123
 
 
+def test_resuming_extends_a_deployment_to_more_rounds(tmp_path, silent):
+    file, out = app(tmp_path / "app"), tmp_path / "out"
+    launch.run_server(launch.Experiment.load(file), out, "127.0.0.1", 8000)
+    longer = launch.Experiment.load(out / "experiment.toml", {"rounds": 9})
+    with pytest.raises(UndriftError, match="have 5 rounds, not 9"):
+        launch.run_server(longer, out, "127.0.0.1", 8000)
+    launch.resume_server(longer, out)
+    assert len(silent) == 2 and silent[-1][0].rounds == 9
+    assert launch.Experiment.load(out / "experiment.toml").rounds == 9
+    with pytest.raises(UndriftError, match="extended, not shortened"):
+        launch.resume_server(launch.Experiment.load(file), out)
+
+
 def test_a_site_that_ends_is_said_with_its_reason(tmp_path, monkeypatch):
     def start(file, name, superlink, folder, certs=None):
         (folder / name).mkdir(parents=True)
