@@ -1,4 +1,4 @@
-"""Rounds with a clock: who is waited for, who is lost, what it costs."""
+"""Rounds on the virtual clock: when they end, which clients are lost, and what they cost."""
 
 import numpy as np
 import pytest
@@ -361,7 +361,7 @@ def test_jitter_and_failures_are_the_same_for_all_methods():
 
 
 def test_a_round_in_which_nobody_is_drawn_takes_no_time(tmp_path):
-    """The server does not wait for a client that is away as long as others are there."""
+    """The server does not wait for an absent client while others are available."""
     table, windows = tmp_path / "devices.csv", tmp_path / "windows.csv"
     table.write_text("client,speed\n0,1\n1,1\n2,1\n")
     windows.write_text("client,from,to\n0,0,1e9\n1,0,1e9\n2,50000,1e9\n")

@@ -123,7 +123,7 @@ def test_a_large_answer_is_refused_before_it_is_there(monkeypatch):
 
 
 def test_a_piece_that_is_repeated_counts_each_time(monkeypatch):
-    """Flower keeps pieces by their content: a small upload may be an answer of any size."""
+    """Flower stores chunks by content: a small upload may be assembled into a huge answer."""
     monkeypatch.setattr(answers, "FRAME_BYTES", 2000)
     monkeypatch.setattr(array, "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", 10_000)
     opened = []
@@ -142,7 +142,7 @@ def test_a_tree_of_very_many_parts_is_not_fetched(monkeypatch):
 
 
 def test_what_is_over_is_not_kept(monkeypatch):
-    """Tickets, and nodes that went away for good."""
+    """Neither tickets of finished requests nor nodes that disconnected are kept."""
     runtime = Runtime()
     with FlowerTransport(runtime) as carrier:
         forgotten = carrier.send("a", b"?", 10, 100)
@@ -183,7 +183,7 @@ def test_a_superlink_that_ended_is_not_waited_for(tmp_path):
 
 
 def test_a_beat_that_fails_disturbs_nobody(monkeypatch):
-    """Flower's own interrupts the process when its task is over."""
+    """Flower's own heartbeats interrupt the process when its task is over."""
     monkeypatch.setattr(heartbeats, "HEARTBEAT_SECONDS", 0.01)
     beats, raised = [], []
     monkeypatch.setattr(signal, "raise_signal", raised.append)
@@ -232,7 +232,7 @@ def test_a_site_beats_no_more_when_it_closes_its_task(tmp_path, monkeypatch):
 
 @pytest.fixture
 def silent(monkeypatch):
-    """No SuperLink is started; what would be served is noted."""
+    """Starts no SuperLink; lists the arguments with which `_serve` was called."""
     served = []
     monkeypatch.setattr(launch, "_serve", lambda *arguments: served.append(arguments) or [])
     return served
@@ -395,7 +395,7 @@ def test_a_superlink_whose_files_are_gone_is_left(tmp_path):
 
 @pytest.fixture
 def answering():
-    """A server that answers to everything, with TLS if there are certificates."""
+    """Starts HTTP servers that answer every GET request, with TLS if given certificates."""
     servers = []
 
     class Healthy(http.server.BaseHTTPRequestHandler):
