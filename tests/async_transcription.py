@@ -94,7 +94,7 @@ class AsyncFedDR:
         return y, np.linalg.solve(H + np.eye(len(y)) / self.eta, b + y / self.eta)
 
     def update(self, replies):
-        """Take in a reply, (client, staleness, read, work)."""
+        """Fold a reply, (client, staleness, read, work)."""
         ((k, _, _, (y, x)),) = replies
         hat = 2 * x - y
         self.tilde = self.tilde + self.fed.q[k] * (hat - self.hat[k])
@@ -118,7 +118,7 @@ class FedAsync:
         return descend(H, b, read, self.lr, self.steps, read, self.mu)
 
     def update(self, replies):
-        """Take in a reply, (client, staleness, read, work)."""
+        """Fold a reply, (client, staleness, read, work)."""
         ((k, u, _, x),) = replies
         w = min(1.0, self.alpha * self.fed.size * self.fed.q[k] * self.s(u))
         self.weights.append(w)
@@ -137,14 +137,14 @@ class FedBuff:
         return descend(self.fed.H[k], self.fed.b[k], read, self.lr, self.steps)
 
     def update(self, replies):
-        """Take in M replies, (client, staleness, read, work) each."""
+        """Fold M replies, (client, staleness, read, work) each."""
         total = sum(self.fed.q[k] * self.s(u) * (x - read) for k, u, read, x in replies)
         self.x = self.x + self.server_lr * self.fed.size / len(replies) * total
 
 
 @dataclass
 class Done:
-    """What a number of pieces of work came to."""
+    """The totals of a round: what its pieces of work came to."""
 
     cohort: list[int] = field(default_factory=list)
     lost: list[int] = field(default_factory=list)
@@ -155,7 +155,7 @@ class Done:
 
 
 @dataclass
-class Flight:
+class Trip:
     """A client at work: which model it read, of which version."""
 
     k: int
@@ -181,36 +181,36 @@ def asynchronous(
     everyone is at work and starts again at once.
     """
     queue, held, buffer, number, version = [], [], [], 0, 0
-    in_the_air: dict[int, Flight] = {}
+    under_way: dict[int, Trip] = {}
 
     def launch(k, t):
         nonlocal number
-        flight = Flight(k, number, version, method.x)
-        in_the_air[k] = flight
-        heapq.heappush(queue, (fleet.reply_at(k, t, units(k), size, size), number, flight))
+        trip = Trip(k, number, version, method.x)
+        under_way[k] = trip
+        heapq.heappush(queue, (fleet.reply_at(k, t, units(k), size, size), number, trip))
         number += 1
 
-    def must_wait(flight):
+    def must_wait(trip):
         """Whether the others, oldest first, would no longer all be in time after this one."""
         if max_delay is None or stale == "discard":
             return False
-        others = sorted(f.version for f in in_the_air.values() if f is not flight)
+        others = sorted(f.version for f in under_way.values() if f is not trip)
         turns = range(version * method.needs + len(buffer) + 1, 10**9)
         return any(
             turn // method.needs - read > max_delay
             for turn, read in zip(turns, others, strict=False)
         )
 
-    def take(flight, done, t):
+    def take(trip, done, t):
         nonlocal version
-        k, u = flight.k, version - flight.version
-        del in_the_air[k]
+        k, u = trip.k, version - trip.version
+        del under_way[k]
         done.cohort.append(k)
         if max_delay is not None and u > max_delay:
             done.lost.append(k)
         else:
             done.staleness[u] += 1
-            buffer.append((k, u, flight.read, method.work(k, flight.read)))
+            buffer.append((k, u, trip.read, method.work(k, trip.read)))
         if len(buffer) == method.needs:
             method.update(buffer)
             buffer.clear()
@@ -232,8 +232,8 @@ def asynchronous(
                 for k in starting if launches is None else launches(t):
                     launch(k, t)
                 starting.clear()
-            t, _, flight = heapq.heappop(queue)
-            held.append(flight)
+            t, _, trip = heapq.heappop(queue)
+            held.append(trip)
         done.time, done.x = t, method.x
         found.append(done)
     return found
@@ -266,7 +266,7 @@ def first_to_respond(fleet, asked, down, up, cohorts, K):
 
 
 def deadline_partial(fleet, asked, down, up, cohorts, seconds):
-    """Every client does as many steps as fit; one for whom none fits is waited for in vain."""
+    """Every client does as many steps as fit; one that cannot do one step never replies."""
     t, found = 0.0, []
     for cohort in cohorts:
         steps = {}

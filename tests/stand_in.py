@@ -1,4 +1,4 @@
-"""A stand-in for `undrift run` and `undrift resume`: the files of a run, without the run.
+"""A fake of `undrift run` and `undrift resume` for tests of sweeps: it only writes a run's files.
 
     stand_in.py COUNTS run FILE --out DIR --quiet
     stand_in.py COUNTS resume DIR --quiet

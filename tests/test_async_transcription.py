@@ -21,14 +21,14 @@ OBJECTIVES = ["clients", "samples"]
 
 NO_TIME = np.full(CLIENTS, np.inf)
 FLEETS = {
-    # nothing ever happens at the same time
+    # no two events at the same time
     "uneven": clock.Fleet(
         speed=np.array([7.3, 0.61, 2.9, 19.7, 1.37]),
         latency=np.array([0.011, 0.3, 0.07, 0.003, 0.19]),
         down=np.array([1e3, 300.0, 777.0, 5e4, 900.0]),
         up=np.array([500.0, 100.0, 777.0, 1e4, 450.0]),
     ),
-    # times are multiples of 1/16, so that much happens at exactly the same time
+    # times are multiples of 1/16, so that many events are at exactly the same time
     "ties": clock.Fleet(
         speed=np.array([8.0, 1.0, 4.0, 8.0, 2.0]),
         latency=np.array([0.3125, 0.5, 0.25, 0.0, 0.25]),
@@ -175,7 +175,7 @@ beyond_the_bound = pytest.mark.filterwarnings("ignore:.*alpha:UserWarning")
 
 def compare(records, models, expected):
     assert len(records) == len(models) == len(expected) == ROUNDS
-    assert np.abs(expected[-1].x - expected[0].x).max() > 1e-3  # something happened
+    assert np.abs(expected[-1].x - expected[0].x).max() > 1e-3  # the model has moved
     for record, model, wanted in zip(records, models, expected, strict=True):
         assert record.cohort == wanted.cohort
         assert [client for client, _ in record.lost] == wanted.lost
@@ -274,7 +274,7 @@ def test_a_pace_may_have_another_buffer_and_devices_may_count_samples(fleet, tmp
 
 @pytest.fixture(params=["FedAvg", "FedNova", "SCAFFOLD"])
 def averaging(request):
-    """A method, its transcription, and the bytes that travel down and up."""
+    """A method, its transcription, and the bytes of a download and an upload."""
     return {
         "FedAvg": (ud.FedAvg(), paper.fedavg, BYTES, BYTES),
         "FedNova": (ud.FedNova(), paper.fednova, BYTES, BYTES + 16),

@@ -1,4 +1,4 @@
-"""Asynchronous training: what it equals, where it ends, what it refuses."""
+"""Asynchronous training: equivalences, limits, resuming, and settings it refuses."""
 
 import math
 from collections import Counter
@@ -120,7 +120,7 @@ def test_a_step_size_outside_the_bound_is_warned_of():
         run(ud.AsyncFedDR(eta=0.1, alpha=1.0), losses, 1)
     with pytest.warns(UserWarning, match="eta = 100 has no convergence guarantee"):
         run(ud.AsyncFedDR(eta=100.0, alpha=0.1, smoothness=2.0), losses, 1)
-    run(ud.AsyncFedDR(eta=100.0, alpha=0.1), losses, 1)  # nothing is known of L
+    run(ud.AsyncFedDR(eta=100.0, alpha=0.1), losses, 1)  # L is not known, so there is no warning
     run(ud.AsyncFedDR(eta=0.1, alpha=1.0), losses, 1, pace=ud.WaitForAll())
 
 
@@ -137,7 +137,7 @@ def test_fedbuff_without_delay_is_fedavg_with_one_client_at_a_time(method):
 
 
 def test_a_full_buffer_of_fresh_replies_is_a_round_of_fedavg():
-    """Equal devices reply together, in the order in which they were sent out."""
+    """Equal devices reply at the same time, and are taken in the order in which they started."""
     losses, local = problem(), ud.GD(lr=0.1, steps=3)
     buffered = run(ud.FedBuff(buffer=5), losses, 6, local, devices=ud.Devices())
     averaged = run(ud.FedAvg(), losses, 6, local)
@@ -189,7 +189,7 @@ def test_what_the_engine_computes_together_changes_nothing(method):
     ],
 )
 def test_what_is_saved_is_all_there_is(method, pace, stop, together):
-    """Work under way, held back, computed, and waiting in the buffer, to the bit."""
+    """Trips under way, replies that wait, are computed ahead or buffered: all bits are the same."""
 
     class Engine(SerialEngine):
         pass
@@ -381,7 +381,7 @@ def test_whose_reply_is_damaged_is_a_function_of_its_number():
     )
     assert len({span.outcome for span in spans}) == 2
     number = {}
-    for span in spans[:5]:  # all set out together, in the order of their ids
+    for span in spans[:5]:  # all start together, in the order of their ids
         number[span.client] = len(number)
         damaged = bool(fleet.damaged(number[span.client], np.array([span.client]))[0])
         assert (span.outcome == "rejected") == damaged

@@ -1,4 +1,4 @@
-"""What must be true of every run with a clock, whatever the devices, the pace and the method."""
+"""Properties of every run on the virtual clock, for any devices, pace and method."""
 
 import copy
 import math
@@ -103,7 +103,7 @@ def in_rounds(draw):
 
 @st.composite
 def as_they_arrive(draw):
-    """The arguments of an asynchronous run; a bound on the delay is one that can be kept."""
+    """The arguments of an asynchronous run; its bound on the delay, if any, can be kept."""
     clients = draw(st.integers(1, 6))
     method = draw(st.sampled_from(AS_THEY_ARRIVE))
     concurrency = draw(st.none() | st.integers(1, clients))
@@ -166,7 +166,7 @@ def test_the_work_of_a_round_lies_within_it(options):
             continue
         begin = record.spans[0].start
         assert begin >= before.virtual_seconds
-        assert {span.start for span in record.spans} == {begin}  # all set out together
+        assert {span.start for span in record.spans} == {begin}  # all start together
         if isinstance(options["pace"], ud.Deadline):
             assert record.virtual_seconds <= (begin + options["pace"].seconds) * (1 + 1e-9)
 
@@ -281,7 +281,7 @@ def test_updates_are_made_of_the_replies_that_were_accepted(options):
 @quick
 @given(as_they_arrive())
 def test_every_reply_is_as_old_as_the_updates_since_it_was_begun(options):
-    """From the spans alone, where no two things happen at the same time."""
+    """The same totals from the spans alone, where no two events are at the same time."""
     if options["pace"].stale == "wait":
         options["pace"] = replace(options["pace"], max_delay=None)
     run = finished(**options)
@@ -314,7 +314,7 @@ def test_no_reply_is_older_than_allowed(options):
 
 
 class Watched(ClientStates):
-    """States that write down who is remembered."""
+    """Client states that record whose state is stored."""
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -333,7 +333,7 @@ def bits(named):
 
 
 def steps_of(run):
-    """Each record, with who was remembered in it and everything before and after it."""
+    """Each record, with the clients whose state it stored, and the states before and after it."""
 
     def all_there_is():
         states = {id: bits(run.states.get(id)) for id in run.roster.ids}
@@ -383,7 +383,7 @@ def test_a_round_with_too_few_replies_changes_nothing(options, least):
 
 
 def trace(run):
-    """Everything but wall time and metrics, which are added up in the order of the data."""
+    """All but wall time and metrics, whose sums depend on the order of the data."""
     records = [replace(record, seconds=0.0, metrics={}, diagnostics={}) for record in run.records]
     states = {id: bits(run.states.get(id)) for id in run.roster.ids}
     return records, bits(run.server), states, run.stopped
@@ -437,7 +437,7 @@ def test_the_order_of_the_clients_in_the_data_does_not_matter(options, random):
 
 
 class Backwards(SerialEngine):
-    """Takes several errands at once and works on the last one first."""
+    """Gets several assignments at once and computes the last one first."""
 
     together = 4
     most = 0
@@ -484,11 +484,11 @@ def test_a_run_that_goes_on_later_is_the_same_run(options, rounds):
     assert trace(whole) == trace(second)
 
 
-# A reply that others wait for may never come
+# Replies that wait for one that never arrives
 
 
 def due_and_lost(folder, column, value):
-    """Client 0 is slow and does not come back in time; the others soon wait for it."""
+    """Client 0 is slow and fails; the replies of the others soon wait for its reply."""
     path = folder / "devices.csv"
     path.write_text(f"client,speed,{column}\n0,0.01,{value}\n1,1,\n2,1.5,\n")
     return ud.train(
@@ -511,13 +511,13 @@ def test_replies_do_not_wait_for_a_device_that_is_gone_for_good(tmp_path):
 def test_replies_do_not_wait_for_work_that_failed(tmp_path):
     result = due_and_lost(tmp_path, "dropout", 1)
     failures = [s.end for r in result.records for s in r.spans if s.outcome == "failed"]
-    # When client 0 has failed, those who waited for it start again at that moment.
+    # When client 0 fails, the clients whose replies waited for it start again.
     starts = {s.start for r in result.records for s in r.spans if s.client != 0}
     assert failures and set(failures[:-1]) <= starts
 
 
 class Ahead(SerialEngine):
-    """Computes several errands at once."""
+    """Computes several assignments at once."""
 
     together = 4
 

@@ -116,6 +116,22 @@ def test_a_server_that_dies_at_any_moment_goes_on_and_no_state_is_applied_twice(
     assert moment > 15
 
 
+@pytest.mark.parametrize("label", ["SCAFFOLD", "FedBuff"])
+def test_a_finished_deployment_is_extended_only_when_asked(tmp_path, label):
+    file = app(tmp_path / "app", [label])
+    short, long = (Experiment.load(file, {"rounds": n}) for n in (2, 4))
+    out, transport = tmp_path / "out", InProcess(file, tmp_path / "state")
+    serve(short, out, transport)
+    with pytest.raises(UndriftError, match="have 2 rounds, not 4: extend them"):
+        serve(long, out, transport)
+    (outcome,) = serve(long, out, transport, extend=True)
+    assert outcome.status == "finished" and not outcome.before
+    assert [record["round"] for record in records(out, label)] == [0, 1, 2, 3, 4]
+    if label == "SCAFFOLD":  # asynchronous runs depend on the time of arrival
+        serve(long, tmp_path / "whole", InProcess(file, tmp_path / "other"))
+        assert_same(tmp_path / "whole", out, label, tolerance=0)
+
+
 def test_a_site_that_is_started_again_goes_on_with_its_own_state(tmp_path):
     file = app(tmp_path / "app", ["SCAFFOLD"])
     deployed(file, tmp_path / "whole")

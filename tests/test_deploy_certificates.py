@@ -32,7 +32,7 @@ PRIVATE = {"ca.key", "server.key", "secret", "key"}
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """What every test only looks at."""
+    """Certificates that tests only read."""
     return make(tmp_path_factory.mktemp("made") / "certs", ["fl.example.org", "10.0.0.5"], SITES)
 
 
@@ -48,7 +48,7 @@ def certificate(path):
     return x509.load_pem_x509_certificate(path.read_bytes())
 
 
-# What is made
+# Files and certificates
 
 
 def test_everyone_has_what_is_its_own_and_nothing_else(made):
@@ -185,7 +185,7 @@ def test_validity_is_as_long_as_asked_for(made, tmp_path):
 
 
 def handshake(server, trusted, name):
-    """Whether a client that trusts a CA accepts the server under a name; over loopback."""
+    """Whether a TLS client that trusts a CA accepts the server by this name."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(server / "server.pem", server / "server.key")
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -329,7 +329,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path, name):
         make(tmp_path, [], ["a"])
 
 
-# What is refused
+# Invalid arguments
 
 
 @pytest.mark.parametrize(
@@ -389,7 +389,7 @@ def test_without_cryptography_it_says_what_to_install(monkeypatch):
         importlib.reload(certificates)
 
 
-# The commands
+# Commands
 
 
 def test_the_commands_name_everyones_own_folder(made):

@@ -1,4 +1,4 @@
-"""Deployments for real: SuperLink, SuperNodes and sites as processes, over loopback."""
+"""Real deployments on one machine: SuperLink, SuperNodes and sites as processes."""
 
 import json
 import os
@@ -46,7 +46,7 @@ os.execv(sys.executable, [sys.executable, "-m", "undrift", *sys.argv[1:]])
 
 
 def offline(*arguments, cwd):
-    """The command where there is no network but loopback, if that can be had."""
+    """Run the command without any network but loopback, if the system allows it."""
     apart = ["unshare", "-rn"]
     if shutil.which("unshare") is None or subprocess.run([*apart, "true"], check=False).returncode:
         return command(*arguments, cwd=cwd)
@@ -118,7 +118,7 @@ def model():
 
 
 def test_a_dead_site_and_a_dead_server(tmp_path):
-    """A site is killed in mid-round, and then the server: the run ends as it should."""
+    """A site is killed during a round, then the server: the resumed run finishes."""
     file = app(tmp_path / "app", ["SCAFFOLD"])
     hold, holding = tmp_path / "hold", tmp_path / "holding"
     code = f"import sys\nimport time\nfrom pathlib import Path\n\nHOLD = {str(hold)!r}\n"
@@ -157,14 +157,14 @@ def test_a_dead_site_and_a_dead_server(tmp_path):
     found = records(out, "SCAFFOLD")
     assert [record["round"] for record in found] == list(range(7))
     assert before < 7
-    # The one that was restarted is back, with what it remembered.
+    # The restarted site takes part again, with its state.
     assert found[-1]["lost"] == [] and sorted(found[-1]["cohort"]) == ["a", "b", "c"]
     assert not any(record["rejected"] for record in found)
     assert (out / "SCAFFOLD" / "seed-3" / "model.safetensors").is_file()
 
 
 def _kill(site):
-    """SIGKILL a site; its SuperNode goes with it."""
+    """Kill a site; its SuperNode ends with it."""
     os.kill(site.pid, signal.SIGKILL)
     site.wait()
 
@@ -186,7 +186,7 @@ def test_a_server_that_is_killed_ends_as_if_it_had_not_been(tmp_path):
 
 
 def test_a_local_deployment_loses_its_superlink_and_goes_on(tmp_path):
-    """The server says so, refuses a second one while it is there, and starts its sites again."""
+    """The server reports it, refuses a second server, and restarts its sites on resume."""
     file = app(tmp_path / "app")
     file.write_text(file.read_text().replace("rounds = 5", "rounds = 12") + ONCE)
     out = tmp_path / "out"
@@ -235,7 +235,7 @@ def test_the_apps_run_by_flowers_own_means(tmp_path):
 
 
 def _flower(around, program, *arguments):
-    """One of Flower's own programs."""
+    """Start one of Flower's own programs."""
     command = [str(Path(sys.executable).with_name(program)), *map(str, arguments)]
     return subprocess.Popen(command, env=around, start_new_session=True)
 
@@ -275,7 +275,7 @@ def test_with_certificates_only_those_who_have_a_key_get_in(tmp_path):
                 lambda: "was not signed by this site's CA" in _said(tmp_path / "elsewhere"),
                 what="trusted another CA",
             )
-            # Whoever is not the server may not start runs or register keys.
+            # Only the server may start runs and register keys.
             with pytest.raises(urllib.error.HTTPError) as refused:
                 _post(f"https://{address}/v1/control/list-runs", tmp_path / "certs/server/ca.crt")
             assert refused.value.code == 404
@@ -302,7 +302,7 @@ def _strange(folder):
 
 
 def _register(folder, site):
-    """Make a key for a site, which the server knows when it starts again."""
+    """Create a key for a site, which the server accepts from its next start on."""
     assert called("deploy", "certs", "certs", "--site", site, cwd=folder).returncode == 0
 
 

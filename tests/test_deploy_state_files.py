@@ -76,7 +76,7 @@ def test_only_the_base_and_the_new_version_are_left(states):
     assert versions(states.folder) == ["2.safetensors", "5.safetensors"]
     same(states.load("run", "a", 2), state(2))
     same(states.load("run", "a", 5), state(5))
-    # The server went back: version 5 was never committed, and is made again from 2.
+    # The server restarted: version 5 was never committed, and is computed again from 2.
     states.put("run", "a", 5, 2, state(7))
     same(states.load("run", "a", 5), state(7))
     states.put("run", "a", 3, 2, state(3))
@@ -93,7 +93,7 @@ def test_runs_and_clients_do_not_touch_each_other(states):
         same(states.load(run, client, 1), state(number))
 
 
-# What is not there, or damaged
+# Missing and damaged files
 
 
 def test_versions_that_are_not_there(states):
@@ -207,7 +207,7 @@ def test_a_folder_that_is_none_is_said(tmp_path):
             StateFiles(folder)
 
 
-# Names from outside
+# Hostile names
 
 HOSTILE = [
     *("", ".", "..", "../../etc/passwd", "/etc/passwd", "a/../../b", "a\0b", "\0", "~", "~root"),
@@ -257,7 +257,7 @@ def test_names_that_are_not_text(states, name):
             call()
 
 
-# A process that is killed
+# A killed process
 
 KILLING = """
 import os, random, signal, sys, time
@@ -290,7 +290,7 @@ for attempt in range(15):
     files = [path.name for path in Path(sys.argv[1]).rglob("*") if path.is_file()]
     there = sorted(int(name.split(".")[0]) for name in files if name[0] != ".")
     struck += len(files) > len(there) or len(there) > 2
-    # What was acknowledged is there, and what is there is whole, whoever was told of it.
+    # Acknowledged versions exist, and every version that exists is complete.
     acknowledged = int(said[-1]) if said else last
     assert acknowledged == 0 or states.has("run", "client", acknowledged), (said, files)
     for version in there:

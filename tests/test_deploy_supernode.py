@@ -86,7 +86,7 @@ def test_an_answer_is_sent_also_when_no_request_came(node):
 
 
 def test_a_supernode_that_ended_is_started_again_at_another_port(tmp_path, monkeypatch):
-    """Somebody may have taken the one that was free: it would end again and again."""
+    """Another process may have taken the free port: with it, the SuperNode would never start."""
     started = []
 
     def start(module, arguments, log, variables):

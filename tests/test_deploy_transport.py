@@ -123,7 +123,7 @@ def test_a_large_answer_is_refused_before_it_is_there(monkeypatch):
 
 
 def test_a_piece_that_is_repeated_counts_each_time(monkeypatch):
-    """Flower keeps pieces by their content: a small upload may be an answer of any size."""
+    """Flower stores chunks by content: a small upload may be assembled into a huge answer."""
     monkeypatch.setattr(answers, "FRAME_BYTES", 2000)
     monkeypatch.setattr(array, "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", 10_000)
     opened = []
@@ -142,7 +142,7 @@ def test_a_tree_of_very_many_parts_is_not_fetched(monkeypatch):
 
 
 def test_what_is_over_is_not_kept(monkeypatch):
-    """Tickets, and nodes that went away for good."""
+    """Neither tickets of finished requests nor nodes that disconnected are kept."""
     runtime = Runtime()
     with FlowerTransport(runtime) as carrier:
         forgotten = carrier.send("a", b"?", 10, 100)
@@ -183,7 +183,7 @@ def test_a_superlink_that_ended_is_not_waited_for(tmp_path):
 
 
 def test_a_beat_that_fails_disturbs_nobody(monkeypatch):
-    """Flower's own interrupts the process when its task is over."""
+    """Flower's own heartbeats interrupt the process when its task is over."""
     monkeypatch.setattr(heartbeats, "HEARTBEAT_SECONDS", 0.01)
     beats, raised = [], []
     monkeypatch.setattr(signal, "raise_signal", raised.append)
@@ -232,7 +232,7 @@ def test_a_site_beats_no_more_when_it_closes_its_task(tmp_path, monkeypatch):
 
 @pytest.fixture
 def silent(monkeypatch):
-    """No SuperLink is started; what would be served is noted."""
+    """Starts no SuperLink; lists the arguments with which `_serve` was called."""
     served = []
     monkeypatch.setattr(launch, "_serve", lambda *arguments: served.append(arguments) or [])
     return served
@@ -303,6 +303,19 @@ def test_a_local_deployment_goes_on_with_its_sites(tmp_path, silent, monkeypatch
     (out / "flower" / "superlink.json").write_text('{"port": 50123}')  # it was killed
     launch.resume_server(launch.Experiment.load(out / "experiment.toml"), out)
     assert silent[-1][3] == 50123
+
+
+def test_resuming_extends_a_deployment_to_more_rounds(tmp_path, silent):
+    file, out = app(tmp_path / "app"), tmp_path / "out"
+    launch.run_server(launch.Experiment.load(file), out, "127.0.0.1", 8000)
+    longer = launch.Experiment.load(out / "experiment.toml", {"rounds": 9})
+    with pytest.raises(UndriftError, match="have 5 rounds, not 9"):
+        launch.run_server(longer, out, "127.0.0.1", 8000)
+    launch.resume_server(longer, out)
+    assert len(silent) == 2 and silent[-1][0].rounds == 9
+    assert launch.Experiment.load(out / "experiment.toml").rounds == 9
+    with pytest.raises(UndriftError, match="extended, not shortened"):
+        launch.resume_server(launch.Experiment.load(file), out)
 
 
 def test_a_site_that_ends_is_said_with_its_reason(tmp_path, monkeypatch):
@@ -382,7 +395,7 @@ def test_a_superlink_whose_files_are_gone_is_left(tmp_path):
 
 @pytest.fixture
 def answering():
-    """A server that answers to everything, with TLS if there are certificates."""
+    """Starts HTTP servers that answer every GET request, with TLS if given certificates."""
     servers = []
 
     class Healthy(http.server.BaseHTTPRequestHandler):

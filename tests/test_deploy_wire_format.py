@@ -1,4 +1,4 @@
-"""Messages arrive as they were sent; whatever else arrives is refused, in words, and cheaply."""
+"""Decoding inverts encoding, and rejects every other message with a sentence, at little cost."""
 
 import json
 import math
@@ -48,7 +48,7 @@ TENSORS = st.dictionaries(TEXTS, KINDS, max_size=4).map(
 
 
 def made(dtype, shape, seed=0):
-    """A tensor of any bytes, of which those of truth values are 0 and 1."""
+    """A tensor of random bytes; those of bools are 0 or 1."""
     g = torch.Generator().manual_seed(seed)
     top = 2 if dtype == torch.bool else 256
     length = math.prod(shape) * dtype.itemsize
@@ -91,7 +91,7 @@ def refusal(data, most=MOST):
     return sentence
 
 
-# What is sent arrives
+# Round trips
 
 
 @QUICK
@@ -152,11 +152,11 @@ def test_the_size_is_that_of_the_tensors():
     check_tensors(decode(data, size_bytes(expected) + MAX_HEADER_BYTES + 8)[1], expected)
 
 
-# What cannot be sent
+# Messages that cannot be encoded
 
 
 def nested(depth):
-    """Values nested as deep as that."""
+    """Values nested to this depth."""
     inner = []
     for _ in range(depth - 2):
         inner = [inner]
@@ -195,7 +195,7 @@ def test_values_may_be_nested_as_deep_as_is_said():
     assert decode(encode(nested(MAX_DEPTH), {}), MOST)[0] == nested(MAX_DEPTH)
 
 
-# What is refused
+# Messages that are rejected
 
 GOOD = encode({"round": 3}, {"x": torch.arange(2.0)})
 
@@ -308,7 +308,7 @@ def test_names_of_a_peer_are_cut():
     assert "'\\ud800'" in refusal(message(with_values(**{"\ud800": described()}), b"\0" * 8))
 
 
-# Whatever arrives, nothing else happens
+# Fuzzing
 
 STRANGE = st.one_of(
     st.none(),
@@ -366,7 +366,7 @@ RICH = encode(
 
 
 def survives(data):
-    """InvalidMessage, or something that can be sent on and is then the same."""
+    """The message is rejected, or encoding what it decodes to gives an equal message."""
     try:
         values, tensors = decode(data, 10_000_000)
     except InvalidMessage as refused:
@@ -400,7 +400,7 @@ def test_random_headers(header, data, length, spaces):
 @QUICK
 @given(LAID, st.randoms(use_true_random=False), st.integers(-1, 1), st.booleans())
 def test_headers_that_are_nearly_right(kinds, random, off, twice):
-    """Tensors in any order, one of which may lie by a byte or be there twice."""
+    """Tensors in any order, of which one may be wrong by a byte or repeated."""
     entries, end = [], 0
     for place, (name, shape) in enumerate(kinds):
         length = math.prod(shape) * TYPES[name].itemsize
@@ -496,7 +496,7 @@ def test_a_large_message_is_held_twice_at_most():
     assert peak < 1.1 * len(data)
 
 
-# What was asked for
+# Expected tensors and numbers
 
 EXPECTED = {"x": TensorSpec(torch.float32, (2, 3)), "n": TensorSpec(torch.int64, ())}
 

@@ -1,4 +1,4 @@
-"""What a site brings: its model and its own data. The same file is on the server and every site."""
+"""The model and the data of a site. The server needs this file too, for the model."""
 
 from zlib import crc32
 
@@ -9,24 +9,24 @@ FEATURES, CLASSES = 20, 10
 
 
 def model() -> nn.Module:
-    """The model that is trained: any nn.Module. The server draws its first weights."""
+    """The model to train: any nn.Module. The server's initial weights are used everywhere."""
     return nn.Sequential(nn.Linear(FEATURES, 32), nn.ReLU(), nn.Linear(32, CLASSES))
 
 
 def data(site: str) -> dict[str, tuple[Tensor, Tensor]]:
-    """The data of one site, (inputs, targets); called at that site only, and kept there.
+    """The data of one site, (inputs, targets). Called at that site only; the data stay there.
 
-    Put the reading of your own files here, tensors or numpy arrays, such as
+    Replace it by code that reads your own files, as tensors or numpy arrays:
 
         table = np.load("/data/patients.npz")
         return {"train": (table["x"], table["y"]), "test": (table["x_test"], table["y_test"])}
 
-    Without a test part: return inputs, targets. What follows makes data up from the site's name:
-    the sites differ in size, in how often they see a class, and in where their inputs lie.
+    Without test data, return inputs, targets. The code below generates data from the site's name:
+    the sites differ in size, in the frequency of classes, and in the mean of their inputs.
     """
     shared, own = torch.Generator().manual_seed(0), torch.Generator()
     own.manual_seed(crc32(site.encode()))
-    centres = torch.randn(CLASSES, FEATURES, generator=shared)  # what all sites have in common
+    centres = torch.randn(CLASSES, FEATURES, generator=shared)  # the same at all sites
 
     samples = int(torch.randint(300, 900, (), generator=own))
     often = torch.rand(CLASSES, generator=own) ** 3 + 0.01
