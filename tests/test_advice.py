@@ -52,14 +52,14 @@ def test_clients_that_keep_nothing_get_no_method_with_state(options, wanted):
     assert names(advice) == wanted
     compared = [each for each in advice.methods if each.left_out is None]
     assert not any(each.kept or each.method.kept() for each in compared)
-    assert "state on them" in {e.name: e for e in advice.methods}["SCAFFOLD"].left_out or not wanted
+    assert "needs state" in {e.name: e for e in advice.methods}["SCAFFOLD"].left_out or not wanted
 
 
 def test_what_is_kept_is_of_no_use_to_clients_that_are_hardly_seen_twice():
     few = asked(skewed=True, cohort=1, rounds=20)  # 20/12 visits a client
     advice = ud.advise(**few)
     assert advice.facts.hardly_seen_again and names(advice) == ["FedProx", "FedAvg"]
-    assert any("seen 1.7 times in the whole run" in each for each in advice.meaning)
+    assert any("takes part 1.7 times in the whole run" in each for each in advice.meaning)
     assert names(ud.advise(**few | {"rounds": 60})) == ["FedDyn", "SCAFFOLD"]
 
 
@@ -74,7 +74,7 @@ def test_a_deadline_makes_work_unequal():
     assert slow.facts.work.steps_least == 2 and slow.facts.work.steps_most == 10
     none = ud.advise(**asked(local=local, devices=FLEET, pace=ud.Deadline(0.05)))
     assert none.facts.work.never == 2  # the two with less than 20 steps a second
-    assert any("2 clients never manage a step" in each for each in none.meaning)
+    assert any("2 clients never finish a step" in each for each in none.meaning)
 
 
 def test_work_that_is_drawn_anew_every_round_favours_nobody():
@@ -158,7 +158,7 @@ def test_it_is_shown_as_text_json_and_html():
     advice = ud.advise(**asked(skewed=True, cohort=2, devices=FLEET))
     text = advice.summary()
     assert max(map(len, text.splitlines())) <= 80
-    for head in ("What this means", "Recommended", "Left out", "What this cannot know"):
+    for head in ("What this means", "Recommended", "Left out", "What this cannot tell"):
         assert head in text
     assert str(advice) == text and repr(advice).startswith("Advice(FedDyn(alpha=")
     found = json.loads(advice.to_json())

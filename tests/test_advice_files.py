@@ -182,7 +182,7 @@ def test_advice_about_objects_cannot_be_written_and_files_take_no_objects(folder
     advice = ud.advise(problem=problem, local=ud.GD(lr=0.1, steps=2))
     with pytest.raises(ud.UndriftError, match="give the recommended methods to"):
         advice.write(folder / "x.toml")
-    with pytest.raises(ud.UndriftError, match="cohort belongs to the experiment file"):
+    with pytest.raises(ud.UndriftError, match="cohort cannot be given beside an experiment file"):
         ud.advise(folder / "mine.toml", cohort=3)
 
 

@@ -9,10 +9,10 @@ import torch
 import undrift as ud
 from advising import asked, labelled
 from undrift.advice import gradients as measuring
-from undrift.advice import work as work_module
+from undrift.advice import participation as participation_module
 from undrift.advice.facts import expected_distance
 from undrift.advice.sentences import meaning
-from undrift.advice.starting import PULLED
+from undrift.advice.starting import PULL_PER_ROUND
 from undrift.nets.module_losses import ModuleLosses
 
 STEPS = {0: 1, 1: 2, 2: 5}
@@ -79,7 +79,7 @@ def test_chance_explains_what_equal_clients_differ_by():
     pairs = zip(x.split(6), y.split(6), strict=True)
     data = ud.data.FederatedData.from_clients(list(pairs))
     facts = ud.advise(**asked(data=data, model=ud.models.logistic(8, 2))).facts
-    assert facts.gradients.clients == measuring.CLIENTS and not facts.gradients.everything
+    assert facts.gradients.clients == measuring.SAMPLED_CLIENTS and not facts.gradients.everything
     assert facts.gradients.ratio > 2 > facts.gradients.beyond_chance
     assert facts.labels.distance == pytest.approx(facts.labels.chance, abs=0.05)
     assert not facts.dissimilar
@@ -109,7 +109,7 @@ def test_starting_values_come_from_the_reach_of_a_round():
     reach = 0.1 * 2 * 3  # the rate, two epochs of three steps
     found = {each.name: each.method for each in advice.methods}
     assert found["FedDyn"].alpha == pytest.approx(1 / reach, rel=0.05)
-    assert found["FedProx"].mu == pytest.approx(PULLED / reach, rel=0.05)
+    assert found["FedProx"].mu == pytest.approx(PULL_PER_ROUND / reach, rel=0.05)
     assert found["FedDR"].eta == pytest.approx(reach, rel=0.05)
     assert facts.work.progress_mean == 6
 
@@ -157,7 +157,8 @@ def test_operations_are_counted_for_every_place_of_an_image():
 
 
 def test_drawn_work_is_looked_at_often_enough_to_average_out(monkeypatch):
-    monkeypatch.setattr(work_module, "LOOKED_AT", 50 * work_module.DRAWN)
+    examined = 50 * participation_module.EXAMINED_ROUNDS
+    monkeypatch.setattr(participation_module, "EXAMINED_CLIENTS", examined)
     problem = ud.theory.random_quadratics(80, 1)
     drawn = ud.GD(lr=0.01, steps=ud.NormalAmount(30, 20, low=1, high=96))
     work = ud.advise(problem=problem, local=drawn, cohort=10, objective="clients").facts.work

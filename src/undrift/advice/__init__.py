@@ -1,4 +1,4 @@
-"""Advice before training: what a federation is like, and which methods suit it."""
+"""Advice before training: measure a federation and recommend methods for it."""
 
 from undrift.advice.advising import Advice, advise
 

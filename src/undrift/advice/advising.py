@@ -1,4 +1,7 @@
-"""`advise`: what a federation is like, which methods suit it, and what they cost."""
+"""`advise`: measure a federation, recommend methods, and estimate what they cost.
+
+`undrift advise` prints its result and writes it as an experiment file.
+"""
 
 from __future__ import annotations
 
@@ -25,29 +28,29 @@ from undrift.utils.threads import one_thread
 if TYPE_CHECKING:
     from undrift.advice.files import Asked
 
-WIDTH = 80
+WIDTH_CHARACTERS = 80
 
 
 class Advice:
-    """What to use for a federation, and why.
+    """The recommended methods for a federation, with reasons and costs.
 
-    Print it, or take `recommended` to `ud.train`; `write("advised.toml")` gives an experiment file
-    where the advice was asked about one.
+    Print it, or pass `recommended` to `ud.compare`. If the advice is about an experiment file,
+    `write("advised.toml")` writes an experiment file with the recommended methods.
     """
 
     def __init__(self, federation: FederationSetup, facts: Facts, asked: Asked | None = None):
         self.facts = facts
-        """what was measured"""
+        """the measurements"""
         self.methods: list[Candidate] = compare_candidates(federation, facts)
-        """every method: its cost, its needs, and why it is left out if it is"""
+        """every method: its cost, its requirements, and why it is left out"""
         self.rule = rule_for(facts)
-        """the rule that decided"""
+        """the rule that decided the recommendation"""
         self.meaning: list[str] = meaning(facts)
-        """what the numbers mean, in sentences"""
+        """sentences that explain the measurements"""
         self.unknown: list[str] = unknown(facts)
-        """what advice without training cannot know"""
+        """sentences on what cannot be known without training"""
         self.local: Local = federation.solver
-        """the local work, with a learning rate where none was given"""
+        """the local work, with a proposed learning rate if none was given"""
         self._asked = asked
 
     @property
@@ -62,11 +65,11 @@ class Advice:
 
     @property
     def reason(self) -> str:
-        """Why the first of them is recommended; empty where none is."""
+        """Why the first method is recommended; empty if no method is."""
         return self.chosen[0].reason if self.chosen else ""
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it in plain values."""
+        """All results as plain values."""
         return {
             "facts": self.facts.as_dict(),
             "meaning": self.meaning,
@@ -78,26 +81,28 @@ class Advice:
         }
 
     def to_json(self) -> str:
-        """All of it as JSON."""
+        """All results as JSON."""
         return json.dumps(self.as_dict(), indent=2, allow_nan=False, ensure_ascii=False)
 
     def table(self) -> Group:
-        """For the terminal, 80 columns wide."""
+        """The advice for the terminal, 80 columns wide."""
         from undrift.advice.showing import shown
 
         return shown(self)
 
     def summary(self) -> str:
-        """The same as text."""
-        console = Console(width=WIDTH, color_system=None, force_terminal=False, force_jupyter=False)
+        """The advice as plain text."""
+        console = Console(
+            width=WIDTH_CHARACTERS, color_system=None, force_terminal=False, force_jupyter=False
+        )
         with console.capture() as capture:
             console.print(self.table())
         return "\n".join(line.rstrip() for line in capture.get().rstrip().splitlines())
 
     def write(self, path: str | Path, force: bool = False) -> Path:
-        """Write an experiment file with the recommended methods, which `undrift run` accepts.
+        """Write an experiment file with the recommended methods, for `undrift run`.
 
-        A file that is there already is only overwritten with `force`.
+        An existing file is overwritten only with `force`.
         """
         from undrift.advice.files import write
 
@@ -110,7 +115,7 @@ class Advice:
         return write(self, self._asked, Path(path), force)
 
     def nothing(self) -> str:
-        """Why no method is recommended, where none is."""
+        """Why no method is recommended, if none is."""
         first = self.rule.methods[0]
         reason = next(each.left_out for each in self.methods if each.name == first)
         return f"no method suits this federation ({first}: {reason})"
@@ -138,29 +143,29 @@ def advise(
     stateless: bool = False,
     **options: Unpack[Options],
 ) -> Advice:
-    """Say which method suits a federation, with what settings, and what it will cost.
+    """Recommend a method for a federation, with settings to start from and its cost.
 
-    Nothing is trained: data, gradients at the initial model, local work, participation and the
-    devices' clock are measured, on a sample where there are many clients.
+    Nothing is trained. The data, gradients at the initial model, local work, participation and
+    the devices' virtual clock are measured, on a sample of clients if there are many.
 
     Parameters
     ----------
     experiment
-        an experiment file; otherwise the other arguments of `train`, except the method
+        an experiment file; without it, give the arguments of `train` except the method
     regularizer
         g of the objective: None, `ud.L1`, `ud.L2` or `ud.Box`
     stateless
-        whether clients keep nothing from one round to another
+        whether clients cannot keep state from one round to the next
     options
         the arguments of `train`: model, data, local, rounds, cohort, devices, pace, …; without
-        `local` a learning rate is proposed, for one epoch
+        `local`, a learning rate for one epoch is proposed
     """
     if experiment is None:
         return advise_on(federation_of(options, regularizer, stateless))
     require(
         not options,
-        f"{next(iter(options), '')} belongs to the experiment file: change it there, or leave the "
-        f"file out.",
+        f"{next(iter(options), '')} cannot be given beside an experiment file: set it in the file, "
+        f"or leave the file out.",
     )
     from undrift.advice.files import read
 
@@ -170,7 +175,7 @@ def advise(
 
 @one_thread()
 def advise_on(federation: FederationSetup, asked: Asked | None = None) -> Advice:
-    """The advice about a federation, or about the experiment file it comes from."""
+    """Advise on a federation, and on the experiment file that describes it if there is one."""
     curvature = curvature_of(federation)
     proposed = federation.local is None
     if proposed:

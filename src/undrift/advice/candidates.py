@@ -1,4 +1,4 @@
-"""The methods side by side: what each costs, what it needs, and why some are left out."""
+"""Compare all methods for a federation: costs, requirements, and why some are left out."""
 
 from __future__ import annotations
 
@@ -24,45 +24,45 @@ from undrift.methods.traffic import traffic_of
 from undrift.utils.errors import UndriftError
 
 ENDS = {
-    "optimum": "at the optimum of F",
-    "averaging": "at a biased point",
-    "normalised averaging": "near the optimum (the bias vanishes with ητ)",
+    "optimum": "to the optimum of F",
+    "averaging": "to a biased point",
+    "normalised averaging": "to a point near the optimum (the bias vanishes with ητ)",
 }
-"""Where a method converges to, in words."""
+"""The point that a method converges to, in words."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One method: what it costs and needs, and whether it is recommended or left out."""
+    """One method with its costs and requirements, recommended, compared or left out."""
 
     name: str
     method: Method
     reason: str
     """why it is recommended; empty if it is not"""
     because: tuple[str, ...]
-    """where its hyper-parameters come from"""
+    """how its hyper-parameters were chosen"""
     left_out: str | None
-    """why it is not compared; None if it is"""
+    """why it is left out; None if it is compared"""
     recommended: bool
     ends_at: str
     needs: tuple[str, ...]
     down: int
     up: int
-    """bytes to and from one client in a round"""
+    """bytes sent to and from one client in a round"""
     kept: int
-    """bytes that a client keeps from one round to the next"""
+    """bytes of state that a client keeps between rounds"""
     kept_in_all: float
-    """bytes of the states of all clients that will have taken part: the disk of a simulation"""
+    """bytes of state of all clients that take part in the run: what a simulation needs on disk"""
     server: int
-    """bytes of the server's vectors"""
+    """bytes of the server state"""
     gradients: float
-    """of single samples, for one reply"""
+    """gradients of single samples per reply"""
     seconds: float | None
-    """of a round on the virtual clock"""
+    """virtual seconds per round; None without a virtual clock"""
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it in plain values."""
-        from undrift.experiments.components import table_of  # what reads files is slow to import
+        """All values but the method, as plain values."""
+        from undrift.experiments.components import table_of  # slow to import
 
         values = {
             name: value if _is_plain(value) else table_of(value) or repr(value)
@@ -79,10 +79,10 @@ def _is_plain(value: object) -> bool:
 
 
 def compare_candidates(federation: FederationSetup, facts: Facts) -> list[Candidate]:
-    """Every method of the library, those that are recommended first."""
+    """Every method of the library, the recommended ones first."""
     starts = {name: begin(facts) for name, begin in STARTS.items()}
-    refused = {name: _refused(federation, facts, begin) for name, begin in starts.items()}
-    wanted = _wanted(facts, refused)
+    refused = {name: _why_unusable(federation, facts, begin) for name, begin in starts.items()}
+    wanted = _recommended(facts, refused)
     found = []
     for name in [*wanted, *(name for name in STARTS if name not in wanted)]:
         left_out = None if name in wanted else never(name) or refused[name] or why_not(name, facts)
@@ -91,8 +91,8 @@ def compare_candidates(federation: FederationSetup, facts: Facts) -> list[Candid
     return found
 
 
-def _wanted(facts: Facts, refused: Mapping[str, str | None]) -> dict[str, str]:
-    """The recommended methods with their reasons: those of the rule that can be used here."""
+def _recommended(facts: Facts, refused: Mapping[str, str | None]) -> dict[str, str]:
+    """The recommended methods with reasons: those of the deciding rule that can be used."""
     rule = rule_for(facts)
     reasons = dict(zip(rule.methods, (rule.because, rule.beside), strict=False))
     found = {name: why for name, why in reasons.items() if refused[name] is None}
@@ -102,46 +102,46 @@ def _wanted(facts: Facts, refused: Mapping[str, str | None]) -> dict[str, str]:
     return found
 
 
-def _refused(federation: FederationSetup, facts: Facts, begin: Start) -> str | None:
-    """Why a method cannot be used here, in a sentence without its full stop."""
+def _why_unusable(federation: FederationSetup, facts: Facts, begin: Start) -> str | None:
+    """Why a method cannot be used, as a sentence without its full stop; None if it can."""
     method = begin.method
     if facts.composite and not isinstance(method, FedDR):
-        return f"it does not handle the regulariser {facts.regularizer}"
+        return f"it cannot handle the regulariser {facts.regularizer}"
     if method.kept() and facts.stateless:
-        return "clients keep nothing, but it needs state on them"
+        return "clients cannot keep state, but it needs state on them"
     if method.kept() and facts.hardly_seen_again:
         return (
-            f"it needs state on clients, but one is seen {facts.participation.visits:.2g} times in "
-            f"{facts.participation.rounds} rounds"
+            f"it needs state on clients, but a client takes part {facts.participation.visits:.2g} "
+            f"times in {facts.participation.rounds} rounds"
         )
     if method.starts_with_all:
-        return "it starts with a round of everyone"
+        return "its first round needs all clients"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            method.check(_setting(federation, facts, method))
+            method.check(_conditions(federation, facts, method))
     except UndriftError as error:
         return _short(str(error), method.name)
     return None
 
 
-def _setting(federation: FederationSetup, facts: Facts, method: Method) -> Conditions:
-    """What a method would be asked to work in: its own way, where no pace is asked for."""
+def _conditions(federation: FederationSetup, facts: Facts, method: Method) -> Conditions:
+    """The conditions a method would run in: at its own pace, unless a pace was given."""
     setting = facts.setting
     if setting.asynchronous or federation.pace is not None or not method.meant_asynchronous:
         return setting
     sampler = federation.sampler
     if not isinstance(sampler, All | Uniform):
-        raise UndriftError("it draws clients uniformly, one at a time, which the sampling forbids.")
+        raise UndriftError("it draws clients uniformly, one by one, which this sampler cannot do.")
     if federation.limit is not None:
-        raise UndriftError("a limit is for rounds, and it has none.")
+        raise UndriftError("a limit applies to rounds, but it runs asynchronously.")
     at_once = AsTheyArrive().at_once(getattr(sampler, "K", None), len(federation.roster))
     delay = AsTheyArrive().delay(at_once, method.buffer)
     return replace(setting, participation="uniform", asynchronous=True, delay=delay)
 
 
 def _short(sentence: str, name: str) -> str:
-    """An error's sentence as the end of one of ours: the reason, without the remedy."""
+    """The reason in an error sentence, without the advice that follows it."""
     said = sentence.partition(": choose")[0].partition(": use ")[0].partition(": leave cohort")[0]
     said = said.removeprefix(f"{name} ").rstrip(".")
     said = said.partition(". AsyncFedDR, FedAsync")[0]
@@ -180,7 +180,7 @@ def _candidate(
         because=begin.because,
         left_out=left_out,
         recommended=bool(reason),
-        ends_at=ENDS.get(str(method.converges_to), "somewhere: nothing is claimed"),
+        ends_at=ENDS.get(str(method.converges_to), "to an unknown point"),
         needs=_needs(method),
         down=sum(traffic.bytes_down(*shape).values()) + extra,
         up=sum(traffic.bytes_up(*shape).values()) + extra,
@@ -193,19 +193,19 @@ def _candidate(
 
 
 def _needs(method: Method) -> tuple[str, ...]:
-    """What a method cannot do without."""
+    """The requirements of a method, in words."""
     found = []
     if method.kept():
         count = len([kind for kind in method.kept().values() if kind != "number"])
         found.append(f"{count} vector{'s' * (count != 1)} on each client")
     if method.needs_all:
-        found.append("everyone in every round")
+        found.append("all clients in every round")
     if method.needs_steps:
         found.append("gradient steps")
     if isinstance(method, FedDR):
-        found.append("an L for guaranteed step sizes")
+        found.append("an estimate of L for guaranteed step sizes")
     if method.meant_asynchronous:
         found.append("asynchronous training")
     if method.name == "VRLSGD":
-        found.append("equal steps")
+        found.append("equal numbers of steps")
     return tuple(found)

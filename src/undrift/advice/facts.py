@@ -1,4 +1,4 @@
-"""All that advice is based on, and the yes-or-no questions that follow from the numbers."""
+"""The measurements that advice is based on, and the yes-or-no answers derived from them."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from undrift.local.solvers import Local
 from undrift.loops.paces import word_of
 
 SKEWED = 0.3
-"""Label skew is strong if it moves this share of a client's samples to other classes, beyond
-chance: the two Dirichlet settings of FedDyn's paper, 0.6 and 0.3, are above it."""
+"""Label skew is strong from this total variation on, beyond chance. Both Dirichlet settings of
+FedDyn's paper, α = 0.6 and 0.3, are above it."""
 DISSIMILAR = 2.0
-"""B² from which on what clients do not share of their gradients is as large as what they share."""
+"""Clients disagree from this B² on: gradients then differ as much as they have in common."""
 UNEQUAL = 0.02
-"""χ² from which on unequal work counts. The floor of FedNova's Theorem 2 is 2χ²σ_g², which for
-B² = 10 is then a third of the squared gradient that training starts with."""
+"""Unequal work matters from this χ² on. The error floor of FedNova's Theorem 2 is 2χ²σ_g²: for
+B² = 10 and this χ², a third of the squared gradient at the start."""
 FEW = 0.25
-"""With a smaller share of the clients in a round, what a client keeps is four rounds old when it is
-used, and SCAFFOLD's corrections are as stale as that."""
+"""Few clients take part up to this share: a client's state, and so SCAFFOLD's correction, is then
+at least four rounds old when it is used."""
 SEEN_AGAIN = 2.0
-"""Seen less often than this in a whole run, a client has hardly any use for what it keeps."""
+"""A client that takes part less often than this in a whole run hardly uses its state."""
 IDLE = 0.5
-"""Clients that wait for others longer than they work make asynchronous training worth a try."""
+"""Asynchronous training is worth a try if clients wait for this share of their time or more."""
 
 ANSWERS = (
     "composite",
@@ -51,29 +51,29 @@ ANSWERS = (
     "keeps_state",
     "waiting",
 )
-"""The questions that the rules ask."""
+"""The answers that the rules use."""
 
 
 @dataclass(frozen=True)
 class LabelSkew:
-    """How far clients' labels are from everybody's, as total variation, mean by samples."""
+    """Total variation between a client's labels and all labels, averaged by samples."""
 
     classes: int
     distance: float
     chance: float
-    """what it would be if every client's labels were drawn at random"""
+    """its expectation if every client's labels were drawn from all labels at random"""
     classes_per_client: float
-    """the median"""
+    """median over clients"""
 
     @property
     def beyond_chance(self) -> float:
-        """The part that chance does not explain."""
+        """The distance that chance does not explain."""
         return max(0.0, self.distance - self.chance)
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a federation is like: measured, not trained."""
+    """The measurements of a federation, made without training."""
 
     name: str
     clients: int
@@ -83,19 +83,19 @@ class Facts:
     objective: str
     sizes: Spread
     heaviest: float
-    """the largest N·q_k: how many times as much as the mean client the heaviest counts"""
+    """the largest N·q_k: the weight of the heaviest client relative to the mean"""
     lightest: float
     """the largest 1/(N·q_k)"""
     labels: LabelSkew | None
-    """None where targets are not classes"""
+    """None if targets are not classes"""
     gradients: GradientFacts
     curvature: Curvature
     rate: float | None
-    """η, the local learning rate; None where clients solve their problem exactly"""
+    """η, the local learning rate; None for exact local solutions"""
     rate_proposed: bool
-    """whether it comes from the curvature, as none was given"""
+    """whether it was proposed from the curvature because none was given"""
     rate_limit: float
-    """how far a single step of the local solver may go"""
+    """the largest stable rate of gradient descent on a quadratic, 2/L"""
     work: LocalWork | None
     participation: Participation
     clock: ClockFacts | None
@@ -103,63 +103,63 @@ class Facts:
     setting: Conditions
     gradients_per_reply: float
     pace: str | None
-    """the pace that is asked for, in a word"""
+    """the given pace, by its word in a file; None if none was given"""
     regularizer: Regularizer | None
     stateless: bool
-    """whether clients were said to keep nothing"""
+    """whether clients cannot keep state between rounds"""
 
     @property
     def composite(self) -> bool:
-        """Whether the objective has a regulariser that only a prox can handle."""
+        """Whether the objective has a regulariser g, which needs a method with a prox."""
         return self.regularizer is not None
 
     @property
     def asynchronous(self) -> bool:
-        """Whether replies are to be taken in as they arrive."""
+        """Whether training is asynchronous."""
         return self.delays is not None
 
     @property
     def skewed(self) -> bool:
-        """Whether labels are strongly skewed."""
+        """Whether label skew is strong."""
         return self.labels is not None and self.labels.beyond_chance >= SKEWED
 
     @property
     def dissimilar(self) -> bool:
-        """Whether clients pull in different directions: by their labels or their gradients."""
+        """Whether clients pull in different directions, by their labels or their gradients."""
         return self.clients > 1 and (self.skewed or self.gradients.beyond_chance >= DISSIMILAR)
 
     @property
     def unequal(self) -> bool:
-        """Whether clients do so unequal work that plain averaging minimises something else."""
+        """Whether work is so unequal that plain averaging minimises another objective."""
         return self.work is not None and self.work.chi_square >= UNEQUAL
 
     @property
     def single_steps(self) -> bool:
-        """Whether everybody takes one step a round, so that nobody can drift."""
+        """Whether every client takes one step per round, so that none can drift."""
         return self.work is not None and self.work.steps_most <= 1
 
     @property
     def few(self) -> bool:
-        """Whether few of the clients take part in a round."""
+        """Whether few clients take part in a round."""
         return self.participation.share <= FEW
 
     @property
     def hardly_seen_again(self) -> bool:
-        """Whether a client is hardly ever seen twice."""
+        """Whether a client hardly ever takes part twice."""
         return self.participation.visits < SEEN_AGAIN
 
     @property
     def keeps_state(self) -> bool:
-        """Whether clients may keep something from one round to another, and will use it."""
+        """Whether clients can keep state between rounds and take part often enough to use it."""
         return not self.stateless and not self.hardly_seen_again
 
     @property
     def waiting(self) -> bool:
-        """Whether clients mostly wait for others, and nobody said that they must."""
+        """Whether clients mostly wait for others, and no pace was given that requires it."""
         return self.pace is None and self.clock is not None and self.clock.idle >= IDLE
 
     def as_dict(self) -> dict[str, Any]:
-        """All numbers and answers, without what there is one of per client."""
+        """All numbers and answers as plain values, without the numbers per client."""
         found = asdict(self)
         if found["work"] is not None:
             for name in ("ids", "q", "w"):
@@ -170,7 +170,7 @@ class Facts:
 
 
 def find_facts(federation: FederationSetup, curvature: Curvature, proposed: bool) -> Facts:
-    """Measure a federation whose learning rate is known."""
+    """Measure a federation; `proposed` says that its learning rate was not given."""
     seen = forecast_federation(federation)
     roster, x0 = federation.roster, federation.x0
     sizes = federation.losses.sizes.cpu().numpy().astype(np.int64)
@@ -205,7 +205,7 @@ def find_facts(federation: FederationSetup, curvature: Curvature, proposed: bool
 
 
 def curvature_of(federation: FederationSetup) -> Curvature:
-    """L at the initial model, with the weight decay that is part of every f_k."""
+    """The smoothness L at the initial model, including weight decay."""
     local: Local | None = federation.local
     return measure_curvature(federation, 0.0 if local is None else local.weight_decay)
 

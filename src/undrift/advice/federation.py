@@ -1,4 +1,4 @@
-"""What advice is asked about: everything that `train` takes, except the method."""
+"""The federation that advice is about: everything that `train` takes except the method."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from undrift.utils.errors import require, require_type
 
 @dataclass(frozen=True)
 class FederationSetup:
-    """Clients with their losses, their local work and their devices, before a method is chosen."""
+    """Clients with losses, local work and devices, before a method is chosen."""
 
     losses: Losses
     local: Local | None
-    """None if its learning rate is to be proposed"""
+    """None if the learning rate is to be proposed"""
     rounds: int = 100
     cohort: int | Sampler | None = None
     objective: str = "samples"
@@ -47,17 +47,17 @@ class FederationSetup:
 
     @property
     def data(self) -> FederatedData | None:
-        """The data, where the losses are of a model on data."""
+        """The data; None for an analytic problem."""
         return self.losses.data if isinstance(self.losses, ModuleLosses) else None
 
     @property
     def sampler(self) -> Sampler:
-        """Who takes part, for a method that is defined for uniform cohorts."""
+        """The sampler; a number of clients is drawn uniformly."""
         return as_sampler(self.cohort, by_weight=False)
 
     @property
     def asynchronous(self) -> bool:
-        """Whether replies are to be taken in as they arrive."""
+        """Whether training is asynchronous."""
         return isinstance(self.pace, AsTheyArrive)
 
     @cached_property
@@ -80,7 +80,7 @@ def federation_of(
     pace, local = options.get("pace"), options.get("local")
     require(
         not isinstance(pace, Mapping),
-        "pace is a mapping from labels, but there are no methods yet: give one pace, or none.",
+        "pace must be one pace or none here: there are no methods yet that a mapping could name.",
     )
     assert not isinstance(pace, Mapping)
     if local is not None:
@@ -108,5 +108,5 @@ def federation_of(
 
 
 def usual_work(lr: float) -> SGD:
-    """The local work that is proposed where none is given: one pass over a client's data."""
+    """The proposed local work if none was given: one epoch."""
     return SGD(lr=lr, epochs=1)

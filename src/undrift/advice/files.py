@@ -1,4 +1,4 @@
-"""Advice about an experiment file: reading the question, and writing the answer as a file."""
+"""Advice about an experiment file: read the file, and write one with the recommended methods."""
 
 from __future__ import annotations
 
@@ -17,10 +17,7 @@ from tomlkit.items import Table
 from undrift.advice.editing import edited, method_table
 from undrift.advice.federation import FederationSetup
 from undrift.core.regularizers import Regularizer
-from undrift.experiments.building import (
-    build_data,
-    build_losses,
-)
+from undrift.experiments.building import build_data, build_losses
 from undrift.experiments.components import anchored, table_of
 from undrift.experiments.experiment import Experiment, tables_in
 from undrift.experiments.settings import applied
@@ -35,11 +32,11 @@ if TYPE_CHECKING:
     from undrift.advice.candidates import Candidate
 
 ADVISED = "advised"
-"""What is put after a name, so that the runs do not go to the folder of the asker's own."""
+"""Suffix of names and folders, so that the runs do not go to the folder of the original file."""
 COMMENT_WIDTH = 94
 """Characters of a comment line without its "# "."""
 ANY_RATE = 1.0
-"""Stands in for a learning rate until one is proposed."""
+"""A placeholder for the learning rate until one is proposed."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,7 @@ class Asked:
 
     path: Path
     raw: dict[str, Any]
-    """its tables, with the settings of the command"""
+    """the tables of the file after the settings of the command"""
     text: str
     """the file's text"""
     experiment: Experiment
@@ -65,7 +62,7 @@ class Asked:
         return self.experiment.local.build()
 
     def with_rate(self, lr: float) -> Asked:
-        """The same with a learning rate, where the file has none."""
+        """A copy with a learning rate, for a file that has none."""
         raw = deepcopy(self.raw)
         raw.setdefault("local", {})["lr"] = lr
         return replace(self, raw=raw, experiment=self.experiment.with_settings({"local.lr": lr}))
@@ -77,7 +74,17 @@ def read(
     regularizer: Regularizer | None = None,
     stateless: bool = False,
 ) -> Asked:
-    """Read an experiment file, which needs neither a method nor a learning rate here."""
+    """Read an experiment file, in which methods and the learning rate may be missing.
+
+    Parameters
+    ----------
+    path
+        the file
+    settings
+        values by dotted keys that replace those of the file
+    regularizer, stateless
+        as for `advise`
+    """
     raw = tables_in(path)
     text = path.read_text(encoding="utf-8")
     raw = applied(raw, settings)
@@ -115,14 +122,14 @@ def read(
 
 
 def _without_rate(raw: Mapping[str, Any]) -> bool:
-    """Whether a file leaves the learning rate of its gradient steps open."""
+    """Whether a file has gradient steps but no learning rate."""
     local = raw.get("local", {})
     steps = isinstance(local, dict) and local.get("solver", "SGD") in ("SGD", "GD")
     return steps and "lr" not in local
 
 
 def _pace(experiment: Experiment, methods_given: bool) -> Pace | None:
-    """The pace that a file asks for: its own, or the one that all its methods run at."""
+    """The pace of a file: [pace], or the one that all its methods have."""
     paces, methods = experiment.paces(), experiment.methods()
     if not methods_given:
         return next(iter(paces.values()), None)
@@ -139,10 +146,10 @@ def _pace(experiment: Experiment, methods_given: bool) -> Pace | None:
 
 
 def write(advice: Advice, asked: Asked, path: Path, force: bool = False) -> Path:
-    """Write the experiment with the recommended methods, and see that it is accepted."""
+    """Write the experiment with the recommended methods, after a check that it is valid."""
     require(
         path.resolve() != asked.path.resolve(),
-        f"{path} is the file that was asked about: name another one.",
+        f"{path} is the file that was asked about: name another file.",
     )
     require(
         force or not path.exists(), f"{path} exists already: name another file, or use --force."
@@ -152,7 +159,7 @@ def write(advice: Advice, asked: Asked, path: Path, force: bool = False) -> Path
     try:
         Experiment.from_dict({"name": path.stem, **tables}, folder=path.parent, where=str(path))
     except UndriftError as error:
-        raise UndriftError(f"The advised experiment would be refused: {error}") from None
+        raise UndriftError(f"The advised experiment is not valid: {error}") from None
     with written_whole(path) as partial:
         partial.write_text(text, encoding="utf-8")
     Experiment.load(path)
@@ -160,16 +167,15 @@ def write(advice: Advice, asked: Asked, path: Path, force: bool = False) -> Path
 
 
 def _kept(asked: Asked, path: Path) -> dict[str, Any]:
-    """The tables of the file, with what must change because the methods and the place do."""
+    """The tables without methods; names, folders, sweeps and paths are adapted to the new file."""
     found = deepcopy(asked.raw)
-    labels = [str(table.label) for table in asked.experiment.method]
     found.pop("method", None)
     if "name" in found:
         found["name"] = f"{found['name']}-{ADVISED}"
     if isinstance(found.get("output"), dict) and "folder" in found["output"]:
         found["output"]["folder"] = f"{found['output']['folder']}-{ADVISED}"
     if "sweep" in found:
-        for key in [key for key in found["sweep"] if key == "method" or _of(key, labels)]:
+        for key in [key for key in found["sweep"] if key == "method" or key.startswith("method.")]:
             del found["sweep"][key]
     if path.resolve().parent != asked.path.resolve().parent:
         resolved = asked.experiment.resolved()
@@ -180,13 +186,8 @@ def _kept(asked: Asked, path: Path) -> dict[str, Any]:
     return found
 
 
-def _of(key: str, labels: list[str]) -> bool:
-    """Whether a key of a sweep belongs to a method that is no longer there."""
-    return any(key.startswith(f"method.{label}") for label in labels) or key.startswith("method.")
-
-
 def _table(candidate: Candidate) -> dict[str, Any]:
-    """The table of a method: what differs from the defaults."""
+    """The table of a method with the parameters that differ from their defaults."""
     method = candidate.method
     defaults = inspect.signature(type(method)).parameters
     found: dict[str, Any] = {"name": candidate.name}
@@ -198,10 +199,12 @@ def _table(candidate: Candidate) -> dict[str, Any]:
 
 
 def _text(advice: Advice, asked: Asked, tables: Mapping[str, Any]) -> str:
-    """The text of the file: the asker's own with its comments, and the recommended methods."""
+    """The text of the new file: the original with its comments, and the recommended methods."""
     kept = {key: value for key, value in tables.items() if key != "method"}
     text = edited(asked.text, kept, _methods(advice))
-    if tomllib.loads(text) != dict(tables):  # a layout in which tables cannot be replaced
+    if tomllib.loads(text) != dict(
+        tables
+    ):  # the layout does not allow to replace tables: write them anew
         text = edited(tomlkit.dumps(kept), kept, _methods(advice))
     document = tomlkit.parse(text)
     if advice.facts.rate_proposed:
@@ -209,7 +212,7 @@ def _text(advice: Advice, asked: Asked, tables: Mapping[str, Any]) -> str:
         document["local"]["lr"].comment(f"1/L for the estimated L = {L}: cautious")  # type: ignore
     head = _comment_lines(
         f"Written by undrift advise from {asked.path.name}: {advice.facts.clients} clients, "
-        f"rule “{advice.rule.name}”. The reasons are beside the methods below."
+        f"rule “{advice.rule.name}”. The reasons are below the headers of the methods."
     )
     lines = tomlkit.dumps(document).splitlines()
     schema = [lines.pop(0)] if lines[:1] and "#:schema" in lines[0] else []
@@ -217,7 +220,7 @@ def _text(advice: Advice, asked: Asked, tables: Mapping[str, Any]) -> str:
 
 
 def _methods(advice: Advice) -> list[Table]:
-    """The tables of the recommended methods, each with its reasons."""
+    """The tables of the recommended methods, each with its reasons as comments."""
     found = []
     for number, each in enumerate(advice.chosen):
         said = each.reason[:1].upper() + each.reason[1:]

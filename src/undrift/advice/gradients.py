@@ -1,7 +1,7 @@
-"""How the clients' gradients differ at the initial model, and how curved their losses are.
+"""Measure how clients' gradients differ at the initial model, and the curvature of their losses.
 
-Large federations and large models are measured on a sample of the clients and of their samples,
-chosen by a count of floating-point operations: the answer is the same on every machine.
+Large federations and large models are measured on a sample of clients and data. Its size depends on
+a count of floating-point operations, not on time, so that every machine gives the same answer.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ from undrift.nets.module_losses import ModuleLosses
 from undrift.utils.errors import UndriftError
 from undrift.utils.keys import generator
 
-CLIENTS = 100
-"""From so many clients the dissimilarity is known to a few per cent."""
-SAMPLES = 200
-"""… and of each so many samples, at most."""
-CURVED = 8
-"""The curvature is measured for so many clients."""
-LEAST = 5
-"""The dissimilarity is measured for no fewer clients, however large the model."""
+SAMPLED_CLIENTS = 100
+"""Clients for the dissimilarity: with this many it is known to a few per cent."""
+SAMPLES_PER_CLIENT = 200
+"""The most samples of each client."""
+CURVATURE_CLIENTS = 8
+"""Clients for the curvature."""
+LEAST_CLIENTS = 5
+"""The fewest clients for the dissimilarity, however large the model."""
 OPERATIONS = 1e11
-"""The floating-point operations of each of the two measurements: some ten seconds on one core."""
-FEW = 16
-"""Fewer clients rather than fewer samples of each, as long as there are enough clients."""
-CHEAP = 1e7
-"""A model with fewer operations per sample is measured in double precision."""
-ITERATIONS = 20
-"""Steps of the power method, at most: each is one gradient. A third of it for large models."""
-SETTLED = 0.01
-"""It ends when the curvature changes by less than this share."""
+"""Floating-point operations of each of the two measurements: about ten seconds on one core."""
+PREFERRED_SAMPLES = 16
+"""Samples per client below which rather the number of clients is reduced."""
+DOUBLE_PRECISION_OPERATIONS = 1e7
+"""Models with fewer floating-point operations per sample are measured in double precision."""
+POWER_ITERATIONS = 20
+"""The most steps of the power method, each one gradient; a third of it for large models."""
+POWER_TOLERANCE = 0.01
+"""The power method ends when the curvature changes by less than this share."""
 
 
 @dataclass(frozen=True)
 class GradientFacts:
-    """How the clients' gradients differ at the initial model."""
+    """The dissimilarity of the clients' gradients at the initial model."""
 
     clients: int
     samples: int
-    """from how many clients and samples this was measured"""
+    """the number of clients and samples it was measured on"""
     everything: bool
-    """whether these are all there are"""
+    """whether these are all clients and samples"""
     ratio: float
     """B² = Σ q_k|∇f_k|²/|∇F|²: 1 where all gradients are equal"""
     variance: float
@@ -61,9 +61,9 @@ class GradientFacts:
     square_mean: float
     """|∇F|²"""
     chance: float
-    """the part of σ_g² that samples drawn at random from one population would have as well"""
+    """the share of σ_g² that clients with random samples of one population would also have"""
     beyond_chance: float
-    """B² without that part"""
+    """B² without that share"""
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,11 @@ class Curvature:
 def measure_gradients(federation: FederationSetup) -> GradientFacts:
     """B² and σ_g² at the initial model, and how much of them chance explains."""
     room = _room(federation)
-    sample = _sample(federation, room, CLIENTS, least=LEAST)
+    sample = _sample(federation, room, SAMPLED_CLIENTS, least=LEAST_CLIENTS)
     q = sample.weights
     mean = torch.zeros_like(sample.x, dtype=torch.float64)
     square = variance = weight = 0.0
-    # What one client's own samples say about the noise of its gradient, per client.
+    # Corrections by the noise of each client's gradient, which its two halves of samples reveal.
     extra = chance = chance_of_mean = 0.0
     for k, share in enumerate(q.tolist()):
         gradient, noise = sample.gradient(k)
@@ -92,14 +92,14 @@ def measure_gradients(federation: FederationSetup) -> GradientFacts:
         square += share * float(gradient.square().sum())
         variance += share * (1 - share / weight) * float(apart.square().sum())
         used, held = sample.used[k], sample.held[k]
-        of_data = noise * used / held  # the noise of the mean over all samples it holds
+        of_data = noise * used / held  # the noise of the gradient over all samples of the client
         extra += share * (1 - share) * (noise - of_data)
         chance += share * (1 - share) * of_data
         chance_of_mean += share**2 * noise
     square_mean = float(mean.square().sum())
     variance = max(0.0, variance - extra)
     beyond = variance - chance
-    # The noise is itself an estimate: what it could be by bad luck is no heterogeneity either.
+    # The noise is an estimate too: a difference within its error is not heterogeneity.
     sure = beyond > 2 * chance / math.sqrt(len(q)) + 1e-12 * square
     net = max(square_mean - chance_of_mean, 0.0)
     return GradientFacts(
@@ -115,10 +115,10 @@ def measure_gradients(federation: FederationSetup) -> GradientFacts:
 
 
 def measure_curvature(federation: FederationSetup, weight_decay: float = 0.0) -> Curvature:
-    """The largest |∇²f_k(x⁰)| of some clients, by the power method on differences of gradients."""
+    """The largest |∇²f_k(x⁰)| of some clients, by the power method on gradient differences."""
     room = _room(federation)
-    steps = int(min(ITERATIONS, max(ITERATIONS // 3, room / 100)))
-    sample = _sample(federation, room / steps, CURVED, least=1)
+    steps = int(min(POWER_ITERATIONS, max(POWER_ITERATIONS // 3, room / 100)))
+    sample = _sample(federation, room / steps, CURVATURE_CLIENTS, least=1)
     largest = 0.0
     for k in range(len(sample.weights)):
         start = torch.from_numpy(
@@ -149,14 +149,14 @@ def _curvature(
         if size == 0 or not math.isfinite(size):
             return found
         v = product / size
-        if abs(size - found) <= SETTLED * size:
+        if abs(size - found) <= POWER_TOLERANCE * size:
             return size
         found = size
     return found
 
 
-class Sample:
-    """Some clients with some of their samples, each in two halves that tell its noise."""
+class ClientSample:
+    """Some clients with some of their samples, in two halves from which the noise is estimated."""
 
     def __init__(
         self,
@@ -177,11 +177,11 @@ class Sample:
         self.x = losses.initial()
 
     def at(self, k: int, x: Tensor) -> Tensor:
-        """A client's gradient at a model."""
+        """The gradient of client k at x."""
         return self.gradient(k, x)[0]
 
     def gradient(self, k: int, x: Tensor | None = None) -> tuple[Tensor, float]:
-        """A client's gradient, and the expected square of its noise."""
+        """The gradient of client k at x, and the expected square of its noise."""
         at = self.x if x is None else x
         parts = [self._losses.gradient(half, at).double() for half in self._halves[k]]
         if len(parts) == 1:
@@ -194,25 +194,25 @@ class Sample:
 
 
 def _room(federation: FederationSetup) -> float:
-    """Of how many samples the gradient may be computed; without end where they cost nothing."""
+    """The number of sample gradients that may be computed; infinite for analytic problems."""
     losses = federation.losses
     return OPERATIONS / operations(losses) if isinstance(losses, ModuleLosses) else math.inf
 
 
-def _sample(federation: FederationSetup, room: float, clients: int, least: int) -> Sample:
-    """Clients drawn at random with samples drawn at random, as many as there is room for."""
+def _sample(federation: FederationSetup, room: float, clients: int, least: int) -> ClientSample:
+    """Random clients with random samples, as many as `room` sample gradients allow."""
     losses, weights = federation.losses, federation.losses.weights(federation.objective)
     number = len(losses)
     rng = generator(federation.seed, "advice: sample")
-    clients = int(min(clients, number, max(least, room / FEW)))
+    clients = int(min(clients, number, max(least, room / PREFERRED_SAMPLES)))
     chosen = sorted(rng.permutation(number)[:clients].tolist())
     if not isinstance(losses, ModuleLosses):
         sizes = [[int(losses.sizes[k])] for k in chosen]
         held = [own[0] for own in sizes]
         kept = [[k] for k in chosen]
-        return Sample(losses, kept, sizes, held, weights[chosen], len(chosen) == number)
+        return ClientSample(losses, kept, sizes, held, weights[chosen], len(chosen) == number)
     data = losses.data
-    samples = int(min(SAMPLES, max(FEW // 4, room / clients)))
+    samples = int(min(SAMPLES_PER_CLIENT, max(PREFERRED_SAMPLES // 4, room / clients)))
     pieces: list[Tensor] = []
     halves: list[list[int]] = []
     sizes = []
@@ -226,12 +226,12 @@ def _sample(federation: FederationSetup, room: float, clients: int, least: int) 
         pieces += both
     held = [int(data.train.sizes[k]) for k in chosen]
     everything = clients == number and sum(held) == sum(sum(own) for own in sizes)
-    small = _losses(losses, pieces, double=operations(losses) < CHEAP)
-    return Sample(small, halves, sizes, held, weights[chosen], everything)
+    small = _losses(losses, pieces, double=operations(losses) < DOUBLE_PRECISION_OPERATIONS)
+    return ClientSample(small, halves, sizes, held, weights[chosen], everything)
 
 
 def _losses(losses: ModuleLosses, pieces: Sequence[Tensor], double: bool) -> ModuleLosses:
-    """The model's losses on some rows of the data, a client for each piece."""
+    """The model's losses on some rows of the data, with one client for each piece."""
     train = losses.data.train
     rows = torch.cat(list(pieces))
     bounds = torch.tensor([0, *(len(piece) for piece in pieces)]).cumsum(0)
@@ -248,10 +248,10 @@ def _losses(losses: ModuleLosses, pieces: Sequence[Tensor], double: bool) -> Mod
 
 
 def operations(losses: ModuleLosses) -> float:
-    """The floating-point operations of one sample's gradient, about.
+    """The approximate floating-point operations of one sample's gradient.
 
-    A layer multiplies all of its parameters once for every place of its output, forwards, and
-    twice as often backwards.
+    A layer uses each parameter once for every position of its output in the forward pass, and
+    twice as often in the backward pass.
     """
     module: nn.Module = losses.flat.module
     x = losses.train_part.x[losses.train_part.rows[:1]]

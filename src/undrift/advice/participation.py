@@ -1,4 +1,4 @@
-"""How much the clients really do, who replies, and how long it takes: the run without training."""
+"""Forecast participation, local work and virtual time of a run, without training."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ from undrift.methods import FedAsync, FedAvg, Method
 from undrift.methods.traffic import traffic_of
 from undrift.theory.consistency import chi_square, effective_weights, tau_effective
 
-LOOKED_AT = 20_000
-"""The work of so many clients is looked at, a sample of larger federations."""
-TRIED = 2_000
-"""… and of so many for the time of each method."""
-DRAWN = 20
-"""Rounds in which everybody's work is drawn, where it is not the same in all of them."""
-TOLD = 8
-"""A client that the sampling would ask so often, and that replies rarely, is rarely there."""
-RARELY = 0.25
-"""Rarely: less than this share of what is usual."""
+EXAMINED_CLIENTS = 20_000
+"""Clients whose work is examined; larger federations are sampled."""
+TRIAL_CLIENTS = 2_000
+"""Clients that are examined for the time of each method."""
+EXAMINED_ROUNDS = 20
+"""Rounds that are examined if the clients' work changes from round to round."""
+ENOUGH_REPLIES = 8
+"""Expected replies of a client from which on a lack of replies is not chance."""
+RARE_SHARE = 0.25
+"""A client replies rarely if it gives less than this share of the expected replies."""
 
 
 @dataclass(frozen=True)
 class LocalWork:
-    """The steps τ_k that clients really do, and the weights that plain averaging then uses."""
+    """The steps τ_k that clients do, and the weights that plain averaging then has."""
 
     clients: int
-    """of how many clients this is: a sample of large federations"""
+    """number of examined clients"""
     steps_least: float
     steps_mean: float
     steps_most: float
-    """τ_k, on average over rounds"""
+    """τ_k, averaged over rounds"""
     progress_mean: float
     """the mean of ‖a_k‖₁ over clients: τ_k for plain SGD, more with momentum"""
     varies: bool
@@ -59,56 +59,56 @@ class LocalWork:
     tau_eff: float
     """τ_eff = Σ q_k‖a_k‖₁ (FedNova, eq. 6)"""
     unfinished: float
-    """the share of replies with less work than was asked for"""
+    """share of replies with less work than the client was asked for"""
     never: int
-    """clients that manage no work at all"""
+    """number of clients that never do any work"""
     over: tuple[Hashable, float]
     under: tuple[Hashable, float]
-    """the client whose weight grows most, and the one whose weight shrinks most: w_k/q_k"""
+    """the clients with the largest and the smallest w_k/q_k, with that ratio"""
     ids: Sequence[Hashable] = field(repr=False)
     q: np.ndarray = field(repr=False)
     w: np.ndarray = field(repr=False)
-    """the wanted weights, and those that plain averaging uses"""
+    """the weights of the objective, and those of plain averaging"""
 
 
 @dataclass(frozen=True)
 class Participation:
-    """Who takes part, and what becomes of those who are asked."""
+    """Which clients take part, and how often they reply."""
 
     clients: int
     kind: str
     """"all", "uniform", "weighted", "bernoulli", "fixed" or "responding" """
     asked: float
-    """clients per round"""
+    """clients that are asked per round"""
     replies: float
-    """replies per round that are used"""
+    """used replies per round"""
     share: float
     """the share of the clients whose reply a round uses"""
     rounds: int
     visits: float
-    """how often a client replies in the whole run, on average"""
+    """mean number of replies of a client in the whole run"""
     never: int
     rarely: int
-    """clients that did not reply in the rounds that were looked at, or rarely did"""
+    """numbers of clients that never or rarely replied in the examined rounds"""
     told: bool
-    """whether enough rounds were looked at to tell these"""
+    """whether enough rounds were examined for these two numbers"""
     most_often: float
-    """how many times as often as the mean the most frequent client replies"""
+    """replies of the most frequent client relative to the mean"""
 
 
 @dataclass(frozen=True)
 class ClockFacts:
-    """How the virtual time goes by."""
+    """The virtual time of a round, and how clients spend it."""
 
     seconds: float
-    """of a round"""
+    """virtual seconds per round"""
     idle: float
-    """the share of the clients' time that is spent waiting for others"""
+    """share of the clients' time that they wait for others"""
 
 
 @dataclass(frozen=True)
 class Delays:
-    """How old replies are where they are taken in as they arrive, counted in updates."""
+    """The age of replies in asynchronous training, in updates of the server."""
 
     concurrency: int
     mean: float
@@ -117,23 +117,23 @@ class Delays:
 
 @dataclass(frozen=True)
 class FederationForecast:
-    """What the run without training shows."""
+    """The forecast of a run."""
 
     work: LocalWork | None
-    """None where clients solve their problem exactly, so that there are no steps"""
+    """None for exact local solutions, which have no steps"""
     participation: Participation
     clock: ClockFacts | None
     delays: Delays | None
     setting: Conditions
     gradients: float
-    """of single samples, per reply"""
+    """gradients of single samples per reply"""
 
 
 def forecast_federation(federation: FederationSetup) -> FederationForecast:
-    """Look at a run's cohorts, work and clock, with an engine that does not train."""
-    stand_in = _stand_in(federation)
-    rounds = _rounds(federation, LOOKED_AT)
-    found, run = _forecast(federation, stand_in, federation.sampler, federation.pace, drawn=rounds)
+    """Forecast cohorts, work and virtual time of a federation's run."""
+    method = _representative_method(federation)
+    rounds = _rounds(federation, EXAMINED_CLIENTS)
+    found, run = _forecast(federation, method, federation.sampler, federation.pace, drawn=rounds)
     gradients = found.gradients / max(1, found.replies)
     delays = None
     if isinstance(run, Asynchronous):
@@ -158,30 +158,30 @@ def forecast_federation(federation: FederationSetup) -> FederationForecast:
 def trial(
     federation: FederationSetup, method: Method, gradients: float
 ) -> tuple[float, float | None]:
-    """Gradients per reply and virtual seconds per round of a method, where they are its own.
+    """Gradients per reply and virtual seconds per round of a method.
 
-    Without a clock, and with the usual work, they are those that are given.
+    Without a virtual clock, a method that does the usual work needs the given number of gradients.
     """
     extra = traffic_of(method).first_gradient or type(method).steps is not Method.steps
     clock = federation.devices is not None
-    if not (extra or clock) or len(federation.roster) > LOOKED_AT:
+    if not (extra or clock) or len(federation.roster) > EXAMINED_CLIENTS:
         return gradients, None
-    rounds = min(DRAWN, _rounds(federation, TRIED))
+    rounds = min(EXAMINED_ROUNDS, _rounds(federation, TRIAL_CLIENTS))
     found, _ = _forecast(federation, method, federation.sampler, federation.pace, drawn=rounds)
     seconds = found.seconds / found.rounds if clock and found.rounds else None
     return found.gradients / max(1, found.replies), seconds
 
 
 def _rounds(federation: FederationSetup, clients: int) -> int:
-    """How many rounds may be drawn to look at so many clients at work."""
+    """The number of rounds to forecast so that about `clients` assignments are examined."""
     asked = federation.sampler.most(federation.roster)
     if isinstance(federation.pace, AsTheyArrive):
         asked = federation.pace.replies or federation.pace.at_once(asked, len(federation.roster))
     return max(1, min(FORECAST_ROUNDS, clients // asked))
 
 
-def _stand_in(federation: FederationSetup) -> Method:
-    """A method that takes part as any other, to see what a run is like."""
+def _representative_method(federation: FederationSetup) -> Method:
+    """A method whose run has the participation of all others: averaging, or FedAsync."""
     if federation.asynchronous:
         return FedAsync()
     by_weight = isinstance(federation.sampler, Weighted)
@@ -215,19 +215,20 @@ def _forecast(
 
 
 def _work(federation: FederationSetup) -> LocalWork:
-    """Everybody is asked, for some rounds: the steps of each client, whoever is drawn in a run."""
+    """The steps of each client, from rounds in which all examined clients are asked."""
     roster = federation.roster
     pace = federation.pace
     if federation.asynchronous or isinstance(pace, FirstToRespond):
-        pace = WaitForAll()  # who comes first is a matter of presence, not of work
-    ids = _some(roster.ids, LOOKED_AT)
-    found, run = _forecast(federation, PLAIN, _these(ids, roster), pace, drawn=1)
+        pace = WaitForAll()  # the fastest clients would hide the work of the others
+    ids = _spread_evenly(roster.ids, EXAMINED_CLIENTS)
+    found, run = _forecast(federation, AVERAGING, _sampler_of(ids, roster), pace, drawn=1)
     if not work_is_constant(run):
-        ids = _some(roster.ids, LOOKED_AT // DRAWN)
-        found, run = _forecast(federation, PLAIN, _these(ids, roster), pace, drawn=DRAWN)
-    looked_at = len(ids)
+        ids = _spread_evenly(roster.ids, EXAMINED_CLIENTS // EXAMINED_ROUNDS)
+        sampler = _sampler_of(ids, roster)
+        found, run = _forecast(federation, AVERAGING, sampler, pace, drawn=EXAMINED_ROUNDS)
+    examined = len(ids)
     done = {id: own for id, own in found.steps.items() if own}
-    counted = _Accumulated(federation.solver)
+    counted = _ANorms(federation.solver)
     ids = [id for id in ids if id in done]
     tau = np.array([np.mean(done[id]) for id in ids])
     each = [np.array([counted(id, steps) for steps in done[id]]) for id in ids]
@@ -238,7 +239,7 @@ def _work(federation: FederationSetup) -> LocalWork:
     used = effective_weights(wanted, accumulated)
     gain = (used / wanted).numpy()
     tau_eff = tau_effective(wanted, accumulated)
-    # The mean of a few draws differs from client to client by chance, which favours nobody.
+    # Means over few rounds differ between clients by chance, which must not count as unequal work.
     errors = np.array([own.var(ddof=1) / len(own) if len(own) > 1 else 0.0 for own in each])
     chance = float(wanted.numpy() @ errors) / tau_eff**2
     asked = {id: _asked(federation, run, id) for id in ids}
@@ -254,7 +255,7 @@ def _work(federation: FederationSetup) -> LocalWork:
         chi_square=max(0.0, chi_square(wanted, used) - chance),
         tau_eff=tau_eff,
         unfinished=float(np.mean([steps < whole for steps, whole in replies])),
-        never=looked_at - len(ids),
+        never=examined - len(ids),
         over=(ids[most], float(gain[most])),
         under=(ids[least], float(gain[least])),
         ids=ids,
@@ -263,30 +264,30 @@ def _work(federation: FederationSetup) -> LocalWork:
     )
 
 
-PLAIN = FedAvg("original")
-"""Averages whoever is there, so that everybody's work can be looked at."""
+AVERAGING = FedAvg("original")
+"""A method without conditions on participation, so that any set of clients can be examined."""
 
 
-def _some(ids: Sequence[Hashable], most: int) -> list[Hashable]:
-    """So many clients at most, spread evenly."""
+def _spread_evenly(ids: Sequence[Hashable], most: int) -> list[Hashable]:
+    """At most `most` clients, spread evenly over all."""
     if len(ids) <= most:
         return list(ids)
     return [ids[k] for k in np.linspace(0, len(ids) - 1, most).astype(np.int64)]
 
 
-def _these(ids: Sequence[Hashable], roster: Roster) -> Sampler:
+def _sampler_of(ids: Sequence[Hashable], roster: Roster) -> Sampler:
     return All() if len(ids) == len(roster) else Fixed(list(ids))
 
 
 def _asked(federation: FederationSetup, run: Loop, id: Hashable) -> int:
-    """The steps that a client is asked for in the first round, whatever it manages."""
+    """The steps that a client is asked for in the first round."""
     solver = federation.solver.of(id)
     samples = int(run.roster.client(id).samples)
     return solver.steps_of(solver.amount(id, 0, federation.seed), samples)
 
 
-class _Accumulated:
-    """‖a_k‖₁ after so many steps of a client's solver, in units of the nominal rate."""
+class _ANorms:
+    """‖a_k‖₁ of a client's solver by its number of steps, in units of the nominal rate."""
 
     def __init__(self, local: Local):
         self._local = local
@@ -321,14 +322,14 @@ def _participation(federation: FederationSetup, found: Forecast, run: Loop) -> P
     share = min(1.0, replies / number)
     setting = run.setting()
     expected = _expected(federation, rounds, replies, number)
-    told = rounds_alike(run) or float(np.median(list(expected.values()))) >= TOLD
+    told = rounds_alike(run) or float(np.median(list(expected.values()))) >= ENOUGH_REPLIES
     visits: Mapping[Hashable, int] = found.visits
     never = rarely = 0
     if told:
         for id, usual in expected.items():
             seen = visits.get(id, 0)
             never += seen == 0 and usual > 0
-            rarely += 0 < seen < RARELY * usual
+            rarely += 0 < seen < RARE_SHARE * usual
     mean = found.replies / number
     return Participation(
         clients=number,
@@ -348,7 +349,7 @@ def _participation(federation: FederationSetup, found: Forecast, run: Loop) -> P
 def _expected(
     federation: FederationSetup, rounds: int, replies: float, number: int
 ) -> dict[Hashable, float]:
-    """How often each client would reply if all devices were alike."""
+    """The expected replies of each client if all devices were alike."""
     roster = federation.roster
     total = rounds * replies
     if isinstance(federation.sampler, Weighted):

@@ -1,4 +1,4 @@
-"""Which methods suit a federation: a table of rules, the first that holds, with their reasons."""
+"""The rules that choose methods for a federation: the first rule that holds decides."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from undrift.advice.facts import Facts
 
 @dataclass(frozen=True)
 class Rule:
-    """If the facts are such, take these methods: one to run, and perhaps one to compare with."""
+    """If the condition holds: one method to run, and perhaps one to compare with."""
 
     name: str
     holds: Callable[[Facts], bool]
     methods: tuple[str, ...]
     because: str
-    """for the first of them"""
+    """why the first method is recommended"""
     beside: str = ""
-    """why the second is worth comparing with"""
+    """why the second method is worth a comparison"""
 
 
 RULES = (
@@ -26,8 +26,8 @@ RULES = (
         "composite and asynchronous",
         lambda f: f.composite and f.asynchronous,
         ("AsyncFedDR",),
-        "only FedDR's prox on the server handles a regulariser g, and AsyncFedDR takes in each "
-        "reply as it arrives",
+        "only FedDR's prox on the server handles a regulariser g, and AsyncFedDR folds each reply "
+        "when it arrives",
     ),
     Rule(
         "composite",
@@ -41,93 +41,93 @@ RULES = (
         lambda f: f.asynchronous and f.keeps_state,
         ("AsyncFedDR", "FedBuff"),
         "replies arrive one by one and some are old: AsyncFedDR converges to the optimum with "
-        "bounded delays, and does not favour those who reply more often",
-        "it needs no state on clients, but is biased to those who reply more often",
+        "bounded delays, and does not favour clients that reply more often",
+        "it needs no state on clients, but is biased towards clients that reply more often",
     ),
     Rule(
         "asynchronous, nothing kept",
         lambda f: f.asynchronous,
         ("FedBuff",),
-        "replies arrive one by one and clients keep nothing: FedBuff averages several replies, the "
-        "older the less, though it is biased to those who reply more often",
+        "replies arrive one by one and clients keep no state: FedBuff averages several replies "
+        "with smaller weights for older ones, but is biased towards clients that reply more often",
     ),
     Rule(
         "single steps",
         lambda f: f.single_steps,
         ("FedAvg",),
-        "everybody takes one step a round, so nobody drifts and averaging is plain SGD on F",
+        "every client takes one step per round, so none drifts and averaging is plain SGD on F",
     ),
     Rule(
         "clients differ, few take part, unequal work",
         lambda f: f.dissimilar and f.few and f.unequal and f.keeps_state,
         ("FedDyn", "FedNova"),
-        "clients pull in different directions and few of them are there in a round: FedDyn "
-        "corrects each client's loss by what it kept, at the traffic of FedAvg, and its end does "
-        "not depend on who does how many steps",
-        "it mends the unequal work alone, and clients keep nothing",
+        "clients pull in different directions and few of them take part in a round: FedDyn "
+        "corrects each client's loss by the client's state, with the traffic of FedAvg, and its "
+        "solution does not depend on the clients' numbers of steps",
+        "it corrects only the unequal work, and clients keep no state",
     ),
     Rule(
         "clients differ, few take part",
         lambda f: f.dissimilar and f.few and f.keeps_state,
         ("FedDyn", "SCAFFOLD"),
-        "clients pull in different directions and few of them are there in a round: FedDyn "
-        "corrects each client's loss by what it kept, at the traffic of FedAvg, and its server "
-        "remembers those who are not there",
-        "it also ends at the optimum and has nothing to tune, at twice the traffic",
+        "clients pull in different directions and few of them take part in a round: FedDyn "
+        "corrects each client's loss by the client's state, with the traffic of FedAvg, and its "
+        "server state accounts for absent clients",
+        "it also converges to the optimum and has nothing to tune, with twice the traffic",
     ),
     Rule(
         "clients differ, many take part, unequal work",
         lambda f: f.dissimilar and f.unequal and f.keeps_state,
         ("SCAFFOLD", "FedNova"),
-        "clients pull in different directions, and who takes more steps would count for more: "
-        "SCAFFOLD walks in the direction of F whatever the number of steps, and with so many in a "
-        "round its corrections are fresh",
-        "it mends the unequal work alone, at half the traffic, and clients keep nothing",
+        "clients pull in different directions, and clients with more steps would count for more: "
+        "SCAFFOLD follows the direction of F whatever the number of steps, and its corrections are "
+        "recent because many clients take part in a round",
+        "it corrects only the unequal work, with half the traffic, and clients keep no state",
     ),
     Rule(
         "clients differ, many take part",
         lambda f: f.dissimilar and f.keeps_state,
         ("SCAFFOLD", "FedDyn"),
-        "clients pull in different directions, and with so many of them in a round SCAFFOLD's "
-        "corrections are fresh: all walk in the direction of F",
-        "it also ends at the optimum, at half the traffic",
+        "clients pull in different directions: SCAFFOLD makes all of them follow the direction of "
+        "F, and its corrections are recent because many clients take part in a round",
+        "it also converges to the optimum, with half the traffic",
     ),
     Rule(
         "unequal work",
         lambda f: f.unequal and f.keeps_state,
         ("FedNova", "SCAFFOLD"),
-        "who takes more steps would count for more: FedNova divides that out, at the traffic of "
-        "FedAvg and with no state on clients",
-        "it removes drift as well, at twice the traffic and a vector on each client",
+        "clients with more steps would count for more: FedNova divides by the steps, with the "
+        "traffic of FedAvg and no state on clients",
+        "it removes drift as well, with twice the traffic and a vector on each client",
     ),
     Rule(
         "unequal work, nothing kept",
         lambda f: f.unequal,
         ("FedNova",),
-        "who takes more steps would count for more: FedNova divides that out and needs no state "
-        "on clients",
+        "clients with more steps would count for more: FedNova divides by the steps and needs no "
+        "state on clients",
     ),
     Rule(
         "clients differ, nothing kept",
         lambda f: f.dissimilar,
         ("FedProx", "FedAvg"),
-        "clients pull in different directions and keep nothing with which to correct it: a pull to "
-        "the server's model is what is left, besides fewer local steps",
+        "clients pull in different directions and keep no state that could correct it: a pull to "
+        "the server's model is the remaining remedy, besides fewer local steps",
         "the baseline; with fewer local steps it drifts less",
     ),
     Rule(
         "otherwise",
         lambda f: True,
         ("FedAvg",),
-        "clients are alike and do equal work: plain averaging has nothing to correct, and nothing "
-        "is cheaper",
+        "clients are alike and do equal work, so there is nothing to correct, and plain averaging "
+        "is the cheapest method",
     ),
 )
-"""Read from the top: the first rule that holds decides."""
+"""In order: the first rule that holds decides."""
 
 
-WAITING = "clients mostly wait for others, and it does not"
-"""Why asynchronous training is compared with, where nobody asked for it."""
+WAITING = "clients mostly wait for others, which asynchronous training avoids"
+"""Why asynchronous training is worth a comparison although no pace was given."""
 
 
 def rule_for(facts: Facts) -> Rule:
@@ -138,23 +138,23 @@ def rule_for(facts: Facts) -> Rule:
 def never(name: str) -> str | None:
     """Why a method is never recommended, whatever the facts."""
     return {
-        "FedLGA": "its correction shrinks the moves of unfinished clients, and its paper's claims "
-        "were not reproduced (undrift reproduce fedlga-fmnist)",
-        "DistributedSGD": "one step a round wastes communication: a baseline, not a method to use",
+        "FedLGA": "its correction shrinks the updates of unfinished clients, and the claims of its "
+        "paper were not reproduced (undrift reproduce fedlga-fmnist)",
+        "DistributedSGD": "it is a baseline: one step per round wastes communication",
     }.get(name)
 
 
 def why_not(name: str, facts: Facts) -> str | None:
-    """Why a method is left out although it could run; None where it is worth comparing."""
+    """Why a method is left out although it could run; None if it is worth a comparison."""
     work = facts.work
     if name in ("FedAvgMin", "FedNova") and not facts.unequal:
-        return "all do equal work, so it is FedAvg"
+        return "all clients do equal work, so it is equal to FedAvg"
     if name == "VRLSGD" and work is not None and (facts.unequal or work.varies):
-        return "it is exact only if all take equally many steps"
+        return "it is exact only if all clients take the same number of steps"
     if name in ("FedAsync", "FedBuff", "AsyncFedDR") and not (facts.asynchronous or facts.waiting):
-        return "it is for asynchronous training, and nothing asks for that"
+        return "it is for asynchronous training, which was not asked for"
     if name == "FedSplit":
         return "it is FedDR without relaxation (alpha = 2), which needs an accurate local solver"
     if name == "FedPD":
-        return "with everyone in every round it does what FedDyn does, and keeps twice as much"
+        return "with all clients in every round it does what FedDyn does, with twice the state"
     return None

@@ -1,4 +1,4 @@
-"""What the numbers mean, in the papers' terms, and what no number here can tell."""
+"""Sentences that explain the measurements in the papers' terms, and their limits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from undrift.utils.formatting import duration
 
 
 def meaning(facts: Facts) -> list[str]:
-    """Plain sentences with numbers, the weightiest facts first."""
+    """Sentences that explain the facts, the most important first."""
     parts = (_work, _labels, _gradients, _rate, _participation, _sizes, _time, _objective, _state)
     return [sentence for part in parts for sentence in part(facts)]
 
@@ -19,51 +19,48 @@ def _work(facts: Facts) -> Iterator[str]:
     work = facts.work
     if work is None:
         yield (
-            "Clients solve their problem exactly, so there are no steps to be unequal; averaging "
-            "exact solutions does not end at the optimum where clients differ."
+            "Clients solve their local problems exactly, so that numbers of steps do not matter; "
+            "averaging exact solutions does not converge to the optimum if clients differ."
         )
         return
     steps = _between(work.steps_least, work.steps_most)
     sampled = (
-        "" if work.clients + work.never == facts.clients else f" ({work.clients} of them looked at)"
+        "" if work.clients + work.never == facts.clients else f" ({work.clients} of them examined)"
     )
     often = ", changing from round to round" if work.varies else ""
     if facts.single_steps:
-        yield f"Every client takes one step a round{sampled}: nobody drifts."
+        yield f"Every client takes one step per round{sampled}: none drifts."
     elif facts.unequal:
         (most, over), (least, under) = work.over, work.under
         yield (
-            f"Clients take {steps} steps a round{sampled}{often}. Plain averaging (FedAvg, "
-            f"FedProx) then minimises Σ w_k f_k with w_k ∝ q_k τ_k, which differs from the wanted "
-            f"q_k by χ² = {work.chi_square:.3g}: client {most!r} counts {over:.3g} times as much "
-            f"as it should and client {least!r} only {under:.2g} times. FedNova or SCAFFOLD "
-            f"removes that."
+            f"Clients take {steps} steps per round{sampled}{often}. Plain averaging (FedAvg, "
+            f"FedProx) then minimises Σ w_k f_k with w_k ∝ q_k τ_k, which differs from the "
+            f"objective's q_k by χ² = {work.chi_square:.3g}: client {most!r} counts {over:.3g} "
+            f"times as much as it should and client {least!r} {under:.2g} times. FedNova and "
+            f"SCAFFOLD correct that."
         )
         floor = 2 * work.chi_square * facts.gradients.variance
         if facts.dissimilar and math.isfinite(floor) and facts.gradients.square_mean > 0:
             first = facts.gradients.square_mean
-            empty = ", so that it promises nothing" if floor >= first else ""
+            empty = ", so that the theorem guarantees nothing" if floor >= first else ""
             yield (
-                f"FedNova's Theorem 2 leaves plain averaging a floor of 2χ²σ_g² = {floor:.3g} for "
-                f"|∇F|², which is {first:.3g} at the start{empty}."
+                f"By FedNova's Theorem 2, plain averaging may not bring |∇F|² below 2χ²σ_g² = "
+                f"{floor:.3g}; it is {first:.3g} at the start{empty}."
             )
     else:
         yield (
-            f"Clients take {steps} steps a round{sampled}{often}: the weights that averaging uses "
-            f"differ from the wanted q_k by χ² = {work.chi_square:.2g}, which is next to nothing "
+            f"Clients take {steps} steps per round{sampled}{often}: the weights of plain averaging "
+            f"differ from the objective's q_k by χ² = {work.chi_square:.2g}, which is negligible "
             f"(below {UNEQUAL:g})."
         )
     if not facts.single_steps:
-        yield (
-            f"A round of averaging is worth τ_eff = {work.tau_eff:.3g} steps of SGD on the average "
-            f"client."
-        )
+        yield (f"A round of averaging advances by τ_eff = {work.tau_eff:.3g} steps of SGD.")
     if work.unfinished > 0:
-        yield f"{work.unfinished:.0%} of the replies come with less work than was asked for."
+        yield f"{work.unfinished:.0%} of the replies have less work than the client was asked for."
     if work.never:
         yield (
-            f"{_clients(work.never)} never manage{'s' * (work.never == 1)} a step in time: no "
-            f"method learns from data that never contribute."
+            f"{_clients(work.never)} never finish{'es' * (work.never == 1)} a step in time: no "
+            f"method can learn from their data."
         )
 
 
@@ -73,8 +70,8 @@ def _labels(facts: Facts) -> Iterator[str]:
         return
     strong = f"strong skew (from {SKEWED:g} on)" if facts.skewed else "no strong skew"
     yield (
-        f"A client's labels differ from everybody's by a total variation of {labels.distance:.2f}, "
-        f"of which chance alone would explain {labels.chance:.2f}: {strong}. The median client "
+        f"A client's labels differ from all labels by a total variation of {labels.distance:.2f} "
+        f"on average, of which chance explains {labels.chance:.2f}: {strong}. The median client "
         f"has {labels.classes_per_client:.3g} of {labels.classes} classes."
     )
 
@@ -87,15 +84,15 @@ def _gradients(facts: Facts) -> Iterator[str]:
     if found.beyond_chance >= DISSIMILAR:
         verdict = (
             "clients disagree more than they agree, so that local steps drift apart and FedAvg "
-            "ends at a biased point, the farther from the optimum the larger ητ"
+            "converges to a biased point, which is farther from the optimum for larger ητ"
         )
     elif found.beyond_chance > 1.05:
-        verdict = "clients mostly agree on where to go"
+        verdict = "clients mostly agree on the direction"
     else:
-        verdict = "no more than random samples of the same population would differ"
+        verdict = "clients differ no more than random samples of one population"
     yield (
         f"Gradients at the initial model: B² = {_number(found.ratio)}, σ_g² = "
-        f"{found.variance:.3g}{where}; without what chance explains B² = "
+        f"{found.variance:.3g}{where}; corrected for chance, B² = "
         f"{_number(found.beyond_chance)}: {verdict}."
     )
 
@@ -109,17 +106,17 @@ def _rate(facts: Facts) -> Iterator[str]:
         yield (
             f"The smoothness is L ≈ {L:.3g}, {where}. No learning rate was given: lr = "
             f"{facts.rate:g} is 1/L (times 1 − ρ with momentum ρ), a cautious step; networks often "
-            f"allow ten times as much."
+            f"allow a rate ten times as large."
         )
     elif facts.rate > facts.rate_limit:
         yield (
-            f"The smoothness is L ≈ {L:.3g}, {where}: with lr = {facts.rate:g} a step goes beyond "
-            f"2/L = {facts.rate_limit:.2g}, where gradient descent on a quadratic diverges. "
-            f"Networks often bear it; if the first rounds do not, try {1 / L:.2g}."
+            f"The smoothness is L ≈ {L:.3g}, {where}: lr = {facts.rate:g} is above 2/L = "
+            f"{facts.rate_limit:.2g}, from where gradient descent on a quadratic diverges. "
+            f"Networks often tolerate that; if training diverges, try {1 / L:.2g}."
         )
     else:
         yield (
-            f"The smoothness is L ≈ {L:.3g}, {where}: with lr = {facts.rate:g} ηL is "
+            f"The smoothness is L ≈ {L:.3g}, {where}: lr = {facts.rate:g} gives ηL = "
             f"{facts.rate * L:.2g}, a stable step (below 2)."
         )
 
@@ -128,10 +125,10 @@ def _participation(facts: Facts) -> Iterator[str]:
     part = facts.participation
     if facts.delays is not None:
         yield (
-            f"{facts.delays.concurrency} of {facts.clients} clients are at work at once; a reply "
-            f"is {facts.delays.mean:.3g} updates old on average and {facts.delays.most} at most, "
-            f"and the client that replies most often does so {part.most_often:.2g} times as often "
-            f"as the mean. AsyncFedDR's end does not depend on that; FedBuff's and FedAsync's do."
+            f"{facts.delays.concurrency} of {facts.clients} clients work at once; a reply is "
+            f"{facts.delays.mean:.3g} updates old on average and {facts.delays.most} at most, and "
+            f"the most frequent client replies {part.most_often:.2g} times as often as the mean. "
+            f"The solution of AsyncFedDR does not depend on that, those of FedBuff and FedAsync do."
         )
     elif part.share < 1:
         few = f"few (at most {FEW:.0%})" if facts.few else "many"
@@ -144,19 +141,19 @@ def _participation(facts: Facts) -> Iterator[str]:
         yield "All clients take part in every round."
     if part.never or part.rarely:
         parts = [f"{part.never} never reply"] * bool(part.never)
-        parts += [f"{part.rarely} rarely do"] * bool(part.rarely)
+        parts += [f"{part.rarely} rarely reply"] * bool(part.rarely)
         yield (
-            f"Of {facts.clients} clients {' and '.join(parts)}: a uniform cohort is not what the "
-            f"server gets, and averaging favours the others."
+            f"Of {facts.clients} clients, {' and '.join(parts)}: the replies are not a uniform "
+            f"cohort, and averaging favours the other clients."
         )
 
 
 def _sizes(facts: Facts) -> Iterator[str]:
     if facts.heaviest >= 3 and facts.participation.share < 1 and facts.objective == "samples":
         yield (
-            f"The heaviest client counts {facts.heaviest:.3g} times as much as the mean one "
-            f"(objective = samples): rounds with it and without it differ much. Drawing clients by "
-            f"size (sampling kind weighted, FedAvg scheme I) evens that out."
+            f"The heaviest client counts {facts.heaviest:.3g} times as much as the mean client "
+            f"(objective = samples), so that rounds with and without it differ much. Drawing "
+            f"clients by their size (sampling kind weighted, FedAvg scheme I) avoids that."
         )
 
 
@@ -164,44 +161,46 @@ def _time(facts: Facts) -> Iterator[str]:
     if facts.clock is None:
         return
     yield (
-        f"A round takes {duration(facts.clock.seconds)} of the virtual clock, and clients spend "
-        f"{facts.clock.idle:.0%} of their time waiting for others."
+        f"A round takes {duration(facts.clock.seconds)} on the virtual clock, and clients wait for "
+        f"others {facts.clock.idle:.0%} of their time."
     )
     if facts.waiting:
-        yield "Asynchronous training would use that time, at the price of old replies."
+        yield "Asynchronous training would use that time, but with old replies."
 
 
 def _objective(facts: Facts) -> Iterator[str]:
     if facts.composite:
         yield (
-            f"The objective has the regulariser g = {facts.regularizer}: a composite problem, for "
-            f"methods with a prox."
+            f"The objective has the regulariser g = {facts.regularizer}: a composite problem, "
+            f"which needs a method with a prox."
         )
 
 
 def _state(facts: Facts) -> Iterator[str]:
     if facts.stateless:
-        yield "Clients keep nothing from round to round, which leaves out all methods with state."
+        yield "Clients keep no state between rounds, which excludes all methods with state."
     elif facts.hardly_seen_again:
         yield (
-            f"A client is seen {facts.participation.visits:.2g} times in the whole run: what it "
-            f"keeps would hardly ever be used again, which leaves out all methods with state. A "
-            f"longer run, or more clients in a round, may change that."
+            f"A client takes part {facts.participation.visits:.2g} times in the whole run, so that "
+            f"its state would hardly be used, which excludes all methods with state. More rounds "
+            f"or more clients per round may change that."
         )
 
 
 def unknown(facts: Facts) -> list[str]:
-    """What advice without training cannot know."""
+    """Sentences on what cannot be known without training."""
     found = [
-        "How hard the problem is away from the initial model: B², σ_g² and L are those at the "
-        "start, and a network's loss is not convex.",
+        "How the problem changes away from the initial model: B², σ_g² and L are measured there, "
+        "and a network's loss is not convex.",
         "Test accuracy: the theory is about the training objective F.",
-        "The best hyper-parameters: those given are to start from; `undrift sweep` tunes them.",
+        "The best hyper-parameters: these are values to start from; `undrift sweep` tunes them.",
     ]
     if facts.clock is None:
-        found.append("How fast devices are: none are described, so everyone is taken to finish.")
+        found.append(
+            "How fast devices are: none are described, so all clients are assumed to finish."
+        )
     else:
-        found.append("Whether real devices are as the file says: the clock is virtual.")
+        found.append("Whether real devices behave as described: the clock is virtual.")
     if not facts.gradients.everything:
         found.append(
             "All clients' gradients: they were measured on a sample, and rare clients may differ."

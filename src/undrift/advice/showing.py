@@ -1,4 +1,4 @@
-"""Advice for the terminal, 80 columns wide, and for notebooks."""
+"""Render advice for the terminal, 80 columns wide, and for notebooks."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 
 NOTHING = "–"
 LEGEND = (
-    "keeps: what a client stores between rounds; all keep: all clients that will have taken part, "
-    "which is the disk of a simulation; server: its vectors; gradients: of single samples."
+    "keeps: state of a client between rounds; all keep: state of all clients that take part in the "
+    "run, which a simulation stores on disk; server: server state; gradients: of single samples."
 )
 
 
 def shown(advice: Advice) -> Group:
-    """All of it, part by part."""
+    """The whole advice for the terminal."""
     parts: list[RenderableType] = [_title(advice), Text("")]
     parts += [_head("What this means"), _points(advice.meaning), Text("")]
     compared = [each for each in advice.methods if each.left_out is None]
     if compared:
-        parts += [_head("Methods that suit it, one client in one round"), _costs(compared)]
+        parts += [_head("Suitable methods, cost per client and round"), _costs(compared)]
         parts += [Text(LEGEND, style="dim"), Text(""), _needs(compared), Text("")]
     parts += [_head("Recommended"), *_recommended(advice), Text("")]
     left = [(each.name, f"{each.left_out}.") for each in advice.methods if each.left_out]
     parts += [_head("Left out"), _hanging(left), Text("")]
-    parts += [_head("What this cannot know"), _points(advice.unknown)]
+    parts += [_head("What this cannot tell"), _points(advice.unknown)]
     return Group(*parts)
 
 
@@ -68,7 +68,7 @@ def _hanging(lines: Iterable[tuple[str, str]]) -> Table:
 
 
 def _cells(candidate: Candidate, clock: bool) -> list[str]:
-    """A row of costs."""
+    """The cells of a row of costs."""
     found = [
         size(candidate.down),
         size(candidate.up),
@@ -99,11 +99,11 @@ def _costs(compared: list[Candidate]) -> Table:
 
 
 def _needs(compared: list[Candidate]) -> Table:
-    """Where each ends, and what it needs."""
+    """The point that each method converges to, and its requirements."""
     return _hanging(
         (
             each.name,
-            f"ends {each.ends_at}"
+            f"converges {each.ends_at}"
             + (f"; needs {', '.join(each.needs)}." if each.needs else "; needs nothing special."),
         )
         for each in compared
@@ -123,7 +123,7 @@ def _recommended(advice: Advice) -> list[RenderableType]:
 
 
 def _capital(text: str) -> str:
-    """A sentence; one that begins with a parameter stays as it is."""
+    """A text with a capital letter; one that begins with a parameter is not changed."""
     return text if " = " in text[:12] else text[:1].upper() + text[1:]
 
 
@@ -132,7 +132,7 @@ def _indented(*lines: str) -> Padding:
 
 
 def html(advice: Advice) -> str:
-    """The same for a notebook: sentences as lists, costs as a table."""
+    """The advice for a notebook: sentences as lists, costs as a table."""
     facts = advice.facts
     compared = [each for each in advice.methods if each.left_out is None]
     clock = any(each.seconds is not None for each in compared)
@@ -155,7 +155,7 @@ def html(advice: Advice) -> str:
         f"<p><b>What this means</b></p>{_list(advice.meaning)}"
         f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
         f"<details><summary>Left out</summary>{_list(left)}</details>"
-        f"<details><summary>What this cannot know</summary>{_list(advice.unknown)}</details>"
+        f"<details><summary>What this cannot tell</summary>{_list(advice.unknown)}</details>"
     )
 
 

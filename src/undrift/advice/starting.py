@@ -1,4 +1,4 @@
-"""Methods with hyper-parameters to start from, each with where it comes from."""
+"""Hyper-parameters to start from for every method, with the reason for each value."""
 
 from __future__ import annotations
 
@@ -26,42 +26,42 @@ from undrift.methods import (
 )
 from undrift.theory.step_sizes import async_feddr, feddr_limit
 
-PULLED = 0.2
-"""ημτ of FedProx: a round then gets about a tenth less far, as (1 − e^(−0.2))/0.2 = 0.906."""
-BUFFER = 10
-"""FedBuff's number of replies to an update, its paper's."""
+PULL_PER_ROUND = 0.2
+"""ημτ of FedProx: it shortens a round by about a tenth, because (1 − e^(−0.2))/0.2 = 0.906."""
+BUFFER_REPLIES = 10
+"""Replies per update of FedBuff, as in its paper."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """A method ready to run, and where each of its hyper-parameters comes from."""
+    """A method with hyper-parameters to start from, and the reason for each."""
 
     method: Method
     because: tuple[str, ...] = ()
 
 
 def proposed_rate(L: float, momentum: float = 0.0) -> float:
-    """η = (1 − ρ)/L: the largest step by which gradient descent is sure to gain most.
+    """The learning rate η = (1 − ρ)/L, a safe step of gradient descent.
 
-    It is the curvature of single clients at the start that counts here, so networks often allow
-    ten times as much. Momentum ρ makes every gradient count 1/(1 − ρ) times in the long run.
+    L is the largest curvature of single clients at the start, so networks often allow a rate ten
+    times as large. With momentum ρ every gradient counts 1/(1 − ρ) times in the long run.
     """
     return rounded((1 - momentum) / L) if L > 0 else 0.1
 
 
 def rounded(value: float) -> float:
-    """Two digits are all that an estimate deserves."""
+    """The value with two significant digits, which is the precision of the estimates."""
     return float(f"{value:.2g}")
 
 
 def start(name: str, facts: Facts) -> Start:
-    """A method by name, with values to start from."""
+    """A method by name, with hyper-parameters to start from."""
     return STARTS[name](facts)
 
 
-def _reach(facts: Facts) -> float:
-    """ητ: how far a round of the mean client goes, in units of its gradient."""
-    if facts.work is None or facts.rate is None:  # exact solutions go as far as the curvature lets
+def _round_length(facts: Facts) -> float:
+    """ητ: the length of a round of the mean client, in units of its gradient."""
+    if facts.work is None or facts.rate is None:  # an exact solution moves by about 1/L
         return 1 / facts.curvature.L if facts.curvature.L > 0 else 1.0
     return facts.rate * facts.work.progress_mean
 
@@ -74,8 +74,8 @@ def _fedavg(facts: Facts) -> Start:
 
 def _fedprox(facts: Facts) -> Start:
     scheme = _fedavg(facts).method.hyperparameters()["scheme"]
-    mu = rounded(PULLED / _reach(facts))
-    why = f"mu = {mu:g}: 0.2/(ητ), so that the pull makes a round about a tenth shorter"
+    mu = rounded(PULL_PER_ROUND / _round_length(facts))
+    why = f"mu = {mu:g}: 0.2/(ητ), so that the pull shortens a round by about a tenth"
     return Start(FedProx(mu, scheme), (why,))
 
 
@@ -87,14 +87,17 @@ def _fednova(facts: Facts) -> Start:
 
 def _scaffold(facts: Facts) -> Start:
     if facts.work is None:
-        return Start(SCAFFOLD("I"), ('option = "I": there are no steps to divide by',))
+        return Start(SCAFFOLD("I"), ('option = "I": exact solutions have no steps to divide by',))
     return Start(SCAFFOLD())
 
 
 def _feddyn(facts: Facts) -> Start:
-    reach = _reach(facts)
-    alpha, why = 1 / reach, "1/(ητ), with which h_k is the client's mean gradient after one visit"
-    # A client's own pull is α/(N q_k); a step η of it must not go beyond the centre.
+    length = _round_length(facts)
+    alpha, why = (
+        1 / length,
+        "1/(ητ), with which h_k is the client's mean gradient after its first round",
+    )
+    # A client's pull is α/(N q_k); a step η of it must not overshoot the centre.
     if facts.rate is not None and alpha * facts.lightest > 1 / facts.rate:
         alpha = 1 / (facts.rate * facts.lightest)
         why = "1/η over the largest 1/(N q_k), so that no client's pull overshoots"
@@ -103,29 +106,29 @@ def _feddyn(facts: Facts) -> Start:
 
 
 def _fedpd(facts: Facts) -> Start:
-    eta = rounded(_reach(facts))
-    return Start(FedPD(eta), (f"eta = {eta:g}: ητ, the reach of a round",))
+    eta = rounded(_round_length(facts))
+    return Start(FedPD(eta), (f"eta = {eta:g}: ητ, the length of a round",))
 
 
 def _fedsplit(facts: Facts) -> Start:
-    eta = rounded(_reach(facts))
-    return Start(FedSplit(eta), (f"eta = {eta:g}: ητ, the reach of a round",))
+    eta = rounded(_round_length(facts))
+    return Start(FedSplit(eta), (f"eta = {eta:g}: ητ, the length of a round",))
 
 
 def _feddr(facts: Facts) -> Start:
-    eta = rounded(_reach(facts))
-    why = f"eta = {eta:g}: ητ, as far as a round of local steps reaches; convex losses allow any"
+    eta = rounded(_round_length(facts))
+    why = f"eta = {eta:g}: ητ, the length of a round of local steps; convex losses allow any eta"
     L = facts.curvature.L
     if L > 0:
         limit = feddr_limit(L, 1.0)
-        inside = "which it is" if eta < limit else "far slower"
-        why += f", others are sure to converge for eta < (2 − alpha)/(2L) = {limit:.2g}, {inside}"
+        inside = "which holds" if eta < limit else "which is far slower"
+        why += f", others converge for eta < (2 − alpha)/(2L) = {limit:.2g}, {inside}"
     return Start(FedDR(eta, 1.0, facts.regularizer), (why,))
 
 
 def _asyncfeddr(facts: Facts) -> Start:
-    eta, alpha = rounded(_reach(facts)), 1.0
-    why = f"eta = {eta:g}: ητ, as far as a round of local steps reaches; alpha = 1: the paper's"
+    eta, alpha = rounded(_round_length(facts)), 1.0
+    why = f"eta = {eta:g}: ητ, the length of a round of local steps; alpha = 1: as in the paper"
     L, n = facts.curvature.L, facts.clients
     if facts.delays is not None and L > 0:
         sure = async_feddr(L, n, facts.delays.most)
@@ -138,10 +141,10 @@ def _asyncfeddr(facts: Facts) -> Start:
 
 def _fedbuff(facts: Facts) -> Start:
     at_once = facts.delays.concurrency if facts.delays is not None else facts.clients
-    buffer = min(BUFFER, max(1, at_once // 2))
-    if buffer == BUFFER:
-        return Start(FedBuff(buffer), (f"buffer = {buffer}: its paper's",))
-    why = f"buffer = {buffer}: half of the {at_once} clients at work at once"
+    buffer = min(BUFFER_REPLIES, max(1, at_once // 2))
+    if buffer == BUFFER_REPLIES:
+        return Start(FedBuff(buffer), (f"buffer = {buffer}: as in its paper",))
+    why = f"buffer = {buffer}: half of the {at_once} clients that work at once"
     return Start(FedBuff(buffer), (why,))
 
 
@@ -166,4 +169,4 @@ STARTS: dict[str, Callable[[Facts], Start]] = {
     "FedLGA": _plain(FedLGA),
     "DistributedSGD": _plain(DistributedSGD),
 }
-"""Every method of the library, in the order in which they are compared."""
+"""The starting values of every method of the library, in the order of the comparison."""

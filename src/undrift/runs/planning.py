@@ -10,10 +10,7 @@ from typing import Any
 
 from undrift.core.losses import Federation
 from undrift.data.federated import FederatedData
-from undrift.experiments.building import (
-    build_data,
-    build_losses,
-)
+from undrift.experiments.building import build_data, build_losses
 from undrift.experiments.experiment import Experiment
 from undrift.runs.driver import Observer, RunOutcome, execute
 from undrift.runs.folder import (
