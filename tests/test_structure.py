@@ -70,3 +70,12 @@ def test_importing_the_package_imports_nothing_heavy():
 def test_a_misspelled_name_is_corrected():
     with pytest.raises(AttributeError, match="did you mean 'FedDyn'"):
         _ = ud.FedDin
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["core", "nets", "local", "loops", "engines", "runs", "experiments", "utils", "cli", "deploy"],
+)
+def test_internal_packages_say_so(name):
+    text = (PACKAGE / name / "__init__.py").read_text(encoding="utf-8")
+    assert "Internal: names may change" in ast.get_docstring(ast.parse(text))

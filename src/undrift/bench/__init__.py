@@ -1,4 +1,7 @@
-"""`undrift bench`: the speed of a round, relative to the same work in plain PyTorch."""
+"""`undrift bench`: the speed of a round, relative to the same work in plain PyTorch.
+
+Internal: names may change; the public ones are in `undrift.__all__` and the API reference.
+"""
 
 from undrift.bench.bare_comparison import RoundTiming, compare
 from undrift.bench.profile import Profile, take_profile

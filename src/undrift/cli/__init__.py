@@ -1,4 +1,7 @@
-"""The command line: `main` runs it, and each module here adds one command or a few."""
+"""The command line: `main` runs it, and each module here adds one command or a few.
+
+Internal: names may change; the public ones are in `undrift.__all__` and the API reference.
+"""
 
 import sys
 

@@ -1,4 +1,7 @@
-"""Engines compute the clients' local work. All of them give the same result up to rounding."""
+"""Engines compute the clients' local work. All of them give the same result up to rounding.
+
+Internal: names may change; the public ones are in `undrift.__all__` and the API reference.
+"""
 
 from undrift.engines.auto import AutoEngine
 from undrift.engines.base import Engine, Job

@@ -1,4 +1,7 @@
-"""Loops: carry out a run, in rounds or as replies arrive, with or without a virtual clock."""
+"""Loops: carry out a run, in rounds or as replies arrive, with or without a virtual clock.
+
+Internal: names may change; the public ones are in `undrift.__all__` and the API reference.
+"""
 
 from undrift.core.clients import ClientStates
 from undrift.engines.serial import SerialEngine

@@ -8,6 +8,8 @@ There is a folder per paper, with a script and an experiment file per figure or 
 - `curves`: numbers and lines from runs
 - `findings`: published next to measured numbers, claims, and the panels of the figure
 - `reproducing`: runs a reproduction and writes its findings, figure and page
+
+Internal: names may change; the public ones are in `undrift.__all__` and the API reference.
 """
 
 from undrift.reproduce.registry import NAMES, find

@@ -1,1 +1,4 @@
-"""Runs people can trust: experiment files, run folders, stores, resume, loggers, sweeps."""
+"""Execution of runs: plans, the driver, run folders, stores, loggers, sweeps.
+
+Internal: names may change; the public ones are in `undrift.__all__` and the API reference.
+"""
