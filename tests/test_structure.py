@@ -1,6 +1,7 @@
 """The structure a newcomer meets: few modules at the root, small packages, one public list."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -79,3 +80,17 @@ def test_a_misspelled_name_is_corrected():
 def test_internal_packages_say_so(name):
     text = (PACKAGE / name / "__init__.py").read_text(encoding="utf-8")
     assert "Internal: names may change" in ast.get_docstring(ast.parse(text))
+
+
+def test_the_architecture_page_names_what_exists():
+    page = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    code = "\n".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
+    words = set(re.findall(r"`([^`\n]+)`", page))
+    paths = {word for word in words if re.fullmatch(r"[a-z_]+(/[a-z_]+)*(\.py|/[a-z_]+)", word)}
+    assert len(paths) > 20
+    for path in paths - {"methods/name.py"}:
+        roots = (PACKAGE, PACKAGE.parents[1])
+        assert any((root / path).exists() for root in roots), path
+    classes = {name for word in words for name in re.findall(r"\b[A-Z][a-z]+[A-Z]\w+\b", word)}
+    for name in classes:
+        assert re.search(rf"\b(class|def) {name}\b", code), name
