@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import undrift as ud
-from deploying import Here, app
+from deployments import InProcess, app
 from experiments import tables
 from undrift.core.sampling import Sampler
 from undrift.deploy.agreement import facts, first_difference
@@ -444,7 +444,7 @@ class TestDeployment:
             files.append(file)
         server, sites = (Experiment.load(file) for file in files)
         assert first_difference(facts(sites), facts(server)) is None
-        outcomes = serve(server, tmp_path / "run", Here(files[1], tmp_path / "state"))
+        outcomes = serve(server, tmp_path / "run", InProcess(files[1], tmp_path / "state"))
         assert [outcome.status for outcome in outcomes] == ["finished"]
         (run,) = read_runs(tmp_path / "run")
         last = run.records[-1].metrics
