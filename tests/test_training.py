@@ -58,7 +58,7 @@ def test_labels_tell_methods_apart():
     assert [r.label for r in found] == ["FedDyn(alpha=0.1)", "FedDyn(alpha=0.5)", "FedAvg"]
     named = ud.compare({"mine": ud.FedAvg()}, problem=QUADRATICS, local=GD, rounds=1)
     assert named["mine"].method.name == "FedAvg"
-    with pytest.raises(ud.UndriftError, match="are the same"):
+    with pytest.raises(ud.UndriftError, match="have the same name and parameters"):
         ud.compare([ud.FedAvg(), ud.FedAvg()], problem=QUADRATICS, local=GD, rounds=1)
 
 
@@ -294,7 +294,7 @@ def test_a_fold_that_is_not_finite_is_refused_and_changes_nothing():
         ),
         ({"keeps": {"h": "zeros"}}, "did you mean 'zero'?"),
         ({"keeps": ("h",)}, "keep h, but finish returned nothing"),
-        ({"uploads": {}}, "does not declare in its uploads"),
+        ({"uploads": {}}, "do not declare how the server sums it"),
         ({"uploads": ("moved",)}, "must be like {'moved': ud.q}"),
         ({"uploads": {"moved": "q"}}, "must be a weight such as ud.q"),
         (
@@ -523,7 +523,7 @@ REFUSED = [
     (lambda: quadratic(ud.FedAvg()).plot("picture.xyz"), "kind of picture"),
     (
         lambda: ud.data.FederatedData.from_arrays([[1.0]], [0], [[True]]),
-        "given by a mask",
+        "are a mask",
     ),
     (lambda: ud.data.FederatedData.from_clients([(["a"], ["b"])]), "must be arrays of numbers"),
     (
@@ -533,7 +533,7 @@ REFUSED = [
                 QUADRATICS.H, QUADRATICS.b, ids=[0, 1, 2, 3, frozenset("a")]
             ),
         ),
-        "a whole number or a word",
+        "a whole number or a string",
     ),
 ]
 

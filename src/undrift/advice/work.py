@@ -145,7 +145,7 @@ def foresee_federation(federation: Federation) -> Foreseeing:
         participation=_participation(federation, found, run),
         clock=clock,
         delays=delays,
-        setting=run.setting(),
+        setting=run.conditions(),
         gradients=gradients,
     )
 
@@ -312,7 +312,7 @@ def _participation(federation: Federation, found: Foreseen, run: Loop) -> Partic
     rounds = max(1, found.rounds)
     asked, replies = found.asked / rounds, found.replies / rounds
     share = min(1.0, replies / number)
-    setting = run.setting()
+    setting = run.conditions()
     expected = _expected(federation, rounds, replies, number)
     told = all_alike(run) or float(np.median(list(expected.values()))) >= TOLD
     visits: Mapping[Hashable, int] = found.visits

@@ -90,7 +90,7 @@ def _clocked_functions(loop: Loop) -> Iterator[tuple[Any, str, str]]:
         (SGD, "run", UPDATE),
         (uploads, "check_declared", CHECK),
         (serial, "fault", CHECK),
-        (serial, "fault_of_buffers", CHECK),
+        (serial, "buffer_fault", CHECK),
     ]
     yield from [  # several clients at once
         (training, "indices", DRAW),
@@ -103,10 +103,10 @@ def _clocked_functions(loop: Loop) -> Iterator[tuple[Any, str, str]]:
         (Fused, "plain", UPDATE),
         (Stepper, "take", UPDATE),
         (vectorised, "fault", CHECK),
-        (vectorised, "fault_of_buffers", CHECK),
+        (vectorised, "buffer_fault", CHECK),
     ]
     yield from [  # on threads
-        (vectorised.VectorisedEngine, "_added", REST),
+        (vectorised.VectorisedEngine, "_chunk_result", REST),
         (ThreadedEngine, "_reply", REST),
         (Future, "result", WAIT),
     ]

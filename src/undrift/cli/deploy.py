@@ -232,7 +232,7 @@ def serving(
     as_json: bool,
 ) -> None:
     """Run a server; print which sites it waits for, the progress of the runs, and their results."""
-    from undrift.runs.watching import watching
+    from undrift.runs.observers import make_observer
 
     said = Console(stderr=True, highlight=False, markup=False, quiet=quiet or as_json)
     last: list[str] = []
@@ -245,7 +245,7 @@ def serving(
                 said.print(f"Waiting for {', '.join(last)}.", soft_wrap=True)
 
     signal.signal(signal.SIGTERM, _interrupt)  # so that all that was started is ended
-    with watching(
+    with make_observer(
         experiment.labels, experiment.rounds, len(experiment.seeds), quiet, as_json
     ) as watcher:
         outcomes = run(watcher, waiting)

@@ -19,7 +19,8 @@ from undrift.deploy.remote import RemoteEngine
 from undrift.devices import ARRIVES
 from undrift.loops import Asynchronous, Loop, Synchronous
 from undrift.loops.asynchronous import Dispatched
-from undrift.loops.dispatch import Outing, without_clock
+from undrift.loops.cohorts import draw_cohort
+from undrift.loops.dispatch import Dispatch, dispatch_without_clock
 from undrift.loops.event_queue import ANYBODY, WAKES, Flight
 from undrift.loops.paces import RoundPace, WaitForAll
 from undrift.loops.spec import EngineFactory, RunSpec, StatesFactory
@@ -88,23 +89,25 @@ class Rounds(AcrossSites, Synchronous):
         self._by_the_clock = super()._round_pace(spec)
         return WaitForAll(self._by_the_clock.min_replies)
 
-    def setting(self) -> Conditions:
+    def conditions(self) -> Conditions:
         kind = self.sampler.kind(self.roster)
         loses = self._by_the_clock.loses
-        return self._setting(participation="responding" if kind == "all" and loses else kind)
+        return self._conditions(participation="responding" if kind == "all" and loses else kind)
 
     def restore(self, part: Callable[[str], dict[str, Any]], records: Sequence[Record]) -> None:
         super().restore(part, records)
         self._clock = Clock(self.now)
 
-    def _broken(self, result: RoundResult, outing: Outing) -> dict[Hashable, str]:
+    def _failed_in_training(self, result: RoundResult, dispatch: Dispatch) -> dict[Hashable, str]:
         return {c: why for c, why in result.rejected.items() if not why.startswith(REFUSED)}
 
     def _cohort(self) -> Cohort:
         first = self.round == 0 and self.method.starts_with_all
         sampler = All() if first else self.sampler
         there = self._there()
-        return sampler.draw(self.roster, self.seed, self.round, None if there.all() else there)
+        return draw_cohort(
+            sampler, self.roster, self.seed, self.round, None if there.all() else there
+        )
 
     def _there(self) -> np.ndarray:
         """Which sites are there; the server waits for one, or for all where it needs them."""
@@ -126,16 +129,16 @@ class Rounds(AcrossSites, Synchronous):
                 )
             time.sleep(LOOK)
 
-    def _outing(self, cohort: Cohort, draw: Callable[[str], float]) -> Outing:
+    def _dispatch(self, cohort: Cohort, draw: Callable[[str], float]) -> Dispatch:
         self._left = self._clock.now
-        return without_clock(self.planner, self.method, cohort, self.round)
+        return dispatch_without_clock(self.planner, self.method, cohort, self.round)
 
-    def _pass_time(self, record: Record, outing: Outing) -> None:
+    def _advance_clock(self, record: Record, dispatch: Dispatch) -> None:
         now = self._clock.now
         unused = {client: "rejected" for client, _ in record.rejected} | dict(record.lost)
-        for client in outing.used:
+        for client in dispatch.used:
             span = Span(client.id, self._left, self._left, now, now, "replied")
-            self._write_down(record, span._replace(outcome=unused.get(client.id, "replied")))
+            self._record_span(record, span._replace(outcome=unused.get(client.id, "replied")))
         self.now = record.virtual_seconds = now
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from undrift.core.diagnostics import A_NORM, MOVED, SQUARE
-from undrift.core.messages import CHANGE, COHORT, Reply, TrackedModels, bytes_of, statistics
+from undrift.core.messages import CHANGE, COHORT, Reply, TrackedModels, buffer_bytes, bytes_of
 from undrift.core.method import Method
 from undrift.core.problem import Client, Download, Keep, Named, Upload, Work
 from undrift.deploy.payloads import (
@@ -78,7 +78,7 @@ class Order:
 
     def refused(self, why: str, steps: int = 0, evaluations: int = 0) -> Reply:
         """The reply in an answer that cannot be used."""
-        down = bytes_of(self.download) | statistics(self.buffers)
+        down = bytes_of(self.download) | buffer_bytes(self.buffers)
         return _reply(self, Upload(), {}, steps, evaluations, down, {}, why)
 
 
@@ -161,8 +161,8 @@ class Expected:
         check_tensors(buffers, self.buffers)
         upload = Upload(**vectors, **found)
         seen = {n: v for n, v in upload.items() if not n.startswith("@")}
-        up = bytes_of(Upload(**seen)) | statistics(buffers)
-        down = bytes_of(order.download) | statistics(order.buffers)
+        up = bytes_of(Upload(**seen)) | buffer_bytes(buffers)
+        down = bytes_of(order.download) | buffer_bytes(order.buffers)
         return _reply(order, upload, buffers, steps, evaluations, down, up, None)
 
 

@@ -21,7 +21,7 @@ from undrift.deploy.server import DEPLOYMENT, require_deployable, serve, sites_o
 from undrift.deploy.site import Site
 from undrift.experiments.experiment import Experiment
 from undrift.runs.driver import Observer, RunOutcome
-from undrift.runs.folder import alone_in, read_json, write_json
+from undrift.runs.folder import locked_folder, read_json, write_json
 from undrift.runs.planning import claim
 from undrift.utils.errors import UndriftError, require
 
@@ -84,7 +84,7 @@ def _held(
         is_deployed(folder) or (folder / DEPLOYMENT).is_file() or not any(folder.glob("*/seed-*")),
         f"{folder} has the runs of a simulation: choose another folder with --out.",
     )
-    with alone_in(folder / "flower"):
+    with locked_folder(folder / "flower"):
         found = {"host": host, "port": port, "certs": None if certs is None else str(certs)}
         write_json(folder / CONNECTION, {**found, "sites": None if sites is None else list(sites)})
         yield

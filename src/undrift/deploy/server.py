@@ -28,7 +28,7 @@ from undrift.experiments.tables.data import is_function
 from undrift.loops import Loop, RunSpec, StatesFactory
 from undrift.loops.paces import AsTheyArrive
 from undrift.runs.driver import Observer, RunOutcome, execute
-from undrift.runs.folder import alone_in, read_json, write_json
+from undrift.runs.folder import locked_folder, read_json, write_json
 from undrift.runs.planning import claim, plan_of, storage_of
 from undrift.utils.errors import UndriftError, require
 
@@ -142,7 +142,7 @@ def require_deployable(experiment: Experiment) -> None:
 def meet(experiment: Experiment, folder: Path, post: Post, waiting: Waiting) -> Met:
     """Have all sites say how many samples they have; a run that goes on knows it already."""
     path = folder / DEPLOYMENT
-    with alone_in(folder):
+    with locked_folder(folder):
         if path.is_file():
             known = read_json(path)
             met = Met(known["run"], known["samples"], tuple(known["moving"]))

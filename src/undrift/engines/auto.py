@@ -70,10 +70,12 @@ class AutoEngine(SimulationEngine):
         return self._engine.strategy + (f" ({self._reason})" if self._reason else "")
 
     @property
-    def together(self) -> int:  # type: ignore[override]
+    def preferred_assignments(self) -> int:  # type: ignore[override]
         """How many errands it likes to be given at once."""
         threads, _, chunk = self._limits
-        return (chunk or 8) * threads if self._engine is None else self._engine.together
+        return (
+            (chunk or 8) * threads if self._engine is None else self._engine.preferred_assignments
+        )
 
     def saved(self) -> dict[str, Any]:
         if self._chosen is None:

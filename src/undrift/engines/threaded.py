@@ -36,7 +36,7 @@ class ThreadedEngine(SimulationEngine):
         self.losses = losses
         self.job = job
         self.threads = threads
-        self.together = threads
+        self.preferred_assignments = threads
         self.strategy = f"a client per thread, {threads} threads"
         self._own = local()
         self._pool = Pool(threads)

@@ -1,4 +1,4 @@
-"""Loops: carry out a run, in rounds or as replies arrive, with or without a virtual clock."""
+"""Loops execute a run: in rounds or as replies arrive, with or without a virtual clock."""
 
 from undrift.core.clients import ClientStates
 from undrift.engines.serial import SerialEngine
@@ -24,6 +24,6 @@ __all__ = [
 def loop(
     spec: RunSpec, engine: EngineFactory = SerialEngine, states: StatesFactory = ClientStates
 ) -> Loop:
-    """The loop that carries out a run: asynchronous if its pace is, synchronous otherwise."""
+    """The loop that executes a run: asynchronous if its pace is, synchronous otherwise."""
     kind = Asynchronous if isinstance(spec.effective_pace, AsTheyArrive) else Synchronous
     return kind(spec, engine, states)

@@ -23,7 +23,7 @@ from undrift.devices import ARRIVES, Devices, Profiles, share_done
 from undrift.engines.base import require_simulation
 from undrift.engines.serial import SerialEngine
 from undrift.loops.base import Loop
-from undrift.loops.dispatch import spent, units
+from undrift.loops.dispatch import compute_units, work_done
 from undrift.loops.event_queue import ANYBODY, WAKES, Flight, Flights
 from undrift.loops.paces import AsTheyArrive
 from undrift.loops.pending import packed, under, unpacked
@@ -69,7 +69,7 @@ class Asynchronous(Loop):
         assert self.fleet is not None
         self.version = 0
         """how often the server's model was updated"""
-        down, up = sum(self.load.down.values()), sum(self.load.up.values())
+        down, up = sum(self.fixed_cost.down.values()), sum(self.fixed_cost.up.values())
         self.flights = Flights(self.fleet, self.fleet.reading(down), self.fleet.sending(up))
         self._tasks: dict[int, Dispatched] = {}
         """the work under way and held back, by the number of the launch"""
@@ -108,13 +108,13 @@ class Asynchronous(Loop):
         """How many clients' work makes a round of the records."""
         return self.concurrency if self.pace.replies is None else self.pace.replies
 
-    def setting(self) -> Conditions:
+    def conditions(self) -> Conditions:
         require(
             isinstance(self.sampler, All | Uniform),
             f"In asynchronous training a number of clients is at work at once, drawn uniformly: "
             f"give that number as the cohort, not {self.sampler!r}.",
         )
-        return self._setting(
+        return self._conditions(
             participation="uniform",
             asynchronous=True,
             delay=self.pace.delay(self.concurrency, self.buffer),
@@ -164,7 +164,9 @@ class Asynchronous(Loop):
         round = self._ended // self.per_round
         client, work = self._work(k, self.flights.launched, round)
         solver = self.local.of(client.id)
-        flight = self.flights.launch(k, units(self.fleet, client, solver, work.steps, self.load))
+        flight = self.flights.launch(
+            k, compute_units(self.fleet, client, solver, work.steps, self.fixed_cost)
+        )
         self._tasks[flight.number] = Dispatched(flight, client, work, self.version)
         self._readers[self.version] += 1
         if self.version not in self._read:
@@ -254,7 +256,7 @@ class Asynchronous(Loop):
         number = task.flight.number
         if number not in self._computed:
             engine = require_simulation(self.engine, "Computing a reply in advance")
-            tasks = [task, *self._soon(engine.together - 1, number)]
+            tasks = [task, *self._soon(engine.preferred_assignments - 1, number)]
             assignments = [
                 Assignment(each.client, each.work, *self._read[each.version]) for each in tasks
             ]
@@ -281,7 +283,7 @@ class Asynchronous(Loop):
             result.take(reply)
         before, last_mean = self.server, self.last_mean  # which has moved with the states
         share = min(1.0, len(self._buffer) / self.concurrency)
-        self._take_over(self.method.fold(before, result.replies), result, share)
+        self._apply_update(self.method.fold(before, result.replies), result, share)
         self.last_mean = last_mean
         self._buffer = []
         self.version += 1
@@ -294,13 +296,15 @@ class Asynchronous(Loop):
         flight, id = task.flight, task.client.id
         record.lost.append((id, reason))
         times = (np.array([t]) for t in (flight.computing, flight.sending, flight.end))
-        steps, gradients = spent(self.job, task.client, task.work, self.load, share_done(*times)[0])
+        steps, gradients = work_done(
+            self.job, task.client, task.work, self.fixed_cost, share_done(*times)[0]
+        )
         record.wasted_steps += steps
         record.wasted_gradients += gradients
         if flight.end >= flight.computing:
-            record.bytes_down = dict(Counter(record.bytes_down) + Counter(self.load.down))
+            record.bytes_down = dict(Counter(record.bytes_down) + Counter(self.fixed_cost.down))
         if flight.outcome == ARRIVES:
-            record.bytes_up = dict(Counter(record.bytes_up) + Counter(self.load.up))
+            record.bytes_up = dict(Counter(record.bytes_up) + Counter(self.fixed_cost.up))
         self._end(task, reason, record)
 
     def _end(self, task: Dispatched, outcome: str, record: Record) -> None:
@@ -310,7 +314,7 @@ class Asynchronous(Loop):
         record.busy_seconds += flight.end - flight.start
         record.idle_seconds += self.flights.now - flight.end
         moments = flight.start, flight.computing, flight.sending, flight.end
-        self._write_down(record, Span(task.client.id, *moments, outcome).until(flight.end))
+        self._record_span(record, Span(task.client.id, *moments, outcome).until(flight.end))
         del self._tasks[flight.number]
         self._computed.pop(flight.number, None)  # computed in vain, if it was too old
         self._readers[task.version] -= 1
@@ -342,7 +346,7 @@ class Asynchronous(Loop):
             under_way |= packed(reply, f"buffer {place} ")
         return super().saved() | {"under way": under_way}
 
-    def lasting(self) -> dict[str, dict[str, Any]]:
+    def write_once_parts(self) -> dict[str, dict[str, Any]]:
         return {
             f"read {version}": {f"download {n}": value for n, value in download.items()}
             | {f"buffers {n}": value for n, value in buffers.items()}

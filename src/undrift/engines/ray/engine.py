@@ -78,7 +78,7 @@ class RayEngine(SimulationEngine):
         self._inside: dict[str, Any] = {}
         self._words = ""
         self._setting = self._share(Setting(job, self._inner, {}))
-        self.together = 2 * self._crew.workers
+        self.preferred_assignments = 2 * self._crew.workers
         self._looks = _Looks()
 
     @property

@@ -142,7 +142,7 @@ class Worker:
         if isinstance(engine, AutoEngine):
             with one_thread():
                 engine.settled(method, *self._errands(shared, order))
-        return engine.saved(), engine.strategy, engine.together
+        return engine.saved(), engine.strategy, engine.preferred_assignments
 
     def add(self, shared: Mapping[str, Shared], order: Order) -> RoundResult:
         """The work of some clients, added up."""
