@@ -152,7 +152,7 @@ def test_a_full_buffer_of_fresh_replies_is_a_round_of_fedavg():
 )
 def test_what_the_engine_computes_together_changes_nothing(method):
     class Eager(SerialEngine):
-        together = 4
+        preferred_assignments = 4
         most = 0
 
         def replies(self, method, assignments, states, diagnose=True):
@@ -194,7 +194,7 @@ def test_what_is_saved_is_all_there_is(method, pace, stop, together):
     class Engine(SerialEngine):
         pass
 
-    Engine.together = together
+    Engine.preferred_assignments = together
 
     def start():
         devices = ud.Devices(
@@ -217,7 +217,7 @@ def test_what_is_saved_is_all_there_is(method, pace, stop, together):
             break
     saved = {
         name: {key: _copied(value) for key, value in part.items()}
-        for name, part in (first.saved() | first.lasting()).items()
+        for name, part in (first.saved() | first.write_once_parts()).items()
     }
     later = start()
     later.states = first.states
@@ -287,7 +287,7 @@ def test_a_method_of_the_users_own_that_says_nothing_is_refused():
         ({"cohort": ud.Bernoulli(0.5)}, "drawn uniformly"),
         ({"limit": {0: 1}}, "limit is for synchronous rounds"),
         ({"limit": ud.Unfinished()}, "limit is for synchronous rounds"),
-        ({"pace": ud.AsTheyArrive(max_delay=3)}, "some reply is 4 updates old"),
+        ({"pace": ud.AsTheyArrive(max_delay=3)}, "max_delay is 3, but must be at least 4"),
         ({"pace": "asynchronous"}, "pace is 'asynchronous'"),
         ({"pace": {"x": ud.WaitForAll()}}, "A label of pace is 'x'"),
     ],

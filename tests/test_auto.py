@@ -15,8 +15,8 @@ from undrift.engines import SerialEngine, VectorisedEngine, auto, strategy_cache
 from undrift.engines.strategies import Strategy, candidates
 from undrift.nets.module_losses import ModuleLosses
 from undrift.runs.driver import execute
+from undrift.runs.observers import LineObserver
 from undrift.runs.storage import FolderStorage
-from undrift.runs.watching import Lines
 
 pytestmark = pytest.mark.usefixtures("forgotten")
 
@@ -137,7 +137,7 @@ def test_what_cannot_be_done_at_once_is_said_in_a_sentence():
 def test_the_choice_is_said_once(rigged, tmp_path, capsys):
     rigged("stacked")
     plan = kept_runs.plan(3, methods={"FedAvg": ud.FedAvg(), "FedDyn": ud.FedDyn(0.5)}, engine=TWO)
-    execute(plan, FolderStorage(tmp_path / "run"), Lines(3))
+    execute(plan, FolderStorage(tmp_path / "run"), LineObserver(3))
     lines = [line for line in capsys.readouterr().err.splitlines() if "engine: " in line]
     assert len(lines) == len(set(lines)) <= 2
     assert lines[0].startswith("FedAvg, seed 0: engine: stacked layers, ")

@@ -439,7 +439,7 @@ def test_the_order_of_the_clients_in_the_data_does_not_matter(options, random):
 class Backwards(SerialEngine):
     """Gets several assignments at once and computes the last one first."""
 
-    together = 4
+    preferred_assignments = 4
     most = 0
 
     def replies(self, method, assignments, states, diagnose=True):
@@ -476,7 +476,7 @@ def test_a_run_that_goes_on_later_is_the_same_run(options, rounds):
     for record in first.rounds():
         if record.round == rounds:
             break
-    saved = copy.deepcopy(first.saved() | first.lasting())
+    saved = copy.deepcopy(first.saved() | first.write_once_parts())
     second.restore(saved.__getitem__, first.records)
     second.states = first.states
     for _ in second.rounds():
@@ -519,7 +519,7 @@ def test_replies_do_not_wait_for_work_that_failed(tmp_path):
 class Ahead(SerialEngine):
     """Computes several assignments at once."""
 
-    together = 4
+    preferred_assignments = 4
 
 
 def test_replies_that_were_computed_in_vain_are_forgotten():
@@ -540,7 +540,9 @@ def test_replies_that_were_computed_in_vain_are_forgotten():
     for record in first.rounds():
         if record.round == 4:
             break
-    second.restore(copy.deepcopy(first.saved() | first.lasting()).__getitem__, first.records)
+    second.restore(
+        copy.deepcopy(first.saved() | first.write_once_parts()).__getitem__, first.records
+    )
     second.states = first.states
     for _ in second.rounds():
         pass

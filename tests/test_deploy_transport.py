@@ -19,7 +19,7 @@ from commands import called
 from deployments import app
 from undrift.deploy.flower.environment import configure_flower, environment
 from undrift.deploy.flower.processes import PARENT, free_port, last_error, last_lines, log_lines
-from undrift.runs.folder import alone_in
+from undrift.runs.folder import locked_folder
 from undrift.utils.errors import UndriftError
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
@@ -244,7 +244,7 @@ def test_a_second_server_in_a_folder_is_refused(tmp_path, silent):
     out = tmp_path / "out"
     launch.run_server(experiment, out, "127.0.0.1", 8000)
     before = (out / "connection.json").read_text()
-    with alone_in(out / "flower"):  # as the first one has it
+    with locked_folder(out / "flower"):  # as the first one has it
         for again in (
             lambda: launch.resume_server(experiment, out),
             lambda: launch.run_server(experiment, out, "127.0.0.1", 8001),
@@ -261,7 +261,7 @@ def test_a_folder_is_held_while_its_server_lives(tmp_path, monkeypatch):
     def serve(experiment, folder, *_):
         with (
             pytest.raises(UndriftError, match="Another process is running in"),
-            alone_in(folder / "flower"),
+            locked_folder(folder / "flower"),
         ):
             pass
         return []

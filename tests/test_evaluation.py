@@ -111,9 +111,9 @@ ASKED = [
     (lambda: ud.Evaluation(parts=("tset",)), "did you mean 'test'?"),
     (lambda: ud.Evaluation(parts=()), "of 'train', 'validation', 'test'"),
     (lambda: ud.Evaluation(train_clients=0), "whole number of at least 1"),
-    (lambda: ud.Evaluation(parts="test", train_clients=5), "parts must have 'train'"),
-    (lambda: ud.Evaluation(parts="test", gradient_mapping=0.1), "parts must have 'train'"),
-    (lambda: train(ud.Evaluation(parts="validation")), "the data have only 'train', 'test'"),
+    (lambda: ud.Evaluation(parts="test", train_clients=5), "parts must include 'train'"),
+    (lambda: ud.Evaluation(parts="test", gradient_mapping=0.1), "parts must include 'train'"),
+    (lambda: train(ud.Evaluation(parts="validation")), "the data only have 'train', 'test'"),
     (
         lambda: ud.train(
             ud.FedAvg(),
@@ -121,15 +121,15 @@ ASKED = [
             local=ud.GD(lr=0.1, steps=1),
             evaluate=ud.Evaluation(parts="test"),
         ),
-        "the data have only 'train'",
+        "the data only have 'train'",
     ),
     (
         lambda: train(ud.Evaluation(parts="test"), target={"objective": 0.1}),
-        "'objective' is never measured: it is of the train part",
+        "'objective' is never measured: it belongs to the train part",
     ),
     (
         lambda: train(ud.Evaluation(parts="train"), target={"test_accuracy": 0.1}),
-        "'test_accuracy' is never measured: it is of the test part",
+        "'test_accuracy' is never measured: it belongs to the test part",
     ),
 ]
 
@@ -354,12 +354,12 @@ REFUSED = [
     ({"evaluation.parts": ["test", "test"]}, "evaluation.parts", "the same word twice"),
     ({"evaluation.parts": 3}, "evaluation.parts", "a list of 'train', 'validation', 'test'"),
     ({"evaluation.train_clients": 0}, "evaluation.train_clients", "at least 1"),
-    ({"evaluation.parts": ["test"]}, "target.cohort/train_loss", "is of the train part"),
-    ({"evaluation.parts": ["train"]}, "target.test_accuracy", "is of the test part"),
+    ({"evaluation.parts": ["test"]}, "target.cohort/train_loss", "belongs to the train part"),
+    ({"evaluation.parts": ["train"]}, "target.test_accuracy", "belongs to the test part"),
     (
         {"target": {}, "evaluation.parts": ["test"], "evaluation.gradient_mapping": 0.1},
         "evaluation",
-        "gradient_mapping is about the training data",
+        "gradient_mapping is measured on the training data",
     ),
 ]
 

@@ -253,7 +253,7 @@ class TestWhatIsRefused:
         method = ud.METHODS[name]()
         for raw in (alone(name, pace="asynchronous"), alone(name, method={"pace": "asynchronous"})):
             said = refused(raw)
-            assert said.startswith(f"method.{name}: {name} cannot take in replies one by one")
+            assert said.startswith(f"method.{name}: {name} cannot fold replies one by one")
             assert method.why_synchronous in said
 
     def test_a_method_that_needs_everyone_with_a_pace_or_devices_that_lose_some(self):

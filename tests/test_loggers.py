@@ -11,7 +11,15 @@ import time
 import pytest
 
 from undrift.core.records import Record
-from undrift.runs.loggers import LOGGERS, Begun, Guarded, Logger, flattened, make_logger, values_of
+from undrift.runs.loggers import (
+    LOGGERS,
+    GuardedLogger,
+    Logger,
+    StartedRun,
+    flattened,
+    make_logger,
+    values_of,
+)
 from undrift.utils.errors import UndriftError
 
 SETTINGS = {"local": {"lr": 0.1}, "method": [{"name": "FedDyn", "alpha": 0.01}], "rounds": 3}
@@ -31,12 +39,12 @@ def record(round, loss=None):
 def two_sittings(name, folder):
     """Rounds 0 to 2, an interruption, and rounds 2 (again) to 4."""
     first = make_logger(name)
-    first.start(Begun("FedDyn .01", 3, SETTINGS, folder, None))
+    first.start(StartedRun("FedDyn .01", 3, SETTINGS, folder, None))
     for round in (0, 1, 2):
         first.log(record(round))
     first.finish("interrupted")
     second = make_logger(name)
-    second.start(Begun("FedDyn .01", 3, SETTINGS, folder, 2))
+    second.start(StartedRun("FedDyn .01", 3, SETTINGS, folder, 2))
     for round in (2, 3, 4):
         second.log(record(round))
     second.finish("finished")
@@ -65,11 +73,11 @@ def test_tensorboard_forgets_a_round_that_was_logged_but_not_committed(tmp_path)
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     killed = make_logger("tensorboard")
-    killed.start(Begun("a", 0, {}, tmp_path, None))
+    killed.start(StartedRun("a", 0, {}, tmp_path, None))
     for round in (0, 1, 2):
         killed.log(record(round))  # flushed every round: nothing more is needed for it to be there
     again = make_logger("tensorboard")
-    again.start(Begun("a", 0, {}, tmp_path, 1))
+    again.start(StartedRun("a", 0, {}, tmp_path, 1))
     again.log(record(2))
     again.finish("finished")
     found = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
@@ -130,9 +138,9 @@ def test_wandb_keeps_what_a_killed_process_logged(tmp_path):
         "import sys, time\n"
         "from pathlib import Path\n"
         "from undrift.core.records import Record\n"
-        "from undrift.runs.loggers import Begun, make_logger\n"
+        "from undrift.runs.loggers import StartedRun, make_logger\n"
         "logger = make_logger('wandb')\n"
-        "logger.start(Begun('a', 0, {}, Path(sys.argv[1])))\n"
+        "logger.start(StartedRun('a', 0, {}, Path(sys.argv[1])))\n"
         "for round in range(3):\n"
         "    logger.log(Record(round, metrics={'train_loss': 1.0}))\n"
         "time.sleep(2.5)\n"
@@ -180,7 +188,7 @@ def test_values_that_are_not_finite_are_logged(tmp_path, monkeypatch, name):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     logger = make_logger(name)
-    logger.start(Begun("a", 0, {}, tmp_path, None))
+    logger.start(StartedRun("a", 0, {}, tmp_path, None))
     logger.log(record(0, math.nan))
     logger.log(record(1, math.inf))
     logger.finish("diverged")
@@ -235,8 +243,8 @@ class Failing(Logger):
 )
 def test_a_failing_logger_is_switched_off_with_one_warning(tmp_path, recwarn, when, told):
     failing = Failing(when)
-    logger = Guarded(failing, "mine")
-    logger.start(Begun("a", 0, {}, tmp_path, None))
+    logger = GuardedLogger(failing, "mine")
+    logger.start(StartedRun("a", 0, {}, tmp_path, None))
     for round in (0, 1, 2):
         logger.log(record(round))
     logger.finish("finished")
@@ -250,8 +258,8 @@ def test_a_failing_logger_is_switched_off_with_one_warning(tmp_path, recwarn, wh
 
 def test_rounds_are_told_once(tmp_path):
     told = Failing("never")
-    logger = Guarded(told, "mine")
-    logger.start(Begun("a", 0, {}, tmp_path, 3))
+    logger = GuardedLogger(told, "mine")
+    logger.start(StartedRun("a", 0, {}, tmp_path, 3))
     for round in (2, 3, 4, 4, 5):
         logger.log(record(round))
     assert told.told == ["start", 4, 5]

@@ -16,7 +16,7 @@ import undrift as ud
 from kept_runs import plan, run
 from undrift.core.records import Record
 from undrift.runs.driver import execute
-from undrift.runs.folder import alone_in
+from undrift.runs.folder import locked_folder
 from undrift.runs.storage import FolderStorage
 from undrift.runs.store import Store
 
@@ -168,7 +168,10 @@ def test_ctrl_c_finishes_the_round_and_can_be_resumed(processes, undisturbed, tm
 
 
 def test_a_second_process_in_the_folder_is_refused(tmp_path):
-    with alone_in(tmp_path), pytest.raises(ud.UndriftError, match="Another process is running in"):
+    with (
+        locked_folder(tmp_path),
+        pytest.raises(ud.UndriftError, match="Another process is running in"),
+    ):
         run(tmp_path)
     assert not (tmp_path / "FedAvg").exists()
 
@@ -306,7 +309,7 @@ def test_a_store_of_another_run_is_refused(tmp_path):
 
 
 def test_the_store_grows_as_it_needs(tmp_path, monkeypatch):
-    monkeypatch.setattr("undrift.runs.store.FIRST_SIZE", 1 << 16)
+    monkeypatch.setattr("undrift.runs.store.INITIAL_MAP_BYTES", 1 << 16)
     store = Store(tmp_path, {})
     big = {"x": torch.arange(50_000.0)}
     for round in range(6):

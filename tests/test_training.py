@@ -59,7 +59,7 @@ def test_labels_tell_methods_apart():
     assert [r.label for r in found] == ["FedDyn(alpha=0.1)", "FedDyn(alpha=0.5)", "FedAvg"]
     named = ud.compare({"mine": ud.FedAvg()}, problem=QUADRATICS, local=GD, rounds=1)
     assert named["mine"].method.name == "FedAvg"
-    with pytest.raises(ud.UndriftError, match="are the same"):
+    with pytest.raises(ud.UndriftError, match="have the same name and parameters"):
         ud.compare([ud.FedAvg(), ud.FedAvg()], problem=QUADRATICS, local=GD, rounds=1)
 
 
@@ -295,7 +295,7 @@ def test_a_fold_that_is_not_finite_is_refused_and_changes_nothing():
         ),
         ({"keeps": {"h": "zeros"}}, "did you mean 'zero'?"),
         ({"keeps": ("h",)}, "keep h, but finish returned nothing"),
-        ({"uploads": {}}, "does not declare in its uploads"),
+        ({"uploads": {}}, "do not declare how the server sums it"),
         ({"uploads": ("moved",)}, "must be like {'moved': ud.q}"),
         ({"uploads": {"moved": "q"}}, "must be a weight such as ud.q"),
         (

@@ -102,10 +102,40 @@ def test_names_that_a_transform_keeps():
         def init(self):
             return {"residual": ud.ZERO}
 
-    with pytest.raises(ud.UndriftError, match="must start with @"):
+    with pytest.raises(ud.UndriftError, match="must start with '@'"):
         distance(ud.FedAvg("full"), 1, [Wrong(1)])
-    with pytest.raises(ud.UndriftError, match="Two upload transforms keep '@count'"):
+    with pytest.raises(ud.UndriftError, match="Two upload transforms keep a state '@count'"):
         distance(ud.FedAvg("full"), 1, [Noise(), Noise()])
+
+
+class KeepsTheRest(ud.SCAFFOLD):
+    """Returns its state as a changed copy of the old one, with what others keep in it."""
+
+    def finish(self, down, mine, result, client):
+        upload, keep = super().finish(down, mine, result, client)
+        return upload, mine.replace(**dict(keep.items()))
+
+
+@pytest.mark.parametrize("engine", ["serial", "vectorised"])
+def test_a_method_may_return_a_changed_copy_of_its_state(engine):
+    found = []
+    for method in (ud.SCAFFOLD(), KeepsTheRest()):
+        run = synchronous(
+            method,
+            losses(),
+            LOCAL,
+            ud.Uniform(4),
+            3,
+            evaluation=ud.Evaluation(models=("server", "all")),
+            transforms=[Noise()],
+            engine=EngineOptions(engine),
+        )
+        list(run.rounds())
+        found.append(run)
+    assert torch.equal(found[0].server.x, found[1].server.x)
+    for client in found[0].states.seen():
+        a, b = (dict(run.states.get(client).items()) for run in found)
+        assert a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
 
 
 def losses():

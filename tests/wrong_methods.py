@@ -119,9 +119,9 @@ class Honest(Biased):
     converges_to = None
     draws_by_weight = True
 
-    def check(self, setting):
-        super().check(setting)
-        check_sampling(self.name, SCHEMES["I"], setting.participation, setting.equal)
+    def check(self, conditions):
+        super().check(conditions)
+        check_sampling(self.name, SCHEMES["I"], conditions.participation, conditions.equal)
 
 
 class Crashing(Biased):

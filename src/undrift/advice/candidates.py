@@ -14,7 +14,7 @@ from undrift.advice.federation import FederationSetup
 from undrift.advice.participation import trial
 from undrift.advice.rules import WAITING, never, rule_for, why_not
 from undrift.advice.starting import STARTS, Start
-from undrift.core.messages import statistics
+from undrift.core.messages import buffer_bytes
 from undrift.core.method import Conditions, Method
 from undrift.core.sampling import All, Uniform
 from undrift.data.description import plain
@@ -161,7 +161,7 @@ def _candidate(
     method = begin.method
     traffic = traffic_of(method)
     shape = facts.parameters, facts.bytes_per_number
-    extra = sum(statistics(federation.losses.initial_buffers()).values())
+    extra = sum(buffer_bytes(federation.losses.initial_buffers()).values())
     kept = (traffic.kept_vectors * facts.parameters + traffic.kept_numbers) * shape[1]
     part = facts.participation
     seen = part.clients * (1 - (1 - min(part.share, 1.0)) ** part.rounds)

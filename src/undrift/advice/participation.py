@@ -150,7 +150,7 @@ def forecast_federation(federation: FederationSetup) -> FederationForecast:
         participation=_participation(federation, found, run),
         clock=clock,
         delays=delays,
-        setting=run.setting(),
+        setting=run.conditions(),
         gradients=gradients,
     )
 
@@ -320,7 +320,7 @@ def _participation(federation: FederationSetup, found: Forecast, run: Loop) -> P
     rounds = max(1, found.rounds)
     asked, replies = found.asked / rounds, found.replies / rounds
     share = min(1.0, replies / number)
-    setting = run.setting()
+    setting = run.conditions()
     expected = _expected(federation, rounds, replies, number)
     told = rounds_alike(run) or float(np.median(list(expected.values()))) >= ENOUGH_REPLIES
     visits: Mapping[Hashable, int] = found.visits

@@ -92,7 +92,7 @@ def _clocked_functions(loop: Loop) -> Iterator[tuple[Any, str, str]]:
         (ModuleLoss, "buffers", SET_UP),
         (SGD, "run", UPDATE),
         (serial, "fault", CHECK),
-        (serial, "fault_of_buffers", CHECK),
+        (serial, "buffer_fault", CHECK),
     ]
     yield from [  # several clients at once
         (training, "batch_indices", DRAW),
@@ -105,10 +105,10 @@ def _clocked_functions(loop: Loop) -> Iterator[tuple[Any, str, str]]:
         (FusedStep, "plain", UPDATE),
         (FullStep, "finish", UPDATE),
         (vectorised, "fault", CHECK),
-        (vectorised, "fault_of_buffers", CHECK),
+        (vectorised, "buffer_fault", CHECK),
     ]
     yield from [  # on threads
-        (vectorised.VectorisedEngine, "_added", REST),
+        (vectorised.VectorisedEngine, "_chunk_result", REST),
         (ThreadedEngine, "_reply", REST),
         (Future, "result", WAIT),
     ]

@@ -227,7 +227,7 @@ def serving(
     as_json: bool,
 ) -> None:
     """Call `run` as a server, and show which sites it waits for and how the runs progress."""
-    from undrift.runs.watching import watching
+    from undrift.runs.observers import make_observer
 
     console = Console(stderr=True, highlight=False, markup=False, quiet=quiet or as_json)
     last: list[str] = []
@@ -240,7 +240,7 @@ def serving(
                 console.print(f"Waiting for {', '.join(last)}.", soft_wrap=True)
 
     signal.signal(signal.SIGTERM, _interrupt)  # as Ctrl-C, so that started processes are stopped
-    with watching(
+    with make_observer(
         experiment.labels, experiment.rounds, len(experiment.seeds), quiet, as_json
     ) as observer:
         outcomes = run(observer, waiting)

@@ -166,13 +166,13 @@ def _engine(**asked: str | int | None) -> dict[str, object]:
 def _do(
     experiment: Experiment, folder: Path, quiet: bool, as_json: bool, extend: bool = False
 ) -> None:
+    from undrift.runs.observers import make_observer
     from undrift.runs.planning import run_experiment
-    from undrift.runs.watching import watching
 
     said = Console(stderr=True, highlight=False, markup=False, quiet=quiet or as_json)
     reading = said.status("reading the data") if redraws(said) else nullcontext()
     labels, seeds = experiment.labels, len(experiment.seeds)
-    with watching(labels, experiment.rounds, seeds, quiet, as_json) as observer:
+    with make_observer(labels, experiment.rounds, seeds, quiet, as_json) as observer:
         outcomes = run_experiment(experiment, folder, None, observer, reading, extend)
     conclude(outcomes, experiment, folder, said)
 

@@ -1,7 +1,8 @@
-"""By what a run is judged: which models are looked at, how often, with which measures."""
+"""`Evaluation`: what a run measures, of which models, on which data, and how often."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,31 +19,31 @@ if TYPE_CHECKING:
     from undrift.core.clients import Roster
 
 MODELS = ("server", "cohort", "all", "own")
-"""The models that can be reported: the server's; the mean of the cohort's models, each as often
-as it was drawn; the mean of every client's last model (x⁰ for those never active); the clients'
-own, each on its own data. All means are weighted by q_k, as F is."""
-OF_TRAINING = ("objective", "gradient_mapping", "gradient_norm")
-"""Metrics of the training data that do not say so in their names."""
+"""The models that can be reported: "server"; "cohort", the mean of the cohort's models, each
+counted as often as it was drawn; "all", the mean of every client's last model (x⁰ for a client that
+never took part); "own", each client's last model on its own data. Means are weighted by q_k."""
+TRAINING_METRICS = ("objective", "gradient_mapping", "gradient_norm")
+"""Metrics of the training data whose names do not start with "train_"."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What is measured.
+    """What a run measures, and how often.
 
     Parameters
     ----------
     every
         the number of rounds between evaluations; the last round is always evaluated
     models
-        which models to report, of "server", "cohort", "all" and "own"
+        the models to report, of "server", "cohort", "all" and "own"
     gradient_mapping
-        η of the gradient mapping |x − prox_{ηg}(x − η∇f(x))|/η, or None to leave it out
+        η of the gradient mapping |x − prox_{ηg}(x − η∇f(x))|/η, or None not to measure it
     parts
-        on which parts of the data, of "train", "validation" and "test"; those that the data do
-        not have are passed over. Without "train" there is no train_loss and no objective.
+        the parts of the data to measure on, of "train", "validation" and "test"; parts that the
+        data do not have are skipped. Without "train" there is no train_loss and no objective.
     train_clients
-        from how many clients all that is about the training data is estimated, the same ones in
-        every round and for every method; None for all of them
+        the number of clients from which metrics of the training data are estimated, the same
+        clients in every round and for every method; None for all clients
     """
 
     __repr__ = short_repr
@@ -57,13 +58,14 @@ class Evaluation:
         require_whole("evaluation every", self.every, at_least=1)
         models = (self.models,) if isinstance(self.models, str) else tuple(self.models)
         object.__setattr__(self, "models", models)
-        require(len(models) > 0, "There must be a model to report.")
+        require(
+            len(models) > 0, f"evaluation models is empty: name at least one of {_words(MODELS)}."
+        )
         for name in self.models:
             require_choice("A model to report", name, MODELS)
         parts = (self.parts,) if isinstance(self.parts, str) else tuple(self.parts)
         object.__setattr__(self, "parts", parts)
-        words = ", ".join(map(repr, PARTS))
-        require(len(parts) > 0, f"There must be a part to evaluate on, of {words}.")
+        require(len(parts) > 0, f"evaluation parts is empty: name some of {_words(PARTS)}.")
         for name in parts:
             require_choice("A part to evaluate on", name, PARTS)
         if self.gradient_mapping is not None:
@@ -73,24 +75,24 @@ class Evaluation:
         for name in ("gradient_mapping", "train_clients"):
             require(
                 getattr(self, name) is None or "train" in parts,
-                f"{name} is about the training data, so parts must have 'train', but has only "
-                f"{', '.join(map(repr, parts))}.",
+                f"{name} is measured on the training data, so parts must include 'train', but has "
+                f"only {_words(parts)}.",
             )
 
     def require_measured(self, what: str, metric: str) -> None:
-        """Refuse a metric of a part that is left out."""
+        """Raise if a metric belongs to a part that is not evaluated; `what` names its use."""
         part = part_of(metric)
         require(
             part is None or part in self.parts,
-            f"{what} {metric!r} is never measured: it is of the {part} part, and the parts to "
-            f"evaluate on are {', '.join(map(repr, self.parts))}.",
+            f"{what} {metric!r} is never measured: it belongs to the {part} part, but the parts to "
+            f"evaluate on are {_words(self.parts)}.",
         )
 
     def weights(self, roster: Roster, seed: int) -> Tensor:
-        """The q_k in the order of the data; with a sample of clients, zero for all others.
+        """The weights of the clients' training losses, in the order of the data.
 
-        Who is in the sample depends on the seed and the clients' ids, never on their order, and
-        the q_k of those add up to one.
+        They are the q_k; with `train_clients`, those of a sample of clients, scaled to the sum one,
+        and zero for all other clients. The sample depends on the seed and the clients' ids only.
         """
         if self.train_clients is None or self.train_clients >= len(roster):
             return roster.weights_in_data_order()
@@ -104,8 +106,12 @@ class Evaluation:
 
 
 def part_of(metric: str) -> str | None:
-    """The part of the data that a metric is measured on, as its name says."""
+    """The part of the data that a metric is measured on, by its name; None if unknown."""
     name = metric.rpartition("/")[2]
-    if name in OF_TRAINING:
+    if name in TRAINING_METRICS:
         return "train"
     return next((part for part in PARTS if name.startswith(f"{part}_")), None)
+
+
+def _words(words: Iterable[str]) -> str:
+    return ", ".join(map(repr, words))

@@ -1,7 +1,7 @@
-"""The clients' losses f_1 … f_N, as engines and theory see them: functions of a flat vector.
+"""The interface of the clients' losses f_1 … f_N: functions of a flat vector of parameters.
 
-A neural network on federated data (`undrift.nets.module_losses`) and an analytic problem
-(`undrift.theory`) offer the same.
+Neural networks on federated data (`undrift.nets.module_losses`) and analytic problems
+(`undrift.theory`) implement it; engines and loops use it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from undrift.core.targets import PARTS
 from undrift.utils.errors import UndriftError, require_choice
 
 Batch = np.ndarray | None
-"""Which of a client's samples: their numbers from 0, or None for all."""
+"""Indices of a client's samples, counted from 0, or None for all samples."""
 
 
 def objective_weights(sizes: Tensor, objective: str) -> Tensor:
@@ -35,34 +35,35 @@ class ClientLoss(ABC):
     """One client's loss f_k while a solver works on it."""
 
     samples: int
+    """n_k"""
 
     @abstractmethod
     def gradient(self, x: Tensor, batch: Batch = None) -> Tensor:
-        """The mean gradient over a batch; the caller may overwrite it."""
+        """The mean gradient over a batch, in a new tensor that the caller may overwrite."""
 
     def full_gradient(self, x: Tensor) -> Tensor:
-        """The gradient over all samples, to look at: it leaves buffers as they are."""
+        """The gradient over all samples; unlike a training step it does not change buffers."""
         return self.gradient(x)
 
     def minimise(self, problem: LocalProblem, weight_decay: float = 0.0) -> Tensor:
-        """The exact minimiser of a local problem, where it has a closed form."""
+        """The exact minimiser of a local problem; an error if there is no closed form."""
         raise UndriftError(
             "The exact solver works on quadratic problems only: use SGD or GD for this loss."
         )
 
     def buffers(self) -> dict[str, Tensor]:
-        """What the model holds besides parameters, after the client's work."""
+        """The model's buffers after the client's work."""
         return {}
 
 
 class Federation(ABC):
-    """What a server knows of its clients and of the model: no losses, no data.
+    """What a server knows of its clients and of the model, without losses or data.
 
-    A simulation has `Losses` as well; in a deployment they are at the sites.
+    A simulation has the subclass `Losses`; in a deployment the losses are at the sites.
     """
 
     ids: Sequence[Hashable]
-    """a stable id per client; randomness follows it"""
+    """a stable id per client, which keys its random numbers"""
     sizes: Tensor
     """n_k, `[N]`"""
     dimension: int
@@ -70,20 +71,20 @@ class Federation(ABC):
 
     @abstractmethod
     def initial(self) -> Tensor:
-        """x⁰, the model every run starts from."""
+        """x⁰, the initial model."""
 
     def initial_buffers(self) -> dict[str, Tensor]:
-        """The first values of what the model holds besides parameters."""
+        """The initial values of the model's buffers."""
         return {}
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The parts of the data that exist, of `PARTS`."""
+        """The parts of `PARTS` for which there are data."""
         return ("train",)
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """A hash that is equal for equal clients and data, to refuse resuming with others."""
+        """A hash of the clients and their data: a run resumes only with the same ones."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -118,16 +119,16 @@ class Losses(Federation):
         buffers: Mapping[str, Tensor],
         parts: Collection[str] = PARTS,
     ) -> dict[str, float]:
-        """Metrics of a model on some of `parts`; one is "train_loss", Σ q_k f_k, of "train".
+        """Metrics of a model on `parts`, as far as the data have them.
 
-        `weights` are the q_k, in the order of the data; the training data of a client whose
-        weight is zero do not count.
+        "train" gives "train_loss", Σ q_k f_k. `weights` are the q_k in the order of the data; the
+        training data of clients with weight zero are left out.
         """
 
     @abstractmethod
     @contextmanager
     def training(self, k: int, buffers: Mapping[str, Tensor], number: int) -> Iterator[ClientLoss]:
-        """Client k's loss, ready for a solver; `number` keys what the model draws itself."""
+        """Client k's loss, ready for a solver; `number` keys the model's random numbers."""
 
     def evaluate_own(
         self,
@@ -136,7 +137,7 @@ class Losses(Federation):
         buffers: Mapping[str, Tensor],
         parts: Collection[str] = PARTS,
     ) -> dict[str, float]:
-        """Metrics of a client's own model on its own data."""
+        """Metrics of client k's own model `x` on its own data."""
         return {"train_loss": self.value(k, x)} if "train" in parts else {}
 
     def weights(self, objective: str = "samples") -> Tensor:
@@ -153,7 +154,9 @@ class Losses(Federation):
 
 
 def require_losses(federation: Federation) -> Losses:
-    """The same object as `Losses`; an error where the data are elsewhere."""
+    """The same object, typed as `Losses`; an error in a deployment."""
     if not isinstance(federation, Losses):
-        raise UndriftError("The data of a deployment are at its sites, which compute on them.")
+        raise UndriftError(
+            "This needs the clients' losses in one place; in a deployment they are at the sites."
+        )
     return federation

@@ -1,4 +1,7 @@
-"""The messages between the server and its clients: assignments out, replies back."""
+"""The messages between the server and its clients: assignments out, replies back.
+
+Loops make assignments, engines (or real sites) answer each with a reply.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,17 @@ from torch import Tensor
 from undrift.core.problem import Client, Download, Keep, Named, Upload, Work
 
 LAST = "@last"
-"""The name under which a client's last model is kept, when it is watched."""
-COHORT, CHANGE = "@cohort", "@change"
+"""Name of a client's last model in its state, if last models are tracked. No method can keep a
+value of this name: names that start with "@" are the library's."""
+COHORT = "@cohort"
+"""Name of a client's new model in its upload, if the mean of the cohort's models is tracked."""
+CHANGE = "@change"
+"""Name of a client's new model minus its last one in its upload, if last models are tracked."""
 
 
 @dataclass(frozen=True)
 class TrackedModels:
-    """Which models are followed besides the server's."""
+    """Which models a run tracks besides the server's."""
 
     cohort: bool = False
     """the mean of the cohort's models"""
@@ -27,7 +34,7 @@ class TrackedModels:
 
 @dataclass(frozen=True)
 class Assignment:
-    """A client's work, with what was sent to it."""
+    """One client's work of a round, with the download and the model's buffers."""
 
     client: Client
     work: Work
@@ -37,26 +44,32 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Reply:
-    """What one client sent back, and what its work came to."""
+    """What one client sent back, its new state, and the cost of its work.
+
+    The vectorised engine also uses it for several clients: then values are stacked, `[C, …]`, and
+    counts are sums.
+    """
 
     client: Client
     upload: Upload
     keep: Keep
-    """its new state, to be stored when the reply is accepted"""
+    """the client's new state; the loop stores it if it accepts the reply"""
     buffers: dict[str, Tensor]
+    """the buffers of the client's model after its work"""
     steps: int
     evaluations: int
+    """gradients of single samples that were computed"""
     complete: int
-    """whether all of it was done, or how many clients of several did all"""
+    """whether the client did all its steps; for several clients, how many of them did"""
     down: Mapping[str, int]
     up: Mapping[str, int]
-    """bytes, by tensor"""
+    """bytes received and sent, by tensor"""
     wrong: str | None = None
-    """why it cannot be used"""
+    """why the reply cannot be used; None for a usable reply"""
 
 
 def bytes_of(values: Named) -> dict[str, int]:
-    """The size of what travels, by name: vectors as they are, numbers in eight bytes."""
+    """The bytes of each value on the way: vectors in their own type, numbers in 8 bytes."""
     return {
         name: value.numel() * value.element_size()
         if isinstance(value, Tensor) and value.numel() > 1
@@ -66,7 +79,7 @@ def bytes_of(values: Named) -> dict[str, int]:
 
 
 def damaged(upload: Upload) -> Upload:
-    """What arrives of an upload that a device damaged."""
+    """The upload as a damaged device sends it: every value is NaN."""
     return upload.replace(
         **{
             name: torch.full_like(value, torch.nan)
@@ -77,7 +90,7 @@ def damaged(upload: Upload) -> Upload:
     )
 
 
-def statistics(buffers: Mapping[str, Tensor]) -> dict[str, int]:
-    """The bytes of the model's buffers, which travel both ways."""
+def buffer_bytes(buffers: Mapping[str, Tensor]) -> dict[str, int]:
+    """The bytes of the model's buffers, which travel down and up; empty if there are none."""
     total = sum(value.numel() * value.element_size() for value in buffers.values())
     return {"buffers": total} if total else {}

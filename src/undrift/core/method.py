@@ -1,7 +1,7 @@
-"""What a method is: a local problem, what a client keeps and uploads, and a fold.
+"""`Method`, the base class of every federated method: local problem, upload and state, fold.
 
 A method holds vector algebra only. It never sees a model, a data set, a device, a process
-or a clock, so the same object runs in every engine.
+or a clock, so the same object runs in every engine and on real sites.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ NUMBER = "number"
 
 @dataclass(frozen=True)
 class Conditions:
-    """What a method is asked to work in, so that it can refuse what is not defined."""
+    """The circumstances of a run, by which a method decides in `check` whether it is defined."""
 
     clients: int
+    """N, the number of all clients"""
     participation: str
     """"all", "uniform", "weighted" (with replacement, by q_k), "bernoulli", "fixed" or
-    "responding" (everyone is asked, but some may not reply)"""
+    "responding" (all clients are asked, but some may not reply)"""
     equal: bool
     """whether every client has the same weight q_k"""
     takes_steps: bool
@@ -52,10 +53,11 @@ class Conditions:
     asynchronous: bool = False
     """whether replies are folded as they arrive"""
     delay: int = 0
-    """then, a bound on the updates between reading a model and replying: one that is enforced, or
-    the least there is with so many clients at work at once"""
+    """asynchronous only: the most server updates between a client's download and its reply. If
+    `bounded`, no reply exceeds it; otherwise it is the smallest bound that the number of clients
+    at work at once allows, and single replies may be older."""
     bounded: bool = False
-    """whether that bound is enforced"""
+    """whether the loop enforces `delay`"""
     transformed: bool = False
     """whether uploads pass through transforms (clipping, noise, compression)"""
 
@@ -63,31 +65,39 @@ class Conditions:
 class Method(ABC):
     """A federated method. Subclass it with `problem`, `finish` and `fold`.
 
-    Attributes say what travels and what rests, so that bytes can be counted and states stored
-    without knowing the method. A subclass sets those that differ from the defaults.
+    Attributes declare what travels and what clients keep, so that the library can count bytes and
+    store states without knowing the method. A subclass sets those that differ from the defaults.
 
     Attributes
     ----------
     uploads
-        the uploaded vectors, each with the weights by which the server adds them up: `ud.q` (q_k),
-        `ud.once` (1) or `ud.draws`, or several in a tuple; an empty tuple keeps them one by one.
-        Other uploads are numbers.
+        the uploaded vectors, each with the weights by which the server sums them: `ud.q` (q_k),
+        `ud.once` (1) or `ud.draws`, or several in a tuple; an empty tuple keeps the uploads
+        separate. Uploads that are not declared must be numbers.
     keeps
-        what a client remembers, as names (they start at zero) or with their first values:
-        `ud.ZERO`, `ud.INITIAL` (x⁰) or `ud.NUMBER` (a number, 0)
+        the state of a client: names of vectors that start at zero, or a mapping from names to
+        initial values: `ud.ZERO`, `ud.INITIAL` (x⁰) or `ud.NUMBER` (a number, 0)
     sends
-        the server's values that travel to the cohort; ("x",) unless said otherwise
+        the names of the server's vectors that travel to the cohort (default: ("x",))
     converges_to
-        what `undrift verify` holds the method to: "optimum" (the default), the fixed point of
-        "averaging" or of "normalised averaging", or None where nothing is claimed
-    needs_all, needs_steps, draws_by_weight, starts_with_all
-        whether it is defined only with every client; divides by η‖a‖₁ or steps; is meant for
-        clients drawn by q_k; starts with a round of everyone
-    asynchronous, why_synchronous, meant_asynchronous, buffer
-        whether its fold is valid for single arrivals; the reason if not; whether it runs
-        asynchronously unless told otherwise; and then with how many replies to an update
-    paper, g
-        where it was published; the regulariser of the objective
+        the limit that `undrift verify` checks: "optimum" (the default), the fixed point of
+        "averaging" or of "normalised averaging", or None for no check
+    needs_all
+        whether the method is defined only when every client takes part in every round
+    needs_steps
+        whether the method divides by η‖a‖₁ or by the number of steps
+    draws_by_weight
+        whether a number given as the cohort means clients drawn by q_k with replacement
+    starts_with_all
+        whether the first round asks every client
+    asynchronous, why_synchronous
+        whether the fold is valid for single replies, and the reason if it is not
+    meant_asynchronous, buffer
+        whether the method runs asynchronously by default, and with how many replies per update
+    paper
+        the publication
+    g
+        the regulariser of the objective, or None
     """
 
     sends: Sequence[str] = ("x",)
@@ -110,87 +120,91 @@ class Method(ABC):
 
     @abstractmethod
     def problem(self, down: Download, mine: Keep, client: Client) -> LocalProblem:
-        """The client's local problem, from what was sent and what it remembers."""
+        """The client's local problem, from the download and the client's state `mine`."""
 
     @abstractmethod
     def finish(
         self, down: Download, mine: Keep, result: LocalResult, client: Client
     ) -> tuple[Upload, Keep]:
-        """What the client uploads and what it keeps, once its work is done."""
+        """The client's upload and its new state, from the result of its work."""
 
     def settle(self, keep: Keep, error: Upload, result: LocalResult, client: Client) -> Keep:
-        """What the client keeps once upload transforms changed its upload by `error`.
+        """The client's new state after upload transforms changed its upload by `error`.
 
-        `error` is what was sent minus what `finish` returned. Whatever the client keeps as its own
-        copy of something the server accumulates must advance by what was sent: add `error` to it.
-        It is called only with upload transforms; a method that keeps nothing need not define it.
+        `error` is the upload that was sent minus the upload that `finish` returned. A kept vector
+        that mirrors something the server accumulates must advance by what was sent: add `error` to
+        it. Called only if the run has upload transforms and the method keeps state.
         """
         return keep
 
     @abstractmethod
     def fold(self, server: ServerState, replies: Replies) -> ServerState:
-        """The server's next state from the sums of the replies."""
+        """The next server state, from the weighted sums of the uploads."""
 
     def init(self, x: Tensor) -> ServerState:
-        """The server's first state, from the initial model."""
+        """The initial server state, from the initial model."""
         return ServerState(x=x)
 
     def begin(self, server: ServerState, draw: Callable[[str], float]) -> ServerState:
-        """The server's state at the start of a round; `draw` gives a keyed uniform number."""
+        """The server state at the start of a round.
+
+        `draw(purpose)` gives a uniform random number in [0, 1) keyed by seed, purpose and round.
+        """
         return server
 
     def download(self, server: ServerState) -> Download:
-        """What travels to the cohort this round."""
+        """The values that travel to the cohort in this round."""
         return Download(**{name: getattr(server, name) for name in self.sends})
 
     def steps(self, planned: Sequence[int]) -> Sequence[int]:
-        """How many steps the cohort's clients do, given what their local work asks for."""
+        """The number of steps of each client, from the numbers that the local work plans."""
         return planned
 
     def fold_buffers(
         self, buffers: dict[str, Tensor], means: dict[str, Tensor]
     ) -> dict[str, Tensor]:
-        """The server's buffers from their means over the cohort, weighted by samples."""
+        """The server's next buffers; `means` are the cohort's buffers averaged by samples."""
         return means
 
-    def weights_used(self, wanted: Tensor, progress: Tensor) -> Tensor | None:
-        """The weights a round really gives to the clients' gradients, up to a factor.
+    def weights_used(self, wanted: Tensor, a_norm: Tensor) -> Tensor | None:
+        """The weights that a round effectively gives to the clients' gradients, up to a factor.
 
-        `wanted` are the cohort's weights and `progress` the ‖a_k‖₁. None where gradients are
-        corrected, so that the question makes no sense.
+        `wanted` are the cohort's weights and `a_norm` the ‖a_k‖₁. None for methods that correct
+        the local gradients, where such weights are not defined.
         """
         return None
 
     def dual_residual(self, server: ServerState) -> float | None:
-        """The norm of the server's estimate of ∇F, zero at the optimum; None without one."""
+        """The norm of the server's estimate of ∇F, zero at the optimum; None if it has none."""
         return None
 
-    def check(self, setting: Conditions) -> None:
-        """Refuse, with a sentence, a setting the mathematics does not define."""
+    def check(self, conditions: Conditions) -> None:
+        """Raise an `UndriftError` if the method is not defined under these conditions."""
         require(
-            self.asynchronous or not setting.asynchronous,
-            f"{self.name} cannot take in replies one by one as they arrive: {self.why_synchronous}."
+            self.asynchronous or not conditions.asynchronous,
+            f"{self.name} cannot fold replies one by one as they arrive: {self.why_synchronous}."
             f" AsyncFedDR, FedAsync and FedBuff can.",
         )
         require(
-            not self.needs_all or setting.participation == "all",
+            not self.needs_all or conditions.participation == "all",
             f"{self.name} is defined only when every client takes part in every round"
-            f"{but_not(setting.participation)} choose a method that allows partial participation.",
+            f"{participation_clause(conditions.participation)} choose a method that allows partial "
+            f"participation.",
         )
         settles = type(self).settle is not Method.settle
         require(
-            not setting.transformed or not self.kept() or settles,
+            not conditions.transformed or not self.kept() or settles,
             f"{self.name} keeps state on the clients but does not define settle(), so its uploads "
-            f"cannot be transformed: the clients would keep something else than they sent.",
+            f"cannot be transformed: what a client keeps would differ from what it sent.",
         )
         require(
-            not self.needs_steps or setting.takes_steps,
+            not self.needs_steps or conditions.takes_steps,
             f"{self.name} divides by the number of gradient steps: use SGD or GD as the local "
             f"solver, not an exact one.",
         )
 
     def sums(self) -> dict[str, tuple[Weight, ...]]:
-        """The uploaded vectors with the weights of their sums, checked."""
+        """`uploads` with every value as a tuple of weights; an error if one is not a weight."""
         require_type(f"{self.name}.uploads", self.uploads, Mapping, "like {'moved': ud.q}")
         found = {}
         for name, by in self.uploads.items():
@@ -202,7 +216,7 @@ class Method(ABC):
         return found
 
     def kept(self) -> dict[str, str]:
-        """What a client remembers, with its first values, checked."""
+        """`keeps` as a mapping from names to initial values; an error if one is unknown."""
         named = isinstance(self.keeps, Mapping)
         kinds = dict(self.keeps) if named else dict.fromkeys(self.keeps, ZERO)  # type: ignore[arg-type]
         for name, kind in kinds.items():
@@ -235,8 +249,8 @@ class Method(ABC):
         return f"{self.name}({', '.join(shown)})"
 
 
-def but_not(participation: str) -> str:
-    """The middle of a sentence on who must take part: why it is not so, and how to mend it."""
+def participation_clause(participation: str) -> str:
+    """The end of "… only when every client takes part in every round": the cause and the remedy."""
     if participation == "responding":
-        return ", but with these devices and this pace some may not:"
-    return ": leave cohort out, or"
+        return ", but with these devices and this pace some clients may not reply:"
+    return ": leave out cohort, or"

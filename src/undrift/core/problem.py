@@ -29,8 +29,8 @@ class LocalProblem:
 
     The local gradient is the data gradient plus one affine term. A solver with momentum
     accumulates all of it, so that it minimises this problem; with `pull_outside_momentum`
-    the pull weight·(x − center) is applied to each step by itself instead, as the proximal
-    updates of FedProx and FedNova are. `ask` names what the method needs besides the end
+    the pull weight·(x − center) is added to each step after momentum, as in the proximal
+    updates of FedProx and FedNova. `ask` names what the method needs besides the final
     point: "first_gradient", the full gradient of f_k at `start`, or "last_gradient", the
     minibatch gradient of the last step.
     """
@@ -46,12 +46,12 @@ class LocalProblem:
 
 @dataclass(frozen=True)
 class LocalResult:
-    """What a client's work on its problem came to.
+    """The result of a client's work on its local problem; `x` is its final point.
 
-    `a_norm` is ‖a‖₁, how much gradient the solver accumulated in units of `rate`, the
-    nominal learning rate η of the round: the client moved by −η Σ_s a_s g_s. It is NaN for
-    a solver that does not take gradient steps. `expected` is the number of steps the client
-    should have done; the work is complete when it did that many.
+    `a_norm` is ‖a‖₁, the accumulated gradient weight in units of `rate`, the nominal
+    learning rate η of the round: the client moved by −η Σ_s a_s g_s. It is NaN for a solver
+    that does not take gradient steps. `expected` is the number of steps the client was
+    asked for, and `evaluations` the number of gradients of single samples it computed.
     """
 
     x: Tensor
@@ -65,32 +65,34 @@ class LocalResult:
 
     @property
     def complete(self) -> Any:
-        """Whether the expected work was done (a bool, or a `[C, 1]` tensor of bools)."""
+        """Whether the client did all expected steps (a bool, or a `[C, 1]` tensor of bools)."""
         return self.steps >= self.expected
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a client does in a round: which round, how many steps, and its own draws."""
+    """What a client does in a round: which round, how many steps, with which keys."""
 
     client: Hashable
     round: int
-    """the round of its learning rate"""
+    """the round, counted from 0, whose learning rate applies"""
     turn: int
-    """what numbers its keyed draws: the round, or in asynchronous training the launch"""
+    """keys the client's random numbers: the round, or in asynchronous training the launch"""
     steps: int
+    """the steps the client does"""
     expected: int
+    """the steps the client was asked for; more than `steps` if it cannot finish"""
     rate: float
-    """η, the nominal learning rate of the round, in whose units ‖a‖₁ is counted"""
+    """η, the nominal learning rate of the round, the unit of ‖a‖₁"""
     key: int
-    """of the orders in which the client goes through its samples"""
+    """keys the order in which the client goes through its samples"""
     damaged: bool = False
-    """whether its device damages the reply"""
+    """whether the device damages the reply"""
 
 
 @dataclass(frozen=True)
 class Client:
-    """What a method may know of a client: its id, its share in F, how often it was drawn."""
+    """What a method knows of a client: its id, size, weight in F, draws and staleness."""
 
     id: Hashable
     samples: Number
@@ -100,9 +102,9 @@ class Client:
     scale: Number
     """1 / (N·q_k): one for every client when the objective is the mean over clients"""
     draws: Number = 1
-    """how often the client was drawn this round (sampling with replacement)"""
+    """how often the client was drawn for the cohort (sampling with replacement)"""
     staleness: Number = 0
-    """how often the server's model was updated while the client worked (asynchronous training)"""
+    """server updates between the client's download and its reply (asynchronous training)"""
 
     def __hash__(self) -> int:
         return hash(self.id)
@@ -110,7 +112,6 @@ class Client:
     @staticmethod
     def stack(clients: Sequence[Client], like: Tensor) -> Client:
         """Several clients as one, with `[C, 1]` tensors for their numbers."""
-
         names = [f.name for f in fields(Client) if f.name != "id"]
         rows = [[float(getattr(client, name)) for name in names] for client in clients]
         columns = torch.tensor(rows, dtype=like.dtype, device=like.device).split(1, dim=1)
@@ -118,13 +119,13 @@ class Client:
         return Client(id=tuple(client.id for client in clients), **numbers)
 
     def of(self, some: slice) -> Client:
-        """Some of several clients that are stacked."""
+        """A slice of stacked clients."""
         numbers = {f.name: getattr(self, f.name)[some] for f in fields(Client) if f.name != "id"}
         return Client(id=self.id[some], **numbers)  # type: ignore[index]
 
 
 class Named:
-    """A few named vectors and numbers, read as attributes."""
+    """Named vectors and numbers, read as attributes."""
 
     def __init__(self, **values: Tensor | float | None):
         self.__dict__.update(values)
@@ -144,7 +145,7 @@ class Named:
         return iter(self.__dict__.items())
 
     def row(self, row: int) -> Self:
-        """The values of one client of several that are stacked; what is a number for all stays."""
+        """The values of one of several stacked clients; Python numbers are shared by all rows."""
         return type(self)(
             **{
                 name: value[row] if isinstance(value, Tensor) and value.ndim else value
@@ -153,7 +154,7 @@ class Named:
         )
 
     def replace(self, **values: Tensor | float | None) -> Self:
-        """The same with some values changed or added."""
+        """A copy with some values changed or added."""
         return type(self)(**{**self.__dict__, **values})
 
     def __repr__(self) -> str:
@@ -165,7 +166,7 @@ class Named:
 
 
 class ServerState(Named):
-    """What the server holds; `x` is the model."""
+    """The vectors that the method keeps on the server; `x` is the model."""
 
 
 class Download(Named):
@@ -173,7 +174,7 @@ class Download(Named):
 
 
 class Keep(Named):
-    """What a client remembers from one participation to the next."""
+    """A client's state: the values it keeps from one participation to the next."""
 
 
 class Upload(Named):

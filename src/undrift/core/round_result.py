@@ -1,4 +1,7 @@
-"""Adds up the replies of a round, so that no cohort's uploads are ever held at once."""
+"""`RoundResult` sums the replies of a round, so that a cohort's uploads are never all in memory.
+
+Engines fill one per round (or one per chunk or block, which they merge); loops read it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from undrift.core.replies import Replies, Weight, accumulator_dtype, q, q_draws
 
 
 class RoundResult:
-    """What came of the work of several clients, added up as their replies are taken in."""
+    """Sums of the replies of several clients, with their new states, failures and costs."""
 
     def __init__(
         self,
@@ -26,23 +29,23 @@ class RoundResult:
         self._tracked = tracked
         self.replies = Replies(sums, clients=clients, rate=rate)
         self.kept: dict[Hashable, Keep] = {}
-        """the new states, to be stored when the round is accepted"""
+        """the clients' new states; the loop stores them if it accepts the round"""
         self.rejected: dict[Hashable, str] = {}
-        """clients whose reply was unusable, with the reason"""
+        """clients whose replies were rejected, with the reason"""
         self.lost: dict[Hashable, str] = {}
-        """clients of whom no reply came, with the reason"""
+        """clients that did not reply, with the reason"""
         self.up: Counter[str] = Counter()
         self.down: Counter[str] = Counter()
         """bytes that travelled, by tensor"""
         self.steps = self.wasted_steps = 0
         self.evaluations = self.wasted_evaluations = 0
-        """gradients of single samples that were computed, for replies that were used or refused"""
+        """gradients of single samples that were computed, for used and for rejected replies"""
         self.partial = 0
-        """replies with less work than was asked for"""
+        """number of used replies with fewer steps than expected"""
         self._buffers = WeightedMean()
 
     def take(self, reply: Reply) -> None:
-        """Take in a client's reply; one that is wrong is counted and left out."""
+        """Add one client's reply; a wrong one is recorded as rejected and not summed."""
         self.down.update(reply.down)
         self.up.update(reply.up)
         if reply.wrong is not None:
@@ -58,7 +61,7 @@ class RoundResult:
         self.kept[reply.client.id] = reply.keep
 
     def take_several(self, reply: Reply, clients: Sequence[Client]) -> None:
-        """Take in the replies of several clients as one, `[C, …]`, none of them wrong."""
+        """Add the stacked reply, `[C, …]`, of several clients, none of which is wrong."""
         self.down.update(reply.down)
         self.up.update(reply.up)
         self.steps += reply.steps
@@ -72,7 +75,7 @@ class RoundResult:
             self.kept[client.id] = reply.keep.row(row)
 
     def merge(self, later: RoundResult) -> None:
-        """Take in what came of the work of further clients, added up by itself."""
+        """Add the result of further clients."""
         self.down.update(later.down)
         self.up.update(later.up)
         self.steps += later.steps
@@ -87,7 +90,10 @@ class RoundResult:
         self._buffers.merge(later._buffers)
 
     def make_own(self, sums: bool) -> None:
-        """Copy the new states, and the sums too if asked, where others hold their memory."""
+        """Copy the new states, and the sums if asked, out of memory that others own.
+
+        Ray's results are views of its shared memory, which is freed only when no view is left.
+        """
         self.kept = {
             client: Keep(**{n: v.clone() if isinstance(v, Tensor) else v for n, v in keep.items()})
             for client, keep in self.kept.items()
@@ -96,39 +102,39 @@ class RoundResult:
             self.replies.make_own()
 
     def arrange(self, clients: Sequence[Hashable]) -> None:
-        """Name clients in this order, whatever the order in which their replies came."""
+        """Order kept and rejected clients as given, so that no order of computation shows."""
         for named in (self.kept, self.rejected):
             ordered = {client: named[client] for client in clients if client in named}
             named.clear()
             named.update(ordered)  # type: ignore[arg-type]
 
     def finite(self) -> bool:
-        """Whether all sums are finite and all new states."""
+        """Whether all sums and all new states are finite."""
         states = (value for keep in self.kept.values() for _, value in keep.items())
         return self.replies.finite() and all(bool(v.sum().isfinite()) for v in states)
 
     @property
     def buffers(self) -> dict[str, Tensor]:
-        """The clients' buffers, averaged by samples."""
+        """The clients' buffers, averaged with the numbers of samples as weights."""
         return self._buffers.value()
 
     @property
     def cohort_mean(self) -> Tensor | None:
-        """The mean of the clients' models, where it is watched."""
+        """The mean of the clients' models, weighted by q_k times draws; None if not tracked."""
         if not self._tracked.cohort or not self.replies.count:
             return None
         return self.replies.mean(COHORT, by=q_draws)
 
     @property
     def last_change(self) -> Tensor | None:
-        """Σ_S q_k (x_k − the client's last x_k), where last models are watched."""
+        """Σ q_k (x_k − the client's previous x_k) over the cohort; None if not tracked."""
         if not self._tracked.last or not self.replies.count:
             return None
         return self.replies.sum(CHANGE, by=q)
 
 
 class WeightedMean:
-    """The mean of some named tensors; whole numbers are rounded."""
+    """The weighted mean of named tensors; means of integer tensors are rounded."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
@@ -136,7 +142,7 @@ class WeightedMean:
         self._weight = 0.0
 
     def add(self, values: dict[str, Tensor], weight: float) -> None:
-        """Take in one client's tensors."""
+        """Add one client's tensors."""
         self._weight += weight
         for name, value in values.items():
             dtype = torch.complex128 if value.is_complex() else accumulator_dtype(value)
@@ -145,14 +151,14 @@ class WeightedMean:
             self._like[name] = value.dtype
 
     def merge(self, later: WeightedMean) -> None:
-        """Take in what was added up elsewhere."""
+        """Add the sums of another mean."""
         self._weight += later._weight
         self._like |= later._like
         for name, part in later._sums.items():
             self._sums[name] = self._sums[name] + part if name in self._sums else part
 
     def value(self) -> dict[str, Tensor]:
-        """The mean, in the tensors' own types."""
+        """The means, each in the type of its tensors."""
         means = {}
         for name, total in self._sums.items():
             mean, dtype = total / self._weight, self._like[name]

@@ -1,13 +1,13 @@
-"""The one place between `finish` and `fold`: what a client really sends, and what it keeps then.
+"""Upload transforms: clipping, noise, compression, … between a method's `finish` and its `fold`.
 
-Every engine, and every site of a deployment, calls `UploadChain.finish`. It lets the method finish,
-passes the upload through the chain of upload transforms (clipping, noise, compression), and lets
-the method settle what the client keeps.
+Every engine, and every site of a deployment, calls `UploadChain.finish` and nothing else. It calls
+the method's `finish`, passes the upload through the transforms, and calls the method's `settle`
+with the difference.
 
 Why a method must settle: a client's copy of something the server accumulates (SCAFFOLD's c_k,
 FedDyn's h_k, FedDR's x̂_k) must advance by what was *sent*. If it advanced by the untransformed
-upload, the server's sum would differ from Σ q_k·(kept) for ever, and the method would converge to
-another point.
+upload, the server's sum would permanently differ from Σ q_k·(kept), and the method would converge
+to another point.
 """
 
 from __future__ import annotations
@@ -33,41 +33,49 @@ class Senders:
     works: Sequence[Work]
 
     def keys(self, purpose: str) -> list[int]:
-        """A key per client for random numbers, from (seed, purpose, round, client id)."""
+        """One key per client for random numbers, from (seed, purpose, round, client id).
+
+        In asynchronous training the number of the launch takes the place of the round.
+        """
         return [key(self.seed, purpose, work.turn, work.client) for work in self.works]
 
 
 class UploadTransform(ABC):
-    """One step of the chain, as in optax: declared state (`init`), and `update`.
+    """One transform of the chain, in the style of optax: `init` declares state, `update` applies.
 
-    A transform works on flat vectors, `[P]` for one client and `[C, P]` for several, so that it
-    serves every engine.
+    A transform works on flat vectors, `[P]` for one client and `[C, P]` for several, so that the
+    same code serves every engine.
     """
 
     def init(self) -> Mapping[str, str]:
-        """What a client keeps for this transform, as `Method.keeps`; names start with "@"."""
+        """The state of a client for this transform, as `Method.keeps`; names start with "@"."""
         return {}
 
     @abstractmethod
     def update(self, upload: Upload, mine: Keep, senders: Senders) -> tuple[Upload, Keep]:
-        """What is sent in the place of `upload`, and what the client keeps for this transform."""
+        """The upload to send in place of `upload`, and the client's new state of this transform.
+
+        `mine` is the client's whole state, with the method's part of it.
+        """
 
 
 class UploadChain:
-    """The upload transforms of a run, in their order; usually none."""
+    """The upload transforms of a run, in the order in which they are applied; usually none."""
 
     def __init__(self, transforms: Sequence[UploadTransform] = ()):
         self.transforms = tuple(transforms)
 
     def init(self) -> dict[str, str]:
-        """What clients keep for all transforms."""
+        """The state of a client for all transforms, as `Method.keeps`."""
         kinds: dict[str, str] = {}
         for each in self.transforms:
             for name, kind in each.init().items():
                 require(
-                    name.startswith("@"), f"{each!r} keeps {name!r}: its name must start with @."
+                    name.startswith("@"),
+                    f"The upload transform {each!r} keeps {name!r}, but the name of its state must "
+                    f"start with '@', so that it differs from those of methods.",
                 )
-                require(name not in kinds, f"Two upload transforms keep {name!r}.")
+                require(name not in kinds, f"Two upload transforms keep a state {name!r}.")
                 kinds[name] = kind
         return kinds
 
@@ -80,7 +88,7 @@ class UploadChain:
         client: Client,
         senders: Senders,
     ) -> tuple[Upload, Keep]:
-        """What the client sends and what it keeps."""
+        """The upload that is sent, and the client's new state."""
         finished = method.finish(down, mine, result, client)
         check_declared(method, finished, result.x)
         upload, keep = finished

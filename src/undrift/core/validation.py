@@ -1,4 +1,8 @@
-"""Checks of what a method's `finish` returned: declared names, shapes, finite values."""
+"""Checks of what a method's `finish` returned: declared names, shapes, finite values.
+
+A wrong declaration is a bug in the method and raises; a wrong value concerns one client, whose
+reply is rejected while the round continues.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,16 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from undrift.core.messages import LAST
 from undrift.core.method import Method
 from undrift.core.problem import Keep, Upload
 from undrift.utils.errors import UndriftError, require
 
 
 def check_declared(method: Method, finished: object, like: Tensor) -> None:
-    """Refuse a method that uploads or keeps something else than it declares."""
+    """Raise unless `finish` returned an `Upload` and a `Keep` with the names it declares.
+
+    `like` is the client's model, `[P]`, or `[C, P]` for several clients.
+    """
     pair = finished if isinstance(finished, tuple) and len(finished) == 2 else (None, None)
     upload, keep = pair
     if not isinstance(upload, Upload) or not isinstance(keep, Keep):
@@ -22,9 +28,11 @@ def check_declared(method: Method, finished: object, like: Tensor) -> None:
             f"{method.name}'s finish must return an Upload and a Keep (Keep() for nothing), not "
             f"{finished!r}."
         )
-    if like.ndim == 2:  # several clients: the first stands for all
+    if like.ndim == 2:  # stacked: all clients have the same names and shapes
         upload, keep, like = upload.row(0), keep.row(0), like[0]
-    kept, declared = {name for name, _ in keep.items()} - {LAST}, set(method.kept())
+    # A method may return `mine.replace(…)`: then the library's own states, "@…", come along.
+    kept = {name for name, _ in keep.items() if not name.startswith("@")}
+    declared = set(method.kept())
     require(
         kept == declared,
         f"{method.name} declares that clients keep {_names(declared)}, but finish returned "
@@ -33,8 +41,8 @@ def check_declared(method: Method, finished: object, like: Tensor) -> None:
     for name, value in upload.items():
         require(
             name in method.uploads or torch.as_tensor(value).numel() == 1 or like.numel() == 1,
-            f"{method.name} uploads the vector {name!r}, but does not declare in its uploads how "
-            f"the server adds it up.",
+            f"{method.name} uploads the vector {name!r}, but its uploads do not declare how the "
+            f"server sums it: uploads = {{{name!r}: ud.q}}, for example.",
         )
 
 
@@ -48,7 +56,7 @@ def well_shaped(method: Method, upload: Upload, like: Tensor) -> bool:
 
 
 def fault(method: Method, upload: Upload, keep: Keep, like: Tensor) -> str | None:
-    """What is wrong with a client's reply, or None."""
+    """The reason to reject one client's upload and state, or None; `like` is its model."""
     for name, value in upload.items():
         shape = torch.as_tensor(value).shape
         if name in method.uploads and shape != like.shape:
@@ -61,8 +69,8 @@ def fault(method: Method, upload: Upload, keep: Keep, like: Tensor) -> str | Non
     return None
 
 
-def fault_of_buffers(buffers: Mapping[str, Tensor]) -> str | None:
-    """What is wrong with the statistics of a client's model, or None."""
+def buffer_fault(buffers: Mapping[str, Tensor]) -> str | None:
+    """The reason to reject the buffers of a client's model, or None."""
     for name, value in buffers.items():
         if not bool(torch.isfinite(value).all()):
             return f"buffer {name} is not finite (NaN or Inf)"

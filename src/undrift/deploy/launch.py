@@ -20,7 +20,7 @@ from undrift.deploy.site import Site
 from undrift.deploy.site_names import require_site_name
 from undrift.experiments.experiment import Experiment
 from undrift.runs.driver import Observer, RunOutcome
-from undrift.runs.folder import alone_in, read_json, write_json
+from undrift.runs.folder import locked_folder, read_json, write_json
 from undrift.runs.planning import claim
 from undrift.utils.errors import UndriftError, require
 
@@ -124,7 +124,7 @@ def _reserved(
         f"{folder} has the runs of a simulation: choose another folder with --out.",
     )
     # Not the lock of the run folder itself, which `serve` takes for each of its steps.
-    with alone_in(folder / "flower"):
+    with locked_folder(folder / "flower"):
         found = {"host": host, "port": port, "certs": None if certs is None else str(certs)}
         write_json(folder / CONNECTION, {**found, "sites": None if sites is None else list(sites)})
         yield

@@ -22,7 +22,8 @@ from undrift.deploy.transport import REFUSED
 from undrift.devices import ARRIVES
 from undrift.loops import Asynchronous, Loop, Synchronous
 from undrift.loops.asynchronous import Dispatched
-from undrift.loops.dispatch import Outing, without_clock
+from undrift.loops.cohorts import draw_cohort
+from undrift.loops.dispatch import Dispatch, dispatch_without_clock
 from undrift.loops.event_queue import ANYBODY, WAKES, EventQueue, Trip
 from undrift.loops.paces import RoundPace, WaitForAll
 from undrift.loops.spec import EngineFactory, RunSpec, StatesFactory
@@ -95,16 +96,16 @@ class DeployedSynchronous(DeployedLoop, Synchronous):
         self._given_pace = super()._round_pace(spec)
         return WaitForAll(self._given_pace.min_replies)
 
-    def setting(self) -> Conditions:
+    def conditions(self) -> Conditions:
         kind = self.sampler.kind(self.roster)
         loses = self._given_pace.loses
-        return self._setting(participation="responding" if kind == "all" and loses else kind)
+        return self._conditions(participation="responding" if kind == "all" and loses else kind)
 
     def restore(self, part: Callable[[str], dict[str, Any]], records: Sequence[Record]) -> None:
         super().restore(part, records)
         self._clock = WallClock(self.now)
 
-    def _broken(self, result: RoundResult, outing: Outing) -> dict[Hashable, str]:
+    def _failed_in_training(self, result: RoundResult, dispatch: Dispatch) -> dict[Hashable, str]:
         # A refused answer says nothing about training: the site may be damaged or malicious.
         return {c: why for c, why in result.rejected.items() if not why.startswith(REFUSED)}
 
@@ -113,7 +114,7 @@ class DeployedSynchronous(DeployedLoop, Synchronous):
         available = self._wait_for_sites()
         # Without a mask the sampler draws as in a simulation, which gives the same cohorts.
         mask = None if available.all() else available
-        return sampler.draw(self.roster, self.seed, self.round, mask)
+        return draw_cohort(sampler, self.roster, self.seed, self.round, mask)
 
     def _asks_everyone(self) -> bool:
         return self.round == 0 and self.method.starts_with_all
@@ -138,17 +139,17 @@ class DeployedSynchronous(DeployedLoop, Synchronous):
                 )
             time.sleep(POLL_SECONDS)
 
-    def _outing(self, cohort: Cohort, draw: Callable[[str], float]) -> Outing:
+    def _dispatch(self, cohort: Cohort, draw: Callable[[str], float]) -> Dispatch:
         self._round_start = self._clock.now
-        return without_clock(self.planner, self.method, cohort, self.round)
+        return dispatch_without_clock(self.planner, self.method, cohort, self.round)
 
-    def _pass_time(self, record: Record, outing: Outing) -> None:
+    def _advance_clock(self, record: Record, dispatch: Dispatch) -> None:
         now = self._clock.now
         unused = {client: "rejected" for client, _ in record.rejected} | dict(record.lost)
-        for client in outing.used:
+        for client in dispatch.used:
             # The server cannot tell receiving from computing: the whole round counts as both.
             span = Span(client.id, self._round_start, self._round_start, now, now, "replied")
-            self._write_down(record, span._replace(outcome=unused.get(client.id, "replied")))
+            self._record_span(record, span._replace(outcome=unused.get(client.id, "replied")))
         self.now = record.virtual_seconds = now
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from undrift.core.diagnostics import A_NORM, MOVED, SQUARE
-from undrift.core.messages import CHANGE, COHORT, Reply, TrackedModels, bytes_of, statistics
+from undrift.core.messages import CHANGE, COHORT, Reply, TrackedModels, buffer_bytes, bytes_of
 from undrift.core.method import Method
 from undrift.core.problem import Client, Download, Keep, Named, Upload, Work
 from undrift.deploy.wire_format import (
@@ -88,7 +88,7 @@ class WorkRequest:
 
     def rejected(self, why: str, steps: int = 0, evaluations: int = 0) -> Reply:
         """The reply that stands for an unusable answer to this request."""
-        down = bytes_of(self.download) | statistics(self.buffers)
+        down = bytes_of(self.download) | buffer_bytes(self.buffers)
         return _reply(self, Upload(), {}, steps, evaluations, down, {}, why)
 
 
@@ -175,8 +175,8 @@ class ExpectedAnswer:
         upload = Upload(**vectors, **found)
         # Names with @ are diagnostics and tracked models, which the cost of a method leaves out.
         counted = {n: v for n, v in upload.items() if not n.startswith("@")}
-        up = bytes_of(Upload(**counted)) | statistics(buffers)
-        down = bytes_of(request.download) | statistics(request.buffers)
+        up = bytes_of(Upload(**counted)) | buffer_bytes(buffers)
+        down = bytes_of(request.download) | buffer_bytes(request.buffers)
         return _reply(request, upload, buffers, steps, evaluations, down, up, None)
 
 

@@ -31,7 +31,7 @@ from undrift.experiments.tables.data import is_function
 from undrift.loops import Loop, RunSpec, StatesFactory
 from undrift.loops.paces import AsTheyArrive
 from undrift.runs.driver import Observer, RunOutcome, execute
-from undrift.runs.folder import alone_in, read_json, write_json
+from undrift.runs.folder import locked_folder, read_json, write_json
 from undrift.runs.planning import claim, plan_of, storage_of
 from undrift.utils.errors import UndriftError, require
 
@@ -174,7 +174,7 @@ def describe_sites(
     A new run waits for all sites without a limit: their numbers of samples define the objective.
     """
     path = folder / DEPLOYMENT
-    with alone_in(folder):
+    with locked_folder(folder):
         if path.is_file():
             known = read_json(path)
             _wait_for_known(known["samples"], transport, waiting)

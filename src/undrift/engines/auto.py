@@ -77,12 +77,12 @@ class AutoEngine(SimulationEngine):
         return self._engine.strategy + (f" ({self._reason})" if self._reason else "")
 
     @property
-    def together(self) -> int:  # type: ignore[override]
+    def preferred_assignments(self) -> int:  # type: ignore[override]
         """How many assignments the engine prefers to get at once."""
         threads, _, chunk = self._limits
         if self._engine is None:
             return (chunk or DEFAULT_CHUNK) * threads
-        return self._engine.together
+        return self._engine.preferred_assignments
 
     def saved(self) -> dict[str, Any]:
         if self._chosen is None:

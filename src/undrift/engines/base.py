@@ -1,4 +1,8 @@
-"""The interface of an engine, and the job it is given."""
+"""The interfaces of engines, and `Job`, what an engine needs to know of a run.
+
+A loop uses only `Engine`; what needs the clients' losses in one place asks for a
+`SimulationEngine`.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ from undrift.local.solvers import Local
 from undrift.utils.errors import UndriftError
 
 OwnModel = tuple[int, Tensor, Collection[str]]
-"""A client's place in the data, its own model, and the parts of its data to look at."""
+"""A client's index in the data, its own model, and the parts of its data to evaluate on."""
 
 
 class Trainer(ABC):
@@ -29,7 +33,7 @@ class Trainer(ABC):
 
     job: Job
     strategy: str = "serial"
-    """how it computes, in a few words"""
+    """how the engine computes, in a few words, for records and progress"""
 
     @abstractmethod
     def run(
@@ -40,18 +44,18 @@ class Trainer(ABC):
         round: int,
         diagnose: bool = True,
     ) -> RoundResult:
-        """The replies of one round, added up.
+        """The sums of the replies of one round.
 
-        It changes no state: the caller stores the states it accepts. `diagnose` says whether what
-        `undrift.core.diagnostics` needs is uploaded as well.
+        `states` is only read: the caller stores the states it accepts. With `diagnose`, replies
+        also have what `undrift.core.diagnostics` needs.
         """
 
     def saved(self) -> dict[str, Any]:
-        """What a resumed run needs to compute the same bits."""
+        """What a resumed run needs to compute the same bits, such as the chosen strategy."""
         return {}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Continue as `saved` says."""
+        """Continue as the engine that returned `saved`."""
 
 
 class Evaluator(ABC):
@@ -65,21 +69,19 @@ class Evaluator(ABC):
         buffers: Mapping[str, Tensor],
         parts: Collection[str],
     ) -> dict[str, float]:
-        """Metrics of a model, as `Losses.evaluate` gives them."""
+        """Metrics of a model, as `Losses.evaluate` returns them."""
 
 
 class Engine(Trainer, Evaluator):
-    """What a loop needs: training and evaluation, wherever the clients are."""
+    """What a loop needs: training and evaluation, in this process or at remote sites."""
 
 
 class SimulationEngine(Engine):
-    """An engine that has the clients' losses: it can compute single replies and gradients, too.
+    """An engine that has the clients' losses, so that it can also compute single replies."""
 
-    `together` is how many assignments it likes to get at once, where there is a choice.
-    """
-
-    together: int = 1
     losses: Losses
+    preferred_assignments: int = 1
+    """number of assignments that keeps the engine busy; a caller that may choose passes as many"""
 
     @abstractmethod
     def replies(
@@ -89,7 +91,7 @@ class SimulationEngine(Engine):
         states: ClientStates,
         diagnose: bool = True,
     ) -> Iterator[Reply]:
-        """Each client's reply, in the order of the assignments. It changes no state."""
+        """Each client's reply, in the order of the assignments; `states` is only read."""
 
     def run(
         self,
@@ -116,7 +118,7 @@ class SimulationEngine(Engine):
     def evaluate_own(
         self, models: Iterable[OwnModel], buffers: Mapping[str, Tensor]
     ) -> Iterator[dict[str, float]]:
-        """Metrics of clients' own models, as `Losses.evaluate_own` gives them."""
+        """Metrics of clients' own models, as `Losses.evaluate_own` returns them."""
         for k, x, parts in models:
             yield self.losses.evaluate_own(k, x, buffers, parts)
 
@@ -126,33 +128,35 @@ class SimulationEngine(Engine):
 
 
 def require_simulation(engine: Engine, what: str) -> SimulationEngine:
-    """The same engine, if it has the clients' losses; an error that names what needs them."""
+    """The same engine, typed as `SimulationEngine`; an error that names `what` if it is not one."""
     if not isinstance(engine, SimulationEngine):
-        raise UndriftError(f"{what} needs the clients' data in one place, not at their sites.")
+        raise UndriftError(
+            f"{what} needs the clients' data in one place; in a deployment they are at the sites."
+        )
     return engine
 
 
 @dataclass
 class Job:
-    """What stays the same in every round: the clients, their local work, the seed."""
+    """What an engine needs to know of a run, the same in every round."""
 
     roster: Roster
     local: Local
     seed: int
     tracked: TrackedModels = field(default_factory=TrackedModels)
     uploads: UploadChain = field(default_factory=UploadChain)
-    """what happens to every upload between `finish` and `fold`"""
+    """the upload transforms between `finish` and `fold`"""
 
     def __post_init__(self) -> None:
         self.local.check(self.roster.position)
 
     def result(self, method: Method, round: int, diagnose: bool) -> RoundResult:
-        """An empty result of a round, to take in replies."""
+        """An empty result of a round, to which replies are added."""
         sums = method.sums() | self.tracked_sums(diagnose)
         return RoundResult(sums, len(self.roster), self.local.rate(round), self.tracked)
 
     def tracked_sums(self, diagnose: bool) -> dict[str, tuple[Weight, ...]]:
-        """What is added up besides the method's own uploads."""
+        """Vectors that are summed besides the method's uploads, with the weights of the sums."""
         sums: dict[str, tuple[Weight, ...]] = {MOVED: (q_draws,)} if diagnose else {}
         if self.tracked.cohort:
             sums[COHORT] = (q_draws,)

@@ -1,4 +1,7 @@
-"""The serial engine: one client after another. Every other engine must agree with it."""
+"""The serial engine: one client after another.
+
+It is the reference: every other engine must give the same results, to rounding.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,14 @@ from undrift.core.messages import (
     LAST,
     Assignment,
     Reply,
+    buffer_bytes,
     bytes_of,
     damaged,
-    statistics,
 )
 from undrift.core.method import Method
 from undrift.core.problem import Client, Keep, LocalProblem, LocalResult, Upload, Work
 from undrift.core.uploads import Senders
-from undrift.core.validation import fault, fault_of_buffers
+from undrift.core.validation import buffer_fault, fault
 from undrift.engines.base import Job, SimulationEngine
 from undrift.utils.errors import UndriftError, first_line
 from undrift.utils.keys import key
@@ -51,15 +54,17 @@ class SerialEngine(SimulationEngine):
             upload, keep = self.job.uploads.finish(method, download, mine, result, client, senders)
             if assignment.work.damaged:
                 upload = damaged(upload)
-            wrong = fault(method, upload, keep, result.x) or fault_of_buffers(buffers)
-            travels = statistics(assignment.buffers)
-            down, up = bytes_of(download) | travels, bytes_of(upload) | travels
+            wrong = fault(method, upload, keep, result.x) or buffer_fault(buffers)
+            # Bytes are counted before tracked models and diagnostics are added: in a real
+            # federation these would not travel.
+            buffers_sent = buffer_bytes(assignment.buffers)
+            down, up = bytes_of(download) | buffers_sent, bytes_of(upload) | buffers_sent
             if wrong is None:
-                upload, keep = self._watched(upload, keep, mine, result.x)
+                upload, keep = self._with_tracked_models(upload, keep, mine, result.x)
                 if diagnose:
-                    # Where a round sends no model, as FedPD's may, the client's start stands in.
+                    # A round may send no model (FedPD): measure from the client's start then.
                     center = download.x if "x" in download else problem.start
-                    upload = _diagnosed(upload, result, center)
+                    upload = _with_diagnostics(upload, result, center)
             yield Reply(
                 client=client,
                 upload=upload,
@@ -76,7 +81,7 @@ class SerialEngine(SimulationEngine):
     def _solve(
         self, client: Client, problem: LocalProblem, work: Work, buffers: Mapping[str, Tensor]
     ) -> tuple[LocalResult, dict[str, Tensor]]:
-        """A client's work; what goes wrong in the user's model is said in a sentence."""
+        """The result of a client's work, and its buffers; errors of the user's model are named."""
         roster = self.job.roster
         k = roster.place[roster.position[client.id]]
         number = key(self.job.seed, "model", work.turn, client.id)
@@ -92,8 +97,10 @@ class SerialEngine(SimulationEngine):
                 f"{first_line(error)}."
             ) from error
 
-    def _watched(self, upload: Upload, keep: Keep, mine: Keep, x: Tensor) -> tuple[Upload, Keep]:
-        """Add the models that are followed; they are storage, not traffic."""
+    def _with_tracked_models(
+        self, upload: Upload, keep: Keep, mine: Keep, x: Tensor
+    ) -> tuple[Upload, Keep]:
+        """The upload and the state with what tracked models need."""
         tracked = self.job.tracked
         if tracked.cohort:
             upload = upload.replace(**{COHORT: x})
@@ -103,9 +110,8 @@ class SerialEngine(SimulationEngine):
         return upload, keep
 
 
-def _diagnosed(upload: Upload, result: LocalResult, center: Tensor) -> Upload:
-    """Add what diagnostics need; it is no traffic."""
+def _with_diagnostics(upload: Upload, result: LocalResult, center: Tensor) -> Upload:
+    """The upload with what `undrift.core.diagnostics` needs."""
     moved = result.x - center
-    square = float(moved.double().square().sum())
-    followed: dict[str, Tensor | float | None] = {MOVED: moved, SQUARE: square}
-    return upload.replace(**followed, **{A_NORM: float(result.a_norm)})
+    numbers = {SQUARE: float(moved.double().square().sum()), A_NORM: float(result.a_norm)}
+    return upload.replace(**{MOVED: moved}, **numbers)

@@ -39,7 +39,7 @@ class ThreadedEngine(SimulationEngine):
         self.losses = losses
         self.job = job
         self.threads = threads
-        self.together = threads
+        self.preferred_assignments = threads
         self.strategy = f"a client per thread, {threads} threads"
         self._thread_local = local()
         self._pool = ThreadPool(threads)

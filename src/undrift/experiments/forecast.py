@@ -19,7 +19,7 @@ from torch import Tensor
 from undrift.core.clients import ClientStates
 from undrift.core.evaluation import Evaluation
 from undrift.core.losses import Federation
-from undrift.core.messages import Assignment, Reply, bytes_of, statistics
+from undrift.core.messages import Assignment, Reply, buffer_bytes, bytes_of
 from undrift.core.method import Method
 from undrift.core.problem import Keep, Upload
 from undrift.core.sampling import All
@@ -184,7 +184,7 @@ class IdleEngine(SimulationEngine):
     ) -> Iterator[Reply]:
         for assignment in assignments:
             client, work = assignment.client, assignment.work
-            samples, travels = int(client.samples), statistics(assignment.buffers)
+            samples, travels = int(client.samples), buffer_bytes(assignment.buffers)
             solver = self.job.local.of(client.id)
             first = samples if self._first_gradient else 0
             self.steps[client.id].append(work.steps)
@@ -212,7 +212,7 @@ def shape_of(model: torch.nn.Module) -> tuple[Tensor, dict[str, Tensor]]:
 
 def rounds_alike(run: Loop) -> bool:
     """Whether every round is like the first: same cohort, same work, same time."""
-    in_rounds = not run.setting().asynchronous
+    in_rounds = not run.conditions().asynchronous
     return isinstance(run.sampler, All) and in_rounds and work_is_constant(run)
 
 

@@ -27,6 +27,6 @@ __all__ = [
 def loop(
     spec: RunSpec, engine: EngineFactory = SerialEngine, states: StatesFactory = ClientStates
 ) -> Loop:
-    """The loop that carries out a run: asynchronous if its pace is, synchronous otherwise."""
+    """The loop that executes a run: asynchronous if its pace is, synchronous otherwise."""
     kind = Asynchronous if isinstance(spec.effective_pace, AsTheyArrive) else Synchronous
     return kind(spec, engine, states)

@@ -27,7 +27,7 @@ from undrift.devices import ARRIVES, Devices, Profiles, share_done
 from undrift.engines.base import require_simulation
 from undrift.engines.serial import SerialEngine
 from undrift.loops.base import Loop
-from undrift.loops.dispatch import spent, units
+from undrift.loops.dispatch import compute_units, work_done
 from undrift.loops.event_queue import ANYBODY, WAKES, EventQueue, Trip, VirtualEventQueue
 from undrift.loops.paces import AsTheyArrive
 from undrift.loops.saved_replies import pack_reply, unpack_reply, with_prefix
@@ -101,7 +101,7 @@ class Asynchronous(Loop):
     def _make_queue(self) -> EventQueue:
         """The event queue of this run; called once, at the end of the constructor."""
         assert self.fleet is not None
-        down, up = sum(self.load.down.values()), sum(self.load.up.values())
+        down, up = sum(self.fixed_cost.down.values()), sum(self.fixed_cost.up.values())
         return VirtualEventQueue(self.fleet, self.fleet.reading(down), self.fleet.sending(up))
 
     def reset(self) -> None:
@@ -137,13 +137,13 @@ class Asynchronous(Loop):
         """How many ended trips make a round of the records."""
         return self.concurrency if self.pace.replies is None else self.pace.replies
 
-    def setting(self) -> Conditions:
+    def conditions(self) -> Conditions:
         require(
             isinstance(self.sampler, All | Uniform),
             f"In asynchronous training the clients at work are drawn uniformly: give their number "
             f"as the cohort, not {self.sampler!r}.",
         )
-        return self._setting(
+        return self._conditions(
             participation="uniform",
             asynchronous=True,
             delay=self.pace.delay(self.concurrency, self.buffer),
@@ -198,7 +198,9 @@ class Asynchronous(Loop):
         round = self._trips_ended // self.per_round
         client, work = self._work(k, self.queue.launched, round)
         solver = self.local.of(client.id)
-        trip = self.queue.launch(k, units(self.fleet, client, solver, work.steps, self.load))
+        trip = self.queue.launch(
+            k, compute_units(self.fleet, client, solver, work.steps, self.fixed_cost)
+        )
         dispatched = Dispatched(trip, client, work, self.version)
         self._dispatched[trip.number] = dispatched
         self._readers[self.version] += 1
@@ -309,7 +311,7 @@ class Asynchronous(Loop):
         number = dispatched.trip.number
         if number not in self._early_replies:
             engine = require_simulation(self.engine, "Computing a reply in advance")
-            several = [dispatched, *self._next_arrivals(engine.together - 1, number)]
+            several = [dispatched, *self._next_arrivals(engine.preferred_assignments - 1, number)]
             assignments = [self._assignment(each) for each in several]
             replies = engine.replies(self.method, assignments, self.states)
             for each, reply in zip(several, replies, strict=True):
@@ -337,8 +339,8 @@ class Asynchronous(Loop):
             result.take(reply)
         before, last_mean = self.server, self.last_mean
         share = min(1.0, len(self._buffer) / self.concurrency)
-        self._take_over(self.method.fold(before, result.replies), result, share)
-        self.last_mean = last_mean  # `_take` has moved it already; `_take_over` did so again
+        self._apply_update(self.method.fold(before, result.replies), result, share)
+        self.last_mean = last_mean  # `_take` has moved it already; `_apply_update` did so again
         self._buffer = []
         self.version += 1
         record.updates += 1
@@ -351,13 +353,15 @@ class Asynchronous(Loop):
         record.lost.append((id, reason))
         times = (np.array([t]) for t in (trip.computing, trip.sending, trip.end))
         done = share_done(*times)[0]
-        steps, gradients = spent(self.job, dispatched.client, dispatched.work, self.load, done)
+        steps, gradients = work_done(
+            self.job, dispatched.client, dispatched.work, self.fixed_cost, done
+        )
         record.wasted_steps += steps
         record.wasted_gradients += gradients
         if trip.end >= trip.computing:
-            record.bytes_down = dict(Counter(record.bytes_down) + Counter(self.load.down))
+            record.bytes_down = dict(Counter(record.bytes_down) + Counter(self.fixed_cost.down))
         if trip.outcome == ARRIVES:
-            record.bytes_up = dict(Counter(record.bytes_up) + Counter(self.load.up))
+            record.bytes_up = dict(Counter(record.bytes_up) + Counter(self.fixed_cost.up))
         self._end(dispatched, reason, record)
 
     def _end(self, dispatched: Dispatched, outcome: str, record: Record) -> None:
@@ -367,7 +371,7 @@ class Asynchronous(Loop):
         record.busy_seconds += trip.end - trip.start
         record.idle_seconds += self.queue.now - trip.end
         moments = trip.start, trip.computing, trip.sending, trip.end
-        self._write_down(record, Span(dispatched.client.id, *moments, outcome).until(trip.end))
+        self._record_span(record, Span(dispatched.client.id, *moments, outcome).until(trip.end))
         del self._dispatched[trip.number]
         self._early_replies.pop(trip.number, None)  # still there if the reply was too old to use
         self._readers[dispatched.version] -= 1
@@ -402,7 +406,7 @@ class Asynchronous(Loop):
             under_way |= pack_reply(reply, f"buffer {place} ")
         return super().saved() | {"under way": under_way}
 
-    def lasting(self) -> dict[str, dict[str, Any]]:
+    def write_once_parts(self) -> dict[str, dict[str, Any]]:
         return {
             f"read {version}": {f"download {n}": value for n, value in download.items()}
             | {f"buffers {n}": value for n, value in buffers.items()}

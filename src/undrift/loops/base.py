@@ -1,4 +1,4 @@
-"""What rounds and arrivals have in common: a run of one method, record by record."""
+"""`Loop`, the base class of synchronous and asynchronous loops: one run, record by record."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from undrift.core.clients import ClientStates, Roster
-from undrift.core.messages import LAST, TrackedModels, statistics
+from undrift.core.messages import LAST, TrackedModels, buffer_bytes
 from undrift.core.method import INITIAL, Conditions
 from undrift.core.problem import ServerState
 from undrift.core.records import Record, Span
@@ -19,7 +19,7 @@ from undrift.core.uploads import UploadChain
 from undrift.devices import Fleet, Profiles
 from undrift.engines.base import Job
 from undrift.engines.serial import SerialEngine
-from undrift.loops.dispatch import Load
+from undrift.loops.dispatch import FixedCost
 from undrift.loops.measuring import measure
 from undrift.loops.planning import WorkPlanner
 from undrift.loops.spec import EngineFactory, RunSpec, StatesFactory
@@ -27,15 +27,16 @@ from undrift.methods.traffic import traffic_of
 from undrift.utils.errors import Diverged, require
 from undrift.utils.threads import one_thread
 
-SPANS = 500
-"""So many times that a client worked are written down for the picture of who worked when."""
+MAX_SPANS = 500
+"""Spans stored per run, for the figure of who worked when; later ones are dropped."""
 
 
 class Loop(ABC):
     """A run of one method, round by round.
 
-    Iterate over `rounds()`; between rounds, `server`, `states`, `records` and what `saved` gives
-    are all there is.
+    Iterate over `rounds()`. Between two rounds the whole state of the run is in `records`,
+    `states`, and what `saved` and `write_once_parts` return: a loop restored from them continues
+    with the same bits.
     """
 
     def __init__(
@@ -58,11 +59,11 @@ class Loop(ABC):
         self.callbacks = list(spec.callbacks)
         self.roster = Roster(losses.ids, losses.sizes, spec.objective)
         self.weights = evaluation.weights(self.roster, seed)
-        """the q_k by which training losses are added up, in the order of the data"""
+        """the weights of the clients' training losses in evaluations, in the order of the data"""
         require(
             not {*evaluation.parts}.isdisjoint(losses.parts),
             f"The parts to evaluate on are {', '.join(map(repr, evaluation.parts))}, but the data "
-            f"have only {', '.join(map(repr, losses.parts))}.",
+            f"only have {', '.join(map(repr, losses.parts))}.",
         )
         self.sampler.check(self.roster)
         devices = self._devices()
@@ -71,12 +72,12 @@ class Loop(ABC):
         tracked = TrackedModels(cohort="cohort" in models, last="all" in models or "own" in models)
         self.job = Job(self.roster, spec.local, seed, tracked, UploadChain(spec.transforms))
         self.planner = WorkPlanner(self.job, spec.limit)
-        method.check(self.setting())
+        method.check(self.conditions())
         self.engine = engine(losses, self.job)
 
         self.round = 0
         self.now = 0.0
-        """the time of the virtual clock"""
+        """the time of the virtual clock, in seconds"""
         self.x0 = losses.initial()
         self.server = method.init(self.x0.clone())
         self.buffers = losses.initial_buffers()
@@ -86,43 +87,46 @@ class Loop(ABC):
         self.last_mean: Tensor = self.x0
         self.records: list[Record] = []
         self.stopped: str | None = None
-        """why the run ended before its last round"""
+        """why the run ended before its last round; None if it did not"""
         self.diverged = False
-        self.load = self._load()
-        self._spans = 0
+        self.fixed_cost = self._fixed_cost()
+        self._span_count = 0
 
     @abstractmethod
-    def setting(self) -> Conditions:
-        """What the method is asked to work in."""
+    def conditions(self) -> Conditions:
+        """The conditions of this run, for `Method.check`."""
 
     def _devices(self) -> Profiles | None:
-        """The device profiles of the clients; None for no virtual clock."""
+        """The device profiles of the clients; None for a run without a virtual clock."""
         return self.spec.devices
 
     @abstractmethod
     def _step(self) -> Record:
-        """One round."""
+        """Execute one round, without evaluation."""
 
     def rounds(self) -> Iterator[Record]:
-        """Do the rounds, one by one. The first record is that of the initial model."""
+        """Execute the rounds and yield their records; the first is that of the initial model."""
         if not self.records:
-            yield self._keep(Record(round=0, updates=0))
+            yield self._complete(Record(round=0, updates=0))
         while self.round < self.total and self.stopped is None:
-            yield self._keep(self.step())
+            yield self._complete(self.step())
 
     def step(self) -> Record:
-        """One round, without evaluation."""
+        """Execute one round, without evaluation, and name the engine's strategy."""
         with one_thread():
             record = self._step()
         record.strategy = self.engine.strategy
         return record
 
     def last_of(self, client: Hashable) -> Tensor:
-        """A client's last model, where these are watched."""
+        """A client's last model; last models must be tracked."""
         return getattr(self.states.get(client), LAST)
 
     def saved(self) -> dict[str, dict[str, Any]]:
-        """All that a run which goes on later needs, besides the records and the clients' states."""
+        """What a resumed run needs besides records and client states, by part.
+
+        The names of parts and values are the format of run stores: they must not change.
+        """
         return {
             "server": dict(self.server.items()),
             "buffers": dict(self.buffers),
@@ -132,12 +136,15 @@ class Loop(ABC):
             "engine": self.engine.saved(),
         }
 
-    def lasting(self) -> dict[str, dict[str, Any]]:
-        """Further parts of that, which stay as they are until they are gone."""
+    def write_once_parts(self) -> dict[str, dict[str, Any]]:
+        """Further parts that never change while they exist, so that each is written only once.
+
+        A part that is no longer returned is removed from the store.
+        """
         return {}
 
     def restore(self, part: Callable[[str], dict[str, Any]], records: Sequence[Record]) -> None:
-        """Go on from what `saved` gave, part by part, after the last of the records."""
+        """Continue after the last of `records`; `part(name)` reads a part that was saved."""
         self.records = list(records)
         self.round = self.records[-1].round
         self.server = ServerState(**part("server"))
@@ -147,9 +154,10 @@ class Loop(ABC):
         self.stopped = part("ended")["stopped"]
         self.now = part("clock")["now"]
         self.engine.restore(part("engine"))
-        self._spans = sum(len(record.spans) for record in self.records)
+        self._span_count = sum(len(record.spans) for record in self.records)
 
-    def _setting(self, **more: Any) -> Conditions:
+    def _conditions(self, **more: Any) -> Conditions:
+        """The conditions that all loops know, with `more` of the loop's own."""
         return Conditions(
             clients=len(self.roster),
             equal=self.roster.equal,
@@ -159,26 +167,28 @@ class Loop(ABC):
             **more,
         )
 
-    def _load(self, draw: Callable[[str], float] = lambda purpose: 0.0) -> Load:
-        """What a client receives, computes and sends, besides its steps."""
+    def _fixed_cost(self, draw: Callable[[str], float] = lambda purpose: 0.0) -> FixedCost:
+        """What a client of this run receives, computes and sends besides its steps."""
         traffic = traffic_of(self.method, draw)
         shape = self.x0.numel(), self.x0.element_size()
-        buffers = statistics(self.buffers)
-        return Load(
+        buffers = buffer_bytes(self.buffers)
+        return FixedCost(
             traffic.bytes_down(*shape) | buffers,
             traffic.bytes_up(*shape) | buffers,
             traffic.first_gradient,
         )
 
-    def _take_over(self, server: ServerState, result: RoundResult, share: float = 1.0) -> None:
-        """Take over what an update changed, at once.
+    def _apply_update(self, server: ServerState, result: RoundResult, share: float = 1.0) -> None:
+        """Replace the server state, the buffers and the tracked means by those of an update.
 
-        `share` is the part of the clients at work that it comes from: buffers move so far only.
+        `share` is the part of all clients at work that the update comes from. Buffers move only
+        that part of the way: a single reply must not replace the statistics of all clients.
         """
+        # Check before anything is replaced: after an error the run still has its last good state.
         name = self.method.name
         require(
             isinstance(server, ServerState) and "x" in server,
-            f"{name}'s fold must return a Server with the model x, not {server!r}.",
+            f"{name}'s fold must return a ServerState with the model x, not {server!r}.",
         )
         require(
             server.x.shape == self.x0.shape,
@@ -187,8 +197,8 @@ class Loop(ABC):
         )
         if not bool(server.x.isfinite().all()):
             raise Diverged(
-                f"In round {self.round + 1} the server's model is not finite (NaN or Inf), though "
-                f"every update was; a smaller learning rate or step may help."
+                f"In round {self.round + 1} the server's model is not finite (NaN or Inf), while "
+                f"all replies were; a smaller learning rate or step may help."
             )
         self.server = server
         if result.buffers:
@@ -204,29 +214,30 @@ class Loop(ABC):
         if result.last_change is not None:
             self.last_mean = self.last_mean + result.last_change
 
-    def _write_down(self, record: Record, span: Span) -> None:
-        """Write down that a client worked, as long as it is for a picture of the first rounds."""
-        if self._spans < SPANS:
+    def _record_span(self, record: Record, span: Span) -> None:
+        """Add a client's span to the record, unless the run has `MAX_SPANS` already."""
+        if self._span_count < MAX_SPANS:
             record.spans.append(span)
-            self._spans += 1
+            self._span_count += 1
 
-    def _keep(self, record: Record) -> Record:
-        """Measure, write down, and see whether to go on."""
+    def _complete(self, record: Record) -> Record:
+        """Measure the models if the round is evaluated, keep the record and call the callbacks."""
         if self._evaluated(record.round):
             self._measure(record)
         self.records.append(record)
         for callback in self.callbacks:
             if callback(self, record):
                 self.stopped = self.stopped or "a callback asked to stop"
-        if self.stopped and not record.metrics:
+        if self.stopped and not record.metrics:  # the last record of a run always has metrics
             self._measure(record)
         return record
 
     def _evaluated(self, round: int) -> bool:
-        """Whether a round is measured and diagnosed."""
+        """Whether metrics and diagnostics of a round are computed."""
         return round == self.total or round % self.evaluation.every == 0
 
     def _measure(self, record: Record) -> None:
+        """Compute the metrics of a record, and stop the run if a target is reached."""
         with one_thread():
             record.metrics = measure(self)
         self.stopped = self.stopped or reached(self.target, record.metrics)

@@ -1,6 +1,6 @@
-"""What the methods of a comparison share: distinct labels, one objective and one sampler.
+"""Checks of a comparison's methods: distinct labels, one objective, one sampler.
 
-Python calls, run folders and cost forecasts use the same functions, so that all of them accept the
+Python calls, run folders and cost forecasts use these functions, so that all of them accept the
 same comparisons.
 """
 
@@ -25,7 +25,8 @@ def labels(methods: Sequence[Method]) -> list[str]:
     found = [m.name if names[m.name] == 1 else repr(m) for m in methods]
     require(
         len(set(found)) == len(found),
-        "Two methods of the comparison are the same: give them labels, {label: method}.",
+        "Two methods of the comparison have the same name and parameters: give them labels, "
+        "{label: method}.",
     )
     return found
 
@@ -33,22 +34,23 @@ def labels(methods: Sequence[Method]) -> list[str]:
 def shared_sampler(
     cohort: int | Sampler | None, methods: Iterable[Method], losses: Federation, objective: str
 ) -> Sampler:
-    """The one sampler of all methods: a number of clients is drawn as all of them allow.
+    """The sampler that all methods of a comparison share.
 
     Parameters
     ----------
     cohort
-        a number of clients, a sampler, or None for all clients
+        a number of clients, a sampler, or None for all clients. A number is drawn by q_k if all
+        methods are defined for that, and uniformly otherwise
     methods
-        those that are compared
+        the methods to compare
     losses
-        of which only the clients' ids and sizes are used
+        only the clients' ids and sizes are used
     objective
         "samples" or "clients", which decides the weights q_k
     """
     by_weight = {method.draws_by_weight for method in methods}
     if not isinstance(cohort, Sampler) and cohort is not None and len(by_weight) == 2:
-        # With equal q_k, uniform cohorts serve both kinds.
+        # With equal q_k, uniform cohorts are right for both kinds of methods.
         require(
             Roster(losses.ids, losses.sizes, objective).equal,
             "Some of these methods are defined for cohorts drawn by q_k and some for uniform "
@@ -58,7 +60,7 @@ def shared_sampler(
 
 
 def same_regularizer(methods: Mapping[str, Method]) -> None:
-    """Refuse methods with different regularisers: they do not minimise the same F."""
+    """Raise if methods have different regularisers: they would not minimise the same F."""
     found = {label: method.g for label, method in methods.items()}
     (first, g), *others = found.items()
     for label, other in others:

@@ -1,6 +1,7 @@
-"""A round before anyone has trained: who does how much, and whose replies come in time.
+"""Dispatching a cohort: who does how many steps, whose replies the server uses, and what is lost.
 
-Only the clients whose replies will be used need to train.
+All of this is known before any client trains, because times on the virtual clock do not depend on
+what clients compute. Only the clients whose replies will be used need to be trained.
 """
 
 from __future__ import annotations
@@ -21,70 +22,86 @@ from undrift.local.solvers import Solver
 from undrift.loops.paces import RoundPace
 from undrift.loops.planning import WorkPlanner
 
+SLACK = 1 + 1e-12
+"""Factor on times and amounts that are turned into steps: a rounding error must not cost a step."""
+LARGEST_EXACT = 2.0**53
+"""Floats represent all integers up to here; an infinite speed would give more."""
+
 
 @dataclass
-class Outing:
-    """What becomes of a cohort that is sent to work."""
+class Dispatch:
+    """What becomes of a cohort that is sent to work; times are in virtual seconds."""
 
     used: dict[Client, Work]
-    """those whose replies will be used"""
+    """the clients whose replies the server uses, with their work"""
     absent: list[Hashable]
-    """those that manage no work"""
+    """clients that do no step at all"""
     lost: dict[Hashable, str] = field(default_factory=dict)
-    """those whose work comes to nothing, with the reason"""
+    """clients that work, but whose replies are not used, with the reason"""
     wasted_steps: int = 0
     wasted_gradients: int = 0
     wasted_down: Counter[str] = field(default_factory=Counter)
-    """bytes that those received who are lost"""
+    """bytes that lost clients received, by tensor"""
     over: float = 0.0
     """when the round is over"""
     busy: float = 0.0
+    """seconds that all clients worked, from the start of the round until they replied or stopped"""
     idle: float = 0.0
+    """seconds that clients whose replies are used waited for the end of the round"""
     spans: list[Span] = field(default_factory=list)
 
     @property
     def damaged(self) -> set[Hashable]:
-        """The clients whose devices damage their reply."""
+        """The clients whose devices damage their replies."""
         return {client.id for client, work in self.used.items() if work.damaged}
 
 
-def without_clock(planner: WorkPlanner, method: Method, cohort: Cohort, round: int) -> Outing:
-    """Everyone's reply comes, at no time."""
+def dispatch_without_clock(
+    planner: WorkPlanner, method: Method, cohort: Cohort, round: int
+) -> Dispatch:
+    """The dispatch of a run without devices: every reply is used, and no time passes."""
     work = planner.work(method, cohort, round)
-    return Outing(work, _absent(cohort, work))
+    return Dispatch(work, _absent(cohort, work))
 
 
 @dataclass(frozen=True)
-class Load:
-    """What a client receives, computes and sends, besides its steps."""
+class FixedCost:
+    """The part of a client's cost in a round that does not depend on its number of steps."""
 
     down: Mapping[str, int]
     up: Mapping[str, int]
     """bytes received and sent, by tensor"""
     first_gradient: bool
-    """whether it computes its full gradient first"""
+    """whether the client computes its full gradient before the first step"""
 
 
-def units(fleet: Fleet, client: Client, solver: Solver, steps: int, load: Load) -> float:
-    """How much a device computes for so many steps, in the unit of its speed."""
+def compute_units(
+    fleet: Fleet, client: Client, solver: Solver, steps: int, cost: FixedCost
+) -> float:
+    """How much a device computes for a number of steps, in samples or steps as its speed is."""
     samples = int(client.samples)
     if fleet.unit == "samples":
-        extra = samples if load.first_gradient else 0
+        extra = samples if cost.first_gradient else 0
         return solver.evaluations(steps, samples) + extra
-    return steps + (solver.steps_within(samples, samples) if load.first_gradient else 0)
+    return steps + (solver.steps_within(samples, samples) if cost.first_gradient else 0)
 
 
-def spent(job: Job, client: Client, work: Work, load: Load, done: float) -> tuple[int, int]:
-    """The steps and gradients of a client that did a share of its computing."""
+def work_done(
+    job: Job, client: Client, work: Work, cost: FixedCost, share: float
+) -> tuple[int, int]:
+    """The steps and the gradients of single samples of a client that stopped early.
+
+    `share` is the part of its computing that it did, in [0, 1].
+    """
     solver, samples = job.local.of(client.id), int(client.samples)
-    first = samples if load.first_gradient else 0
-    gradients = done * (solver.evaluations(work.steps, samples) + first)
-    room = gradients * (1 + 1e-12) - first
-    steps = min(work.steps, solver.steps_within(room, samples)) if room > 0 else 0
+    first = samples if cost.first_gradient else 0
+    gradients = share * (solver.evaluations(work.steps, samples) + first)
+    for_steps = gradients * SLACK - first
+    steps = min(work.steps, solver.steps_within(for_steps, samples)) if for_steps > 0 else 0
     return steps, int(gradients)
 
 
-def on_the_clock(
+def dispatch_with_clock(
     planner: WorkPlanner,
     method: Method,
     cohort: Cohort,
@@ -92,36 +109,36 @@ def on_the_clock(
     fleet: Fleet,
     pace: RoundPace,
     now: float,
-    load: Load,
-) -> Outing:
-    """What becomes of a cohort that sets out now, until the pace ends the round."""
+    cost: FixedCost,
+) -> Dispatch:
+    """The dispatch of a cohort that starts at time `now`; the pace decides when the round ends."""
     job = planner.job
     roster = job.roster
-    reading = fleet.reading(sum(load.down.values()))
-    sending = fleet.sending(sum(load.up.values()))
+    reading = fleet.reading(sum(cost.down.values()))
+    sending = fleet.sending(sum(cost.up.values()))
     places = np.array([roster.position[id] for id in cohort], dtype=np.int64)
     factor = dict(zip(cohort, fleet.factor(round, places).tolist(), strict=True))
     budget = pace.budget
 
     def within(client: Client, solver: Solver, steps: int) -> int:
-        """How many steps a device manages by the deadline."""
+        """How many steps a device can do by the deadline, with time left to send its upload."""
         assert budget is not None
         k = roster.position[client.id]
+        # The round's factor slows down all parts of a trip: scale the budget once instead.
         seconds = budget / factor[client.id] - float(reading[k]) - float(sending[k])
-        # A rounding error must not cost a whole step.
-        room = seconds * float(fleet.speed[k]) * (1 + 1e-12)
-        room -= units(fleet, client, solver, 0, load)
-        if room <= 0:
+        units = seconds * float(fleet.speed[k]) * SLACK
+        units -= compute_units(fleet, client, solver, 0, cost)
+        if units <= 0:
             return 0
         if fleet.unit == "samples":
-            return solver.steps_within(min(room, 2.0**53), int(client.samples))
-        return int(min(room, steps))
+            return solver.steps_within(min(units, LARGEST_EXACT), int(client.samples))
+        return int(min(units, steps))
 
     work = planner.work(method, cohort, round, within=None if budget is None else within)
     who = np.array([roster.position[client.id] for client in work], dtype=np.int64)
     computed = np.array(
         [
-            units(fleet, client, job.local.of(client.id), own.steps, load)
+            compute_units(fleet, client, job.local.of(client.id), own.steps, cost)
             for client, own in work.items()
         ],
         dtype=float,
@@ -130,12 +147,15 @@ def on_the_clock(
     used, over = pace.closes(now, trips.end, trips.outcome == ARRIVES)
     absent = _absent(cohort, work)
     if absent and budget is not None:
-        over = now + budget  # the server does not know that they will not reply
+        # The server does not know that absent clients will not reply, so it waits until the
+        # deadline even if all others have replied.
+        over = now + budget
+    # Clients that are still at work stop when the round is over.
     end = np.minimum(trips.end, over)
-    done = share_done(trips.computing, trips.sending, end)
+    share = share_done(trips.computing, trips.sending, end)
     damaged = fleet.damaged(round, who)
 
-    found = Outing({}, absent, over=over)
+    found = Dispatch({}, absent, over=over)
     found.busy = float((end - now).sum())
     found.idle = float((over - end[used]).sum())
     for place, (client, own) in enumerate(work.items()):
@@ -143,19 +163,20 @@ def on_the_clock(
         if used[place]:
             found.used[client] = replace(own, damaged=bool(damaged[place]))
         else:
+            # A client that fails after the end of the round is late: nobody saw it fail.
             late = trips.outcome[place] == ARRIVES or trips.end[place] > over
             outcome = found.lost[client.id] = "late" if late else str(trips.outcome[place])
-            steps, gradients = spent(job, client, own, load, float(done[place]))
+            steps, gradients = work_done(job, client, own, cost, float(share[place]))
             found.wasted_steps += steps
             found.wasted_gradients += gradients
-            if end[place] >= trips.computing[place]:
-                found.wasted_down.update(load.down)
-        moments = (float(at[place]) for at in (trips.computing, trips.sending, end))
-        computes, sends, stops = moments
+            if end[place] >= trips.computing[place]:  # it had received everything
+                found.wasted_down.update(cost.down)
+        computes, sends, stops = (float(at[place]) for at in (trips.computing, trips.sending, end))
         found.spans.append(Span(client.id, now, computes, sends, stops, outcome).until(stops))
     return found
 
 
 def _absent(cohort: Cohort, work: Mapping[Client, Work]) -> list[Hashable]:
+    """The clients of a cohort that have no work."""
     working = {client.id for client in work}
     return [id for id in cohort if id not in working]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def measure(run: Loop) -> dict[str, float]:
-    """The metrics of a run's models at its present round."""
+    """The metrics of a run's models in its current round."""
     found: dict[str, float] = {}
     for name in run.evaluation.models:
         prefix = "" if name == "server" else f"{name}/"
@@ -27,13 +27,14 @@ def measure(run: Loop) -> dict[str, float]:
 
 
 def _model(run: Loop, name: str) -> Tensor:
+    """The model "server", "cohort" or "all" of a run."""
     if name == "cohort":
         return run.cohort_mean
     return run.last_mean if name == "all" else run.server.x
 
 
 def _metrics(run: Loop, x: Tensor) -> dict[str, float]:
-    """Loss, objective and accuracy of one model."""
+    """The metrics of one model; with the training part also the objective, with g and decay."""
     parts = run.evaluation.parts
     found = run.engine.evaluate(x, run.weights, run.buffers, parts)
     if "train" not in parts:
@@ -55,10 +56,10 @@ def _metrics(run: Loop, x: Tensor) -> dict[str, float]:
 
 
 def _own(run: Loop) -> dict[str, float]:
-    """The clients' own last models on their own data: means with the objective's weights.
+    """Means of the metrics of clients' last models on their own data, weighted by q_k.
 
-    A client without test samples does not count in the mean over test samples, and one that is
-    not in the sample of clients does not count in the means over training samples.
+    A mean of a test metric is over the clients with test samples, and a mean of a training metric
+    over the clients from which training metrics are estimated.
     """
     parts = run.evaluation.parts
     totals: Mapping[str, float] = defaultdict(float)

@@ -1,4 +1,7 @@
-"""When the server goes on: with everyone, at a deadline, with the first, or with every reply."""
+"""Paces: when the server goes on to its next update.
+
+It may wait for all clients, for a deadline, for the first K replies, or update with every reply.
+"""
 
 from __future__ import annotations
 
@@ -12,42 +15,51 @@ from undrift.utils.errors import require, require_choice, require_range, require
 from undrift.utils.reprs import short_repr
 
 LATE = ("partial", "dropped")
+"""What a device does that cannot finish before a deadline."""
 STALE = ("wait", "discard")
+"""How a bound on delays is enforced."""
 
 
 class Pace:
-    """When the server goes on."""
+    """When the server goes on to its next update."""
 
     needs_devices: bool = True
-    """whether it makes no sense without a clock"""
+    """whether the pace is defined only with a virtual clock"""
 
 
 class RoundPace(Pace, ABC):
-    """The server goes on in rounds."""
+    """A pace of synchronous rounds."""
 
     min_replies: int
-    """with fewer replies a round is skipped: nothing changes, and it is counted"""
+    """with fewer replies a round is skipped: no state changes, and the work counts as wasted"""
 
     def _check(self) -> None:
         require_whole(f"{type(self).__name__}'s min_replies", self.min_replies, at_least=1)
 
     @property
     def loses(self) -> bool:
-        """Whether clients that would reply may be left out."""
+        """Whether the server may go on without clients that would still reply."""
         return False
 
     @property
     def budget(self) -> float | None:
-        """The seconds within which a device does what it can; None for all that was asked."""
+        """Virtual seconds to which devices cut their work; None if they do all of it."""
         return None
 
     @abstractmethod
     def closes(
         self, start: float, end: np.ndarray, arrives: np.ndarray
     ) -> tuple[np.ndarray, float]:
-        """Whose reply is used, a mask, and when the round is over.
+        """A mask of the clients whose replies are used, and the time when the round is over.
 
-        `end` is when each reply arrives, or when its sender fails (which the server notices).
+        Parameters
+        ----------
+        start
+            the time when the round started; times are virtual seconds
+        end
+            when each reply arrives, or when its client fails, which the server notices
+        arrives
+            a mask of the clients whose replies arrive
         """
 
 
@@ -78,15 +90,15 @@ class WaitForAll(RoundPace):
 
 @dataclass(frozen=True)
 class Deadline(RoundPace):
-    """A round ends after a time at the latest.
+    """A round ends after a number of seconds at the latest.
 
     Parameters
     ----------
     seconds
-        the time, in virtual seconds
+        the length of a round, in virtual seconds
     late
-        what a device does that cannot do all its work in time: "partial", as many steps as it
-        can; "dropped", its work comes to nothing
+        what a device does that cannot finish its work in time: "partial", as many steps as it
+        can; "dropped", all its work, and the server discards it
     min_replies
         with fewer replies the round is skipped
     """
@@ -113,7 +125,7 @@ class Deadline(RoundPace):
     def closes(
         self, start: float, end: np.ndarray, arrives: np.ndarray
     ) -> tuple[np.ndarray, float]:
-        # Work that was cut to fit may end a rounding error after the deadline.
+        # Work that was cut to fit the deadline may end a rounding error after it.
         due = start + self.seconds
         in_time = end <= due + 1e-9 * self.seconds + 4 * math.ulp(due)
         over = float(end.max(initial=start)) if bool(in_time.all()) else due
@@ -122,15 +134,15 @@ class Deadline(RoundPace):
 
 @dataclass(frozen=True)
 class FirstToRespond(RoundPace):
-    """A round ends with the first K replies; ask more clients than that.
+    """A round ends with the first K replies; the cohort should be larger than K.
 
-    The work of the others is discarded, and counted as wasted. Fast devices are favoured: the
-    cohort is no longer a uniform sample.
+    The work of the other clients is discarded and counted as wasted. Fast devices are favoured:
+    the clients whose replies are used are not a uniform sample.
 
     Parameters
     ----------
     replies
-        K, how many replies end a round
+        K, the number of replies that end a round
     min_replies
         with fewer replies the round is skipped
     """
@@ -145,8 +157,8 @@ class FirstToRespond(RoundPace):
         self._check()
         require(
             self.min_replies <= self.replies,
-            f"FirstToRespond's min_replies is {self.min_replies}, but a round ends with "
-            f"{self.replies} replies: it must be at most that.",
+            f"FirstToRespond's min_replies is {self.min_replies}, but must be at most "
+            f"{self.replies}, the number of replies that end a round.",
         )
 
     @property
@@ -161,6 +173,7 @@ class FirstToRespond(RoundPace):
         used = np.zeros(len(end), dtype=bool)
         used[first] = True
         used &= arrives
+        # With fewer than K replies the round lasts until the last client has failed.
         enough = int(used.sum()) == self.replies
         return used, float((end[used] if enough else end).max(initial=start))
 
@@ -172,17 +185,17 @@ class AsTheyArrive(Pace):
     Parameters
     ----------
     concurrency
-        how many clients are at work at once; None for the size of the cohort, or for everyone,
-        each of whom then starts again as soon as it has replied
+        the number of clients at work at once; None for the size of the cohort, or for all clients,
+        each of which then starts again as soon as it has replied
     buffer
-        M, how many replies make an update; None as the method says
+        M, the number of replies per update; None for the method's default
     max_delay
-        the most updates between a client's reading of the model and its reply; None for no bound
+        the most updates between a client's download and its reply; None for no bound
     stale
-        how that is enforced: "wait", a reply that would make older ones come too late waits for
-        them; "discard", replies that are too old come to nothing
+        how `max_delay` is enforced: "wait", a reply that would make an older one too late waits
+        for it; "discard", the server discards replies that are too old
     replies
-        how many clients' work makes one round of the records; None for `concurrency`
+        the number of replies that make one round of the records; None for `concurrency`
     """
 
     __repr__ = short_repr
@@ -201,27 +214,29 @@ class AsTheyArrive(Pace):
         require_choice("AsTheyArrive's stale", self.stale, STALE)
 
     def at_once(self, cohort: int | None, clients: int) -> int:
-        """How many of the clients are at work at once; `cohort` is None for everyone."""
+        """The number of clients at work at once, of `clients`; `cohort` is None for all."""
         wanted = cohort if self.concurrency is None else self.concurrency
         return clients if wanted is None else min(wanted, clients)
 
     def delay(self, at_once: int, buffer: int) -> int:
-        """The bound on delays: the one to be enforced, or the least there is.
+        """The bound on delays, in updates: `max_delay`, or the smallest possible bound.
 
-        One that cannot be kept is refused.
+        Raises an `UndriftError` if `max_delay` cannot be kept.
         """
+        # While a client works, each of the others at work may reply once before it.
         least = math.ceil((at_once - 1) / buffer)
         if self.max_delay is None:
             return least
         require(
             self.max_delay >= least or self.stale == "discard",
-            f"AsTheyArrive's max_delay is {self.max_delay}, but with {at_once} clients at work at "
-            f"once and {buffer} to an update some reply is {least} updates old: allow that, or "
-            f"fewer clients at once.",
+            f"AsTheyArrive's max_delay is {self.max_delay}, but must be at least {least}, because "
+            f"{at_once} clients are at work at once with {buffer} replies per update; or let fewer "
+            f"clients work at once.",
         )
         return self.max_delay
 
 
+# The words of experiment files.
 PACES: dict[str, type[Pace]] = {
     "all": WaitForAll,
     "deadline": Deadline,

@@ -1,4 +1,4 @@
-"""Plans the work of a round: how many steps each client of a cohort does."""
+"""`WorkPlanner` plans the work of a round: how many steps each client of a cohort does."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from undrift.utils.errors import require_whole
 from undrift.utils.keys import keys
 
 Limit = Unfinished | Mapping[Hashable, int | None] | Callable[[Hashable, int], int | None]
-"""How much a client manages in a round, in the unit of its local work (None: everything): a share
-of the cohort that does not finish, by client id, or a function of (client id, round), with rounds
-counted from 0."""
+"""The most work a client can do in a round, in the unit of its local work (None: all of it): a
+share of the cohort that does not finish, a mapping from client ids, or a function of (client id,
+round), with rounds counted from 0."""
 Within = Callable[[Client, Solver, int], int]
-"""How many of so many steps a client's device manages in time."""
+"""A function (client, solver, steps) → how many of the steps the client's device can do in time."""
 
 
 @dataclass
@@ -44,9 +44,10 @@ class WorkPlanner:
         turn: int | None = None,
         within: Within | None = None,
     ) -> dict[Client, Work]:
-        """What each client of a cohort does, as its local work, its limit and the method say.
+        """The work of each client of a cohort; clients that can do no step are left out.
 
-        A client that manages nothing is left out. `within` says what its device manages in time.
+        The number of steps is what the local work asks for, cut by `limit` and by `within`, and
+        then changed by the method. `turn` keys the random numbers; it is the round by default.
         """
         turn = round if turn is None else turn
         asked = {id: self.job.local.of(id).amount(id, round, self.job.seed, turn) for id in cohort}
@@ -76,6 +77,7 @@ class WorkPlanner:
                 round=round,
                 turn=turn,
                 steps=steps,
+                # If the method sets its own number of steps, that number is expected.
                 expected=whole if steps == could else steps,
                 rate=rate,
                 key=key,
@@ -86,7 +88,7 @@ class WorkPlanner:
         }
 
     def _limits(self, asked: Mapping[Hashable, int], round: int) -> Mapping[Hashable, int | None]:
-        """How much the clients manage of what they are asked for, where it is less."""
+        """The limits of the clients in a round, in the unit of their work; None for no limit."""
         limit = self.limit
         if limit is None or isinstance(limit, Mapping):
             return limit or {}

@@ -1,7 +1,7 @@
 """`RunSpec`: the complete description of one run, built from Python arguments or from a file.
 
-A loop takes a `RunSpec` and nothing else that decides the result. Engines, stores and observers are
-given beside it: they change how a run is computed, kept and shown, never what it computes.
+A loop gets everything that decides the result from a `RunSpec`. Engines, stores and observers are
+passed separately: they change how a run is computed, stored and shown, never its result.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ class RunSpec:
     Parameters
     ----------
     method, losses, local, sampler
-        what is run, on whose losses, with which local work, and who takes part in a round; in a
+        the method, the clients' losses, their local work, and who takes part in a round; in a
         deployment the losses are at the sites, and `losses` only knows the clients and the model
     rounds
         the number of rounds
     objective
         "samples", q_k = n_k/n, or "clients", q_k = 1/N
     seed
-        cohorts, batches and devices are functions of it
+        the seed of all random numbers: cohorts, batches, devices
     evaluation
         what is measured, and how often
     limit
-        how much of its local work a client manages; None for all of it
+        the most work a client can do in a round; None for all of it
     target
         metrics that end the run once they are reached
     callbacks
@@ -66,9 +66,9 @@ class RunSpec:
     devices
         the device profiles of the clients; None for no virtual clock
     pace
-        when the server goes on; None for the pace the method is meant for
+        when the server goes on; None for the method's default
     transforms
-        what happens to every upload between `finish` and `fold`, in this order
+        upload transforms, applied in this order between `finish` and `fold`
     """
 
     method: Method
@@ -93,12 +93,12 @@ class RunSpec:
 
     @property
     def effective_pace(self) -> Pace:
-        """The given pace, or the one the method is meant for."""
+        """The given pace, or the method's default."""
         return pace_of(self.method, self.pace)
 
 
 def pace_of(method: Method, pace: Pace | None) -> Pace:
-    """The given pace, or without one the pace the method is meant for."""
+    """The given pace; if None, the method's default."""
     if pace is not None:
         return pace
     return AsTheyArrive() if method.meant_asynchronous else WaitForAll()

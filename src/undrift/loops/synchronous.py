@@ -1,4 +1,4 @@
-"""Synchronous rounds: draw a cohort, let it work, fold, measure."""
+"""Synchronous rounds: draw a cohort, dispatch it, train, fold."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from undrift.core.round_result import RoundResult
 from undrift.core.sampling import All, Cohort, Fixed
 from undrift.engines.serial import SerialEngine
 from undrift.loops.base import Loop
-from undrift.loops.dispatch import Outing, on_the_clock, without_clock
+from undrift.loops.cohorts import draw_cohort
+from undrift.loops.dispatch import Dispatch, dispatch_with_clock, dispatch_without_clock
 from undrift.loops.paces import RoundPace, WaitForAll
 from undrift.loops.spec import EngineFactory, RunSpec, StatesFactory
 from undrift.utils.errors import Diverged, UndriftError, require
@@ -25,7 +26,7 @@ from undrift.utils.keys import generator
 
 
 class Synchronous(Loop):
-    """A run in rounds; `pace` says when a round ends, where there is a clock."""
+    """A run in rounds; with a clock, `pace` decides when a round ends."""
 
     def __init__(
         self,
@@ -38,29 +39,32 @@ class Synchronous(Loop):
         super().__init__(spec, engine, states)
         require(
             self.fleet is not None or not pace.needs_devices,
-            f"{type(pace).__name__} needs a clock: say what the devices are like, for example "
+            f"{type(pace).__name__} needs a virtual clock: describe the devices, for example "
             f"devices=ud.Devices(speed=100).",
         )
         most = self.sampler.most(self.roster)
         require(
             pace.min_replies <= most,
-            f"{type(pace).__name__}'s min_replies is {pace.min_replies}, but no more than {most} "
-            f"clients take part in a round: it must be at most that.",
+            f"{type(pace).__name__}'s min_replies is {pace.min_replies}, but must be at most "
+            f"{most}, the largest number of clients in a round.",
         )
 
     def _round_pace(self, spec: RunSpec) -> RoundPace:
-        """When a round ends."""
+        """The pace of the run; an error if it is not a pace of rounds."""
         pace = WaitForAll() if spec.pace is None else spec.pace
         if not isinstance(pace, RoundPace):
-            raise UndriftError(f"A synchronous run needs a pace of rounds, not {pace!r}.")
+            raise UndriftError(
+                f"The pace of a synchronous run must be ud.WaitForAll, ud.Deadline or "
+                f"ud.FirstToRespond, not {pace!r}."
+            )
         return pace
 
-    def setting(self) -> Conditions:
+    def conditions(self) -> Conditions:
         kind = self.sampler.kind(self.roster)
         unreliable = self.fleet is not None and not self.fleet.reliable
         if kind == "all" and (unreliable or self.pace.loses):
             kind = "responding"
-        return self._setting(participation=kind)
+        return self._conditions(participation=kind)
 
     def _step(self) -> Record:
         began = time.perf_counter()
@@ -72,21 +76,24 @@ class Synchronous(Loop):
 
         server = method.begin(self.server, draw)
         down = method.download(server)
-        outing = self._outing(cohort, draw)
-        if method.needs_all and outing.absent:
+        dispatch = self._dispatch(cohort, draw)
+        if method.needs_all and dispatch.absent:
             raise UndriftError(
-                f"In round {t + 1} client {outing.absent[0]!r} manages no work, but {method.name} "
+                f"In round {t + 1} client {dispatch.absent[0]!r} does no work, but {method.name} "
                 f"is defined only when every client takes part in every round: give it more time, "
                 f"or choose a method that allows partial participation."
             )
         diagnosed = self._evaluated(t + 1)
-        assignments = [Assignment(c, work, down, self.buffers) for c, work in outing.used.items()]
+        assignments = [Assignment(c, work, down, self.buffers) for c, work in dispatch.used.items()]
         if self.states.kinds:
+            # Before the engine starts: states of the next cohort are read while this one trains.
             self.states.prefetch(self._next_cohort(cohort))
+        # Neither the engine nor `fold` changes the loop: server and client states are replaced
+        # below, together. A round that raises, or has too few replies, leaves both as they were.
         result = self.engine.run(method, assignments, self.states, t, diagnosed)
-        broken = self._broken(result, outing)
-        if not result.replies.count and broken:
-            first, reason = next(iter(broken.items()))
+        failed = self._failed_in_training(result, dispatch)
+        if not result.replies.count and failed:
+            first, reason = next(iter(failed.items()))
             raise Diverged(
                 f"In round {t + 1} no client of the cohort sent a usable update "
                 f"(client {first!r}: {reason}); a smaller learning rate may help."
@@ -95,81 +102,88 @@ class Synchronous(Loop):
             round=t + 1,
             cohort=list(cohort),
             rejected=list(result.rejected.items()),
-            absent=outing.absent,
-            lost=[*outing.lost.items(), *result.lost.items()],
+            absent=dispatch.absent,
+            lost=[*dispatch.lost.items(), *result.lost.items()],
             partial=result.partial,
-            bytes_down=dict(result.down + outing.wasted_down),
+            bytes_down=dict(result.down + dispatch.wasted_down),
             bytes_up=dict(result.up),
             steps=result.steps,
             gradients=result.evaluations,
-            wasted_steps=outing.wasted_steps + result.wasted_steps,
-            wasted_gradients=outing.wasted_gradients + result.wasted_evaluations,
+            wasted_steps=dispatch.wasted_steps + result.wasted_steps,
+            wasted_gradients=dispatch.wasted_gradients + result.wasted_evaluations,
         )
         if result.replies.count >= self.pace.min_replies:
             before = self.server
-            self._take_over(method.fold(server, result.replies), result)
+            # First the server, which may raise: the states that clients keep (control variates,
+            # duals) must belong to the same round as the server's sums of them.
+            self._apply_update(method.fold(server, result.replies), result)
             for client, keep in result.kept.items():
                 self.states.put(client, keep)
             if diagnosed:
                 record.diagnostics = diagnose(method, before, self.server, result.replies)
-        else:  # too few: nothing changes, and what they did is wasted
+        else:  # skipped for too few replies: no state changes, and all work is wasted
             record.lost += [(client, "skipped") for client in result.kept]
             record.wasted_steps += record.steps
             record.wasted_gradients += record.gradients
             record.updates = record.partial = record.steps = record.gradients = 0
-        self._pass_time(record, outing)
+        self._advance_clock(record, dispatch)
         self.round += 1
         record.seconds = time.perf_counter() - began
         return record
 
-    def _broken(self, result: RoundResult, outing: Outing) -> dict[Hashable, str]:
-        """Whose reply is unusable because of what was computed, and not on the way."""
-        return {c: why for c, why in result.rejected.items() if c not in outing.damaged}
+    def _failed_in_training(self, result: RoundResult, dispatch: Dispatch) -> dict[Hashable, str]:
+        """Clients whose replies were rejected because of training, not of a damaged device."""
+        return {c: why for c, why in result.rejected.items() if c not in dispatch.damaged}
 
     def _cohort(self) -> Cohort:
-        """Who is asked: drawn among those that are there; if nobody is, the server waits."""
+        """The cohort, drawn among available clients; if there are none, the clock moves on."""
         first = self.round == 0 and self.method.starts_with_all
         sampler = All() if first else self.sampler
         if self.fleet is None or self.fleet.steady:
-            return sampler.draw(self.roster, self.seed, self.round)
-        # Some of those who can be drawn are waited for: anybody, or the cohort that is given.
+            return draw_cohort(sampler, self.roster, self.seed, self.round)
+        # Wait until one of the clients that can be drawn is available: any client, or for given
+        # cohorts one of this round's.
         wanted = np.ones(len(self.roster), dtype=bool)
         if isinstance(sampler, Fixed):
             wanted[:] = False
-            given = sampler.draw(self.roster, self.seed, self.round)
+            given = draw_cohort(sampler, self.roster, self.seed, self.round)
             wanted[[self.roster.position[client] for client in given]] = True
         if not (self.fleet.available(self.now) & wanted).any():
-            soon = float(self.fleet.next_available(self.now)[wanted].min())
-            if math.isinf(soon):
+            next_time = float(self.fleet.next_available(self.now)[wanted].min())
+            if math.isinf(next_time):
                 self.stopped = "no client is available any more"
                 return {}
-            self.now = soon
-        there = self.fleet.available(self.now)
-        return sampler.draw(self.roster, self.seed, self.round, there)
+            self.now = next_time
+        available = self.fleet.available(self.now)
+        return draw_cohort(sampler, self.roster, self.seed, self.round, available)
 
-    def _next_cohort(self, now: Cohort) -> Iterator[Hashable]:
-        """Who else takes part in the next round, as far as that is known in advance."""
+    def _next_cohort(self, cohort: Cohort) -> Iterator[Hashable]:
+        """The clients of the next round that are not in this one, if known in advance.
+
+        With changing availability they are not: they depend on when this round ends.
+        """
         if self.round + 1 < self.total and (self.fleet is None or self.fleet.steady):
-            for client in self.sampler.draw(self.roster, self.seed, self.round + 1):
-                if client not in now:
+            for client in draw_cohort(self.sampler, self.roster, self.seed, self.round + 1):
+                if client not in cohort:
                     yield client
 
-    def _outing(self, cohort: Cohort, draw: Callable[[str], float]) -> Outing:
-        """What becomes of the cohort that is sent to work."""
+    def _dispatch(self, cohort: Cohort, draw: Callable[[str], float]) -> Dispatch:
+        """Who does how much of the cohort's work, and whose replies are used."""
         if self.fleet is None:
-            return without_clock(self.planner, self.method, cohort, self.round)
-        # Most methods send the same in every round.
-        load = self.load if type(self.method).begin is Method.begin else self._load(draw)
-        return on_the_clock(
-            self.planner, self.method, cohort, self.round, self.fleet, self.pace, self.now, load
+            return dispatch_without_clock(self.planner, self.method, cohort, self.round)
+        # Only a method with its own `begin` may send different vectors from round to round.
+        same = type(self.method).begin is Method.begin
+        cost = self.fixed_cost if same else self._fixed_cost(draw)
+        return dispatch_with_clock(
+            self.planner, self.method, cohort, self.round, self.fleet, self.pace, self.now, cost
         )
 
-    def _pass_time(self, record: Record, outing: Outing) -> None:
-        """Let the clock go on to the end of the round, and write down who worked when."""
+    def _advance_clock(self, record: Record, dispatch: Dispatch) -> None:
+        """Set the clock to the end of the round, and record who worked when."""
         if self.fleet is None:
             return
-        record.busy_seconds, record.idle_seconds = outing.busy, outing.idle
+        record.busy_seconds, record.idle_seconds = dispatch.busy, dispatch.idle
         unused = {client: "rejected" for client, _ in record.rejected} | dict(record.lost)
-        for span in outing.spans:
-            self._write_down(record, span._replace(outcome=unused.get(span.client, "replied")))
-        self.now = record.virtual_seconds = outing.over
+        for span in dispatch.spans:
+            self._record_span(record, span._replace(outcome=unused.get(span.client, "replied")))
+        self.now = record.virtual_seconds = dispatch.over

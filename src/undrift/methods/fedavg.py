@@ -38,9 +38,9 @@ class FedAvg(Averaging):
     def uploads(self) -> Mapping[str, Weight | tuple[Weight, ...]]:  # type: ignore[override]
         return {"moved": self._scheme.by}
 
-    def check(self, setting: Conditions) -> None:
-        super().check(setting)
-        check_sampling(self.name, self._scheme, setting.participation, setting.equal)
+    def check(self, conditions: Conditions) -> None:
+        super().check(conditions)
+        check_sampling(self.name, self._scheme, conditions.participation, conditions.equal)
 
     def problem(self, down: Download, mine: Keep, client: Client) -> LocalProblem:
         scale = 1 / client.scale if self._scheme.scales_loss else 1.0  # N·q_k

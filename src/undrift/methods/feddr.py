@@ -146,24 +146,24 @@ class AsyncFedDR(FedDR):
         self.clients = clients
         self.delay = delay
 
-    def check(self, setting: Conditions) -> None:
-        super().check(setting)
-        if not setting.asynchronous:
+    def check(self, conditions: Conditions) -> None:
+        super().check(conditions)
+        if not conditions.asynchronous:
             return
         require(
-            self.clients is None or self.clients == setting.clients,
-            f"AsyncFedDR's clients is {self.clients}, but there are {setting.clients} clients: its "
-            f"step sizes depend on that number, so give clients={setting.clients}.",
+            self.clients is None or self.clients == conditions.clients,
+            f"AsyncFedDR's clients is {self.clients}, but there are {conditions.clients} clients: "
+            f"its step sizes depend on that number, so give clients={conditions.clients}.",
         )
-        if self.delay is not None and not (setting.bounded and setting.delay <= self.delay):
+        if self.delay is not None and not (conditions.bounded and conditions.delay <= self.delay):
             warnings.warn(
                 f"AsyncFedDR's step sizes are for delays up to {self.delay}, but nothing bounds "
                 f"them: set max_delay = {self.delay} of the pace.",
                 stacklevel=2,
             )
-        delay = setting.delay if self.delay is None else max(self.delay, setting.delay)
+        delay = conditions.delay if self.delay is None else max(self.delay, conditions.delay)
         # If L is unknown, a tiny one satisfies every bound on η, so only α is checked.
         smoothness = 1e-9 / self.eta if self.smoothness is None else self.smoothness
-        outside = check_async_feddr(smoothness, setting.clients, delay, self.alpha, self.eta)
+        outside = check_async_feddr(smoothness, conditions.clients, delay, self.alpha, self.eta)
         if outside is not None:
             warnings.warn(outside, stacklevel=2)

@@ -78,9 +78,9 @@ class FedLGA(Averaging):
     def weights_used(self, wanted: Tensor, a_norm: Tensor) -> Tensor | None:
         return {"none": wanted * a_norm, "extrapolate": wanted}.get(self.form)
 
-    def check(self, setting: Conditions) -> None:
-        super().check(setting)
-        check_sampling(self.name, SCHEMES["I"], setting.participation, setting.equal)
+    def check(self, conditions: Conditions) -> None:
+        super().check(conditions)
+        check_sampling(self.name, SCHEMES["I"], conditions.participation, conditions.equal)
 
     def problem(self, down: Download, mine: Keep, client: Client) -> LocalProblem:
         return LocalProblem(start=down.x, ask=("last_gradient",) if self.gradient == "last" else ())

@@ -95,10 +95,10 @@ class FedNova(Averaging):
     def dual_residual(self, server: ServerState) -> float | None:
         return float(server.d.norm()) if self.variance_reduction else None
 
-    def check(self, setting: Conditions) -> None:
-        super().check(setting)
+    def check(self, conditions: Conditions) -> None:
+        super().check(conditions)
         scheme = SCHEMES["I" if self.weights == "I" else "II-delta"]
-        check_sampling(self.name, scheme, setting.participation, setting.equal)
+        check_sampling(self.name, scheme, conditions.participation, conditions.equal)
 
     def init(self, x: Tensor) -> ServerState:
         server = super().init(x)

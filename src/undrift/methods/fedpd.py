@@ -50,10 +50,10 @@ class FedPD(Method):
     def converges_to(self) -> str | None:  # type: ignore[override]
         return "optimum" if self.communication == 1 else None
 
-    def check(self, setting: Conditions) -> None:
-        super().check(setting)
+    def check(self, conditions: Conditions) -> None:
+        super().check(conditions)
         require(
-            self.communication == 1 or not setting.buffers,
+            self.communication == 1 or not conditions.buffers,
             "FedPD with communication below 1 cannot train a model with BatchNorm, because "
             "its statistics travel in every round: use GroupNorm.",
         )

@@ -20,10 +20,10 @@ from undrift.experiments.settings import applied
 from undrift.experiments.tables import DataTable
 from undrift.report.recorded_runs import Runs, read_runs
 from undrift.reproduce.reproduction import Reproduction
-from undrift.runs.folder import EXPERIMENT, alone_in, read_json, run_folder, write_json
+from undrift.runs.folder import EXPERIMENT, locked_folder, read_json, run_folder, write_json
+from undrift.runs.observers import make_observer
 from undrift.runs.planning import claim, run_experiment
 from undrift.runs.storage import ended
-from undrift.runs.watching import watching
 from undrift.utils.errors import UndriftError, require, require_choice
 from undrift.utils.files import slug
 
@@ -115,7 +115,7 @@ class Lab:
 
     def _do(self, experiment: Experiment, folder: Path) -> None:
         labels, seeds = experiment.labels, len(experiment.seeds)
-        with watching(labels, experiment.rounds, seeds, self.console.quiet) as watcher:
+        with make_observer(labels, experiment.rounds, seeds, self.console.quiet) as watcher:
             outcomes = run_experiment(experiment, folder, self._data_of(experiment), watcher)
         if len(outcomes) < len(labels) * seeds or any(o.status == "interrupted" for o in outcomes):
             raise Interrupted("Interrupted: run the same command to resume.")
@@ -237,6 +237,6 @@ def _with_earlier_seeds(experiment: Experiment, folder: Path) -> Experiment:
     experiment = Experiment.from_dict({**experiment.resolved(), "seeds": seeds})
     # An experiment that differs only in seeds is the same; `claim` rejects any other difference.
     if Experiment.from_dict({**earlier.resolved(), "seeds": seeds}) == experiment:
-        with alone_in(folder):
+        with locked_folder(folder):
             experiment.write(path)
     return experiment

@@ -20,7 +20,7 @@ from undrift.reproduce.findings_page import CURVES, FIGURE, FINDINGS, write_page
 from undrift.reproduce.lab import Lab
 from undrift.reproduce.registry import find
 from undrift.reproduce.reproduction import Reproduction
-from undrift.runs.folder import alone_in, write_json
+from undrift.runs.folder import locked_folder, write_json
 from undrift.utils.errors import require, require_whole
 
 
@@ -57,7 +57,7 @@ def reproduce(
     usual = 1 if quick else reproduction.seeds
     seeds = usual if seeds is None else require_whole("seeds", seeds, at_least=1)
     folder = Path(out) if out is not None else default_folder(name, quick)
-    with alone_in(folder), _papers_own_parameters():
+    with locked_folder(folder), _papers_own_parameters():
         lab = Lab(reproduction, folder, quick, seeds, parts, console)
         found = reproduction.reproduce(lab)
         lab.done()

@@ -22,7 +22,7 @@ from undrift.runs.folder import (
     ARGUMENTS,
     EXPERIMENT,
     about,
-    alone_in,
+    locked_folder,
     refuse_other_rounds,
     write_json,
 )
@@ -84,7 +84,7 @@ def claim_arguments(folder: Path, plan: Plan, extend: bool) -> None:
     """Write the description into a new folder, or check that it is the one there."""
     path = folder / ARGUMENTS
     wanted = _in_toml(folder, plan)
-    with alone_in(folder):
+    with locked_folder(folder):
         require(
             not (folder / EXPERIMENT).is_file(),
             f"{folder} has the runs of an experiment file: choose another folder, or continue them "

@@ -33,7 +33,7 @@ def run_folder(folder: Path, label: str, seed: int) -> Path:
 
 
 @contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
+def locked_folder(folder: Path) -> Iterator[None]:
     """Hold the folder: a second process is refused. A killed process lets go of it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -27,7 +27,7 @@ from undrift.utils.errors import UndriftError, first_line, require_choice
 
 
 @dataclass(frozen=True)
-class Begun:
+class StartedRun:
     """A run that begins in its folder, or goes on."""
 
     label: str
@@ -51,7 +51,7 @@ class Logger(ABC):
     """What is told of a run while it goes on."""
 
     @abstractmethod
-    def start(self, begun: Begun) -> None:
+    def start(self, begun: StartedRun) -> None:
         """A run begins, or goes on."""
 
     @abstractmethod
@@ -72,7 +72,7 @@ class TensorBoard(Logger):
         self._tensor = _library("tensorboard.compat.proto.tensor_pb2", "TensorBoard")
         self._writers = _library("tensorboard.summary.writer.event_file_writer", "TensorBoard")
 
-    def start(self, begun: Begun) -> None:
+    def start(self, begun: StartedRun) -> None:
         self._writer = self._writers.EventFileWriter(str(begun.folder / "tensorboard"))
         if begun.resumed_from is None:
             self._describe(begun.described())
@@ -128,7 +128,7 @@ class MLflow(Logger):
             _library("sqlalchemy", "MLflow")
             _library("alembic", "MLflow")
 
-    def start(self, begun: Begun) -> None:
+    def start(self, begun: StartedRun) -> None:
         for name in ("mlflow.store.db.utils", "alembic"):  # lines of theirs would break our bars
             logging.getLogger(name).setLevel(logging.WARNING)
         place, where = os.environ.get("MLFLOW_TRACKING_URI"), None
@@ -182,7 +182,7 @@ class WeightsAndBiases(Logger):
     def __init__(self) -> None:
         self._wandb = _library("wandb", "Weights & Biases")
 
-    def start(self, begun: Begun) -> None:
+    def start(self, begun: StartedRun) -> None:
         known = _read_id(begun.folder, "wandb") if begun.resumed_from is not None else None
         id = known or uuid.uuid4().hex[:16]
         _write_id(begun.folder, "wandb", id)
@@ -228,7 +228,7 @@ LOGGERS: dict[str, type[Logger]] = {
 }
 
 
-class Guarded(Logger):
+class GuardedLogger(Logger):
     """A logger that cannot harm the run, and is not told of a round twice.
 
     Parameters
@@ -244,7 +244,7 @@ class Guarded(Logger):
         self._name = name
         self._last = -1
 
-    def start(self, begun: Begun) -> None:
+    def start(self, begun: StartedRun) -> None:
         if begun.resumed_from is not None:
             self._last = begun.resumed_from
         self._tell("start", begun)
@@ -270,10 +270,10 @@ class Guarded(Logger):
             )
 
 
-def make_logger(name: str) -> Guarded:
+def make_logger(name: str) -> GuardedLogger:
     """The logger of a name of `LOGGERS`; a missing library is refused with a sentence."""
     require_choice("A logger", name, LOGGERS)
-    return Guarded(LOGGERS[name](), name)
+    return GuardedLogger(LOGGERS[name](), name)
 
 
 def values_of(record: Record) -> dict[str, float]:

@@ -18,7 +18,7 @@ from undrift.runs.folder import (
     ARGUMENTS,
     EXPERIMENT,
     about,
-    alone_in,
+    locked_folder,
     refuse_other_rounds,
     write_json,
 )
@@ -93,7 +93,7 @@ def claim(experiment: Experiment, folder: Path, extend: bool = False) -> None:
     With `extend`, it may have more rounds than the one there.
     """
     path = folder / EXPERIMENT
-    with alone_in(folder):
+    with locked_folder(folder):
         require(
             not (folder / ARGUMENTS).is_file(),
             f"{folder} has runs that were started from Python: choose another folder with --out.",

@@ -1,4 +1,4 @@
-"""Being asked to stop: Ctrl-C, or a signal to end."""
+"""Counts requests to stop (Ctrl-C, SIGTERM), so that a run can finish its round first."""
 
 from __future__ import annotations
 
@@ -9,31 +9,32 @@ from types import FrameType
 
 
 @contextmanager
-def asked_to_stop(again: Callable[[], None] = lambda: None) -> Iterator[Callable[[], int]]:
-    """How often the user has pressed Ctrl-C, or the process was told to end, within the block.
+def count_stop_requests(again: Callable[[], None] = lambda: None) -> Iterator[Callable[[], int]]:
+    """Gives a function that returns how often SIGINT or SIGTERM came since the block began.
 
-    From the second time on, `again` is called as well.
+    `again` is called with every request after the first. Outside the main thread, where Python
+    allows no signal handlers, the signals keep their usual effect and the count stays 0.
     """
-    asked: list[int] = []
+    requests: list[int] = []
 
-    def note(number: int, frame: FrameType | None) -> None:
-        asked.append(number)
-        if len(asked) > 1:
+    def count(number: int, frame: FrameType | None) -> None:
+        requests.append(number)
+        if len(requests) > 1:
             again()
 
     before = {}
     for number in (signal.SIGINT, signal.SIGTERM):
         try:
-            before[number] = signal.signal(number, note)
+            before[number] = signal.signal(number, count)
         except ValueError:  # not in the main thread
             break
     try:
-        yield lambda: len(asked)
+        yield lambda: len(requests)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 def interrupt() -> None:
-    """End at once."""
+    """End at once, as Ctrl-C does by default."""
     raise KeyboardInterrupt

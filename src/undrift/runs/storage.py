@@ -37,15 +37,15 @@ from undrift.runs.folder import (
     RUN,
     RUNNING,
     STORE,
-    alone_in,
+    locked_folder,
     read_json,
     run_folder,
     write_json,
 )
-from undrift.runs.loggers import Begun, Logger
+from undrift.runs.loggers import Logger, StartedRun
 from undrift.runs.plan import Plan
 from undrift.runs.states import StoredStates
-from undrift.runs.stopping import asked_to_stop, interrupt
+from undrift.runs.stopping import count_stop_requests, interrupt
 from undrift.runs.store import Store, require_storable
 from undrift.utils.errors import UndriftError, first_line, require, require_range
 from undrift.utils.files import written_whole
@@ -141,7 +141,7 @@ class FolderStorage(Storage):
 
     @contextmanager
     def session(self) -> Iterator[Callable[[], int]]:
-        with alone_in(self.folder), asked_to_stop(again=interrupt) as stop:
+        with locked_folder(self.folder), count_stop_requests(again=interrupt) as stop:
             yield stop
 
     def ended(self, label: str, seed: int, plan: Plan) -> Ended | None:
@@ -211,7 +211,7 @@ class StoredRun(KeptRun):
         with written_whole(self._folder / RECORDS) as whole:
             whole.write_text("".join(f"{line}\n" for line in self._store.records()), "utf-8")
         self._loggers = self._storage.loggers()
-        begun = Begun(
+        begun = StartedRun(
             self._label,
             run.seed,
             self._plan.description,
@@ -320,7 +320,9 @@ def commit(run: Loop, store: Store, record: Record) -> None:
     """Write everything that a round changed, in one transaction."""
     states = run.states
     assert isinstance(states, StoredStates)
-    store.commit(record.round, run.saved(), states.changed(), record.to_json(), run.lasting())
+    store.commit(
+        record.round, run.saved(), states.changed(), record.to_json(), run.write_once_parts()
+    )
     states.committed()
 
 

@@ -26,7 +26,7 @@ from undrift.utils.files import DURABILITIES
 from undrift.utils.serialization import pack, unpack
 
 FORMAT = 3
-FIRST_SIZE = 1 << 28
+INITIAL_MAP_BYTES = 1 << 28
 ROUND, META, CLIENT, RECORD, LASTING = b"round", b"meta", b"client:", b"record:", b"lasting:"
 
 
@@ -72,7 +72,7 @@ class Store:
     def _size(self) -> int:
         """Room for what is there and more; it grows when it is full."""
         file = self.folder / "data.mdb"
-        return max(FIRST_SIZE, 2 * file.stat().st_size if file.exists() else 0)
+        return max(INITIAL_MAP_BYTES, 2 * file.stat().st_size if file.exists() else 0)
 
     def _check(self, meta: dict[str, Any]) -> None:
         found = self._get(META)

@@ -88,7 +88,7 @@ class RayEngine(SimulationEngine):
         self._inner_saved: dict[str, Any] = {}
         self._inner_strategy = ""
         self._setup = _share(EngineSetup(job, self._inner, {}))
-        self.together = 2 * self._pool.workers
+        self.preferred_assignments = 2 * self._pool.workers
         self._timing = _EvaluationTiming()
 
     @property

@@ -160,7 +160,7 @@ class Worker:
         if isinstance(engine, AutoEngine):
             with one_thread():
                 engine.chosen_engine(method, *self._assignments(shared, request))
-        return engine.saved(), engine.strategy, engine.together
+        return engine.saved(), engine.strategy, engine.preferred_assignments
 
     def run_block(self, shared: Mapping[str, SharedObject], request: BlockRequest) -> RoundResult:
         """The replies of a block, added up."""

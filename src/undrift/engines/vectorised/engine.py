@@ -1,4 +1,9 @@
-"""The vectorised engine: many clients at once, chunk by chunk."""
+"""The vectorised engine: trains many clients at once, chunk by chunk, on several threads.
+
+What is shared between threads: losses, job, method and data, which are only read. What each thread
+has for itself: its copy of the network, with the parameters and buffers of the clients it trains.
+Client states are read by the calling thread only.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +25,15 @@ from undrift.core.messages import (
     LAST,
     Assignment,
     Reply,
+    buffer_bytes,
     bytes_of,
     damaged,
-    statistics,
 )
 from undrift.core.method import Method
 from undrift.core.problem import Client, Keep, LocalProblem, LocalResult, Named, Upload
 from undrift.core.round_result import RoundResult
 from undrift.core.uploads import Senders
-from undrift.core.validation import fault, fault_of_buffers, well_shaped
+from undrift.core.validation import buffer_fault, fault, well_shaped
 from undrift.engines.base import Job, SimulationEngine
 from undrift.engines.serial import SerialEngine
 from undrift.engines.thread_pool import ThreadPool, spare_threads
@@ -41,29 +46,32 @@ from undrift.utils.errors import UndriftError, first_line
 from undrift.utils.keys import key
 from undrift.utils.memory import keep_freed_memory
 
-BLOCK = 256
-"""So many clients' batches are drawn at once."""
+GROUP_CLIENTS = 256
+"""Batches are drawn for this many clients at once: enough to make the cost per call small, few
+enough that the indices of a large cohort's batches are never all in memory."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Clients that work at once, and what they remember, stacked."""
+    """Clients that are trained at once, with their states, stacked."""
 
     assignments: list[Assignment]
-    """most steps first"""
+    """those with most steps first"""
     group: Group
     client: Client
+    """all clients as one, with `[C, 1]` tensors"""
     mine: Keep
+    """the states of all clients, `[C, …]`"""
 
     @property
     def clients(self) -> list[Client]:
-        """The clients one by one."""
+        """The clients as separate objects."""
         return [assignment.client for assignment in self.assignments]
 
 
 @dataclass(frozen=True)
-class Finished:
-    """The work of a chunk, done: all stacked, `[C, …]`."""
+class TrainedChunk:
+    """The result of a chunk's work, stacked, `[C, …]`."""
 
     chunk: Chunk
     problem: LocalProblem
@@ -71,15 +79,16 @@ class Finished:
     upload: Upload
     keep: Keep
     buffers: dict[str, Tensor]
-    """statistics of the model that training changed, where one client works at a time"""
+    """buffers that training changed; only a network of one client at a time has any"""
 
 
 class VectorisedEngine(SimulationEngine):
     """Trains the clients of a chunk at once, and several chunks on threads.
 
-    Clients are put in the order of their steps, and then of their ids, and cut into chunks of
-    equal size. Each chunk is added up by itself in double precision, and the sums are added in that
-    order, so that threads change nothing.
+    Clients are sorted by their number of steps (clients with equal steps keep the order of the
+    cohort) and cut into chunks of about equal size. Each chunk is summed separately in double
+    precision, and the sums are added in the order of the chunks. Therefore the number of threads
+    changes no bit of the result.
 
     Parameters
     ----------
@@ -88,9 +97,9 @@ class VectorisedEngine(SimulationEngine):
     network
         how the gradients of many clients are computed
     chunk
-        how many clients work at once at most
+        the largest number of clients that are trained at once
     threads
-        how many chunks are worked on at the same time
+        the number of chunks that are trained at the same time
     """
 
     losses: ModuleLosses
@@ -102,15 +111,16 @@ class VectorisedEngine(SimulationEngine):
         self.job = job
         self.chunk = chunk if network.max_clients is None else min(chunk, network.max_clients)
         self.threads = threads
-        self.together = self.chunk * threads
-        self.strategy = _described(network, self.chunk, threads)
+        self.preferred_assignments = self.chunk * threads
+        self.strategy = _strategy_name(network, self.chunk, threads)
         self._network = network
-        self._own = local()
-        self._alone = ThreadedEngine(losses, job, threads)
+        self._thread = local()
+        self._single_client_engine = ThreadedEngine(losses, job, threads)
         if losses.device.type == "cpu":
             keep_freed_memory()
         self._pool = ThreadPool(threads)
-        self._ahead = spare_threads(threads) if losses.device.type == "cpu" else None
+        # Cores without a training thread gather the samples of the next batches.
+        self._gatherers = spare_threads(threads) if losses.device.type == "cpu" else None
 
     def run(
         self,
@@ -122,16 +132,18 @@ class VectorisedEngine(SimulationEngine):
     ) -> RoundResult:
         result = self.job.result(method, round, diagnose)
         assignments = list(assignments)
-        ahead: deque[Future[RoundResult]] = deque()
-        alone, alike = self._sorted(assignments)
-        for chunk in self._chunks(alike, states):
-            ahead.append(self._pool.submit(self._added, method, chunk, round, diagnose))
-            if len(ahead) > self.threads:  # what the next one needs is read while others compute
-                result.merge(ahead.popleft().result())
-        while ahead:
-            result.merge(ahead.popleft().result())
-        if alone:
-            result.merge(self._alone.run(method, alone, states, round, diagnose))
+        pending: deque[Future[RoundResult]] = deque()
+        single, groups = self._grouped(assignments)
+        for chunk in self._chunks(groups, states):
+            pending.append(self._pool.submit(self._chunk_result, method, chunk, round, diagnose))
+            # One chunk more than there are threads: while they train, this thread reads the states
+            # of the next chunk. More would hold the states of a whole cohort in memory.
+            if len(pending) > self.threads:
+                result.merge(pending.popleft().result())  # oldest first: a fixed order of sums
+        while pending:
+            result.merge(pending.popleft().result())
+        if single:
+            result.merge(self._single_client_engine.run(method, single, states, round, diagnose))
         result.arrange([assignment.client.id for assignment in assignments])
         return result
 
@@ -144,53 +156,61 @@ class VectorisedEngine(SimulationEngine):
     ) -> Iterator[Reply]:
         assignments = list(assignments)
         found: dict[int, Reply] = {}
-        alone, alike = self._sorted(assignments)
-        going = [
-            (chunk.assignments, self._pool.submit(self._finished, method, chunk, lasting=True))
-            for chunk in self._chunks(alike, states)
+        single, groups = self._grouped(assignments)
+        pending = [
+            (chunk.assignments, self._pool.submit(self._train, method, chunk, lasting=True))
+            for chunk in self._chunks(groups, states)
         ]
-        for together, future in going:
-            rows = self._rows(method, future.result(), diagnose)
-            found |= {id(assignment): one for assignment, one in zip(together, rows, strict=True)}
-        several = self._alone.replies(method, alone, states, diagnose)
-        found |= {id(assignment): one for assignment, one in zip(alone, several, strict=True)}
+        for trained, future in pending:
+            rows = self._single_replies(method, future.result(), diagnose)
+            found |= {id(assignment): one for assignment, one in zip(trained, rows, strict=True)}
+        several = self._single_client_engine.replies(method, single, states, diagnose)
+        found |= {id(assignment): one for assignment, one in zip(single, several, strict=True)}
         for assignment in assignments:
             yield found.pop(id(assignment))
 
-    def _sorted(
+    def _grouped(
         self, assignments: list[Assignment]
     ) -> tuple[list[Assignment], list[list[Assignment]]]:
-        """Those who must work alone, and those who can work at once.
+        """Assignments that must be trained one by one, and groups that can be trained at once.
 
-        The latter have the same model, the same solver and the same round; most steps come first.
+        A group has the same download, solver and round, because its clients share starting point,
+        step sizes and kind of step. Only SGD and GD with a known number of steps can be trained at
+        once: an exact solver takes no steps, and with a tolerance each client stops on its own.
         """
-        alone = []
-        alike: dict[tuple[int, int, int], list[Assignment]] = {}
+        single = []
+        groups: dict[tuple[int, int, int], list[Assignment]] = {}
         for assignment in assignments:
             solver = self.job.local.of(assignment.client.id)
             if not isinstance(solver, SGD) or solver.tolerance is not None:
-                alone.append(assignment)
+                single.append(assignment)
                 continue
             which = id(assignment.download), id(solver), assignment.work.round
-            alike.setdefault(which, []).append(assignment)
-        for some in alike.values():
-            some.sort(key=lambda assignment: -assignment.work.steps)
-        return alone, list(alike.values())
+            groups.setdefault(which, []).append(assignment)
+        for group in groups.values():
+            # Most steps first: clients that still train are then always the first rows of a chunk,
+            # and clients of a chunk have about equal numbers of steps.
+            group.sort(key=lambda assignment: -assignment.work.steps)
+        return single, list(groups.values())
 
-    def _chunks(self, alike: list[list[Assignment]], states: ClientStates) -> Iterator[Chunk]:
-        """Cut those who can work at once into chunks of equal size, with their states."""
-        for assignments in alike:
-            pieces = -(-len(assignments) // self.chunk)
-            ends = [len(assignments) * piece // pieces for piece in range(pieces + 1)]
-            per_block = max(1, BLOCK // self.chunk)
-            for first in range(0, pieces, per_block):
-                block = ends[first : first + per_block + 1]
-                yield from self._block(assignments[block[0] : block[-1]], block, states)
+    def _chunks(self, groups: list[list[Assignment]], states: ClientStates) -> Iterator[Chunk]:
+        """Cut groups into chunks, with the clients' states.
 
-    def _block(
+        The sizes of a group's chunks differ by one at most, so that no thread gets much less work
+        than the others.
+        """
+        for assignments in groups:
+            number = -(-len(assignments) // self.chunk)
+            ends = [len(assignments) * piece // number for piece in range(number + 1)]
+            step = max(1, GROUP_CLIENTS // self.chunk)
+            for first in range(0, number, step):
+                part = ends[first : first + step + 1]
+                yield from self._drawn_at_once(assignments[part[0] : part[-1]], part, states)
+
+    def _drawn_at_once(
         self, assignments: list[Assignment], ends: list[int], states: ClientStates
     ) -> Iterator[Chunk]:
-        """The chunks of some clients, for all of which batches are drawn at once."""
+        """The chunks of up to `GROUP_CLIENTS` clients, whose batches are drawn in one call."""
         roster, works = self.job.roster, [assignment.work for assignment in assignments]
         solver = self.job.local.of(works[0].client)
         assert isinstance(solver, SGD)
@@ -201,7 +221,7 @@ class VectorisedEngine(SimulationEngine):
             [roster.place[roster.position[work.client]] for work in works],
             works,
             [key(self.job.seed, "model", w.turn, w.client) for w in works] if drawing else (),
-            self._ahead,
+            self._gatherers,
         )
         client = Client.stack([assignment.client for assignment in assignments], self.losses.flat.x)
         for a, b in pairwise(ends):
@@ -209,29 +229,36 @@ class VectorisedEngine(SimulationEngine):
             mine = states.gather([work.client for work in works[some]])
             yield Chunk(assignments[some], group.of(some), client.of(some), mine)
 
-    def _added(self, method: Method, chunk: Chunk, round: int, diagnose: bool) -> RoundResult:
-        """The work of a chunk, added up."""
-        finished = self._finished(method, chunk)
+    def _chunk_result(
+        self, method: Method, chunk: Chunk, round: int, diagnose: bool
+    ) -> RoundResult:
+        """Train a chunk and sum its replies."""
+        trained = self._train(method, chunk)
         result = self.job.result(method, round, diagnose)
         damage = any(assignment.work.damaged for assignment in chunk.assignments)
-        shaped = well_shaped(method, finished.upload, finished.result.x)
-        if shaped and not damage and not finished.buffers:
-            result.take_several(self._stacked(finished, diagnose), chunk.clients)
+        shaped = well_shaped(method, trained.upload, trained.result.x)
+        if shaped and not damage and not trained.buffers:
+            result.take_several(self._stacked_reply(trained, diagnose), chunk.clients)
+            # A NaN or Inf of one client makes a sum NaN or Inf: a few sums tell that all rows are
+            # finite, without a check of each row.
             if result.finite():
                 return result
             result = self.job.result(method, round, diagnose)
-        for reply in self._rows(method, finished, diagnose):  # one by one, to leave out the wrong
+        # A sum cannot tell which client spoiled it. Add the replies one by one, so that only the
+        # wrong ones are rejected, with the same reasons as by the serial engine.
+        for reply in self._single_replies(method, trained, diagnose):
             result.take(reply)
         return result
 
-    def _finished(self, method: Method, chunk: Chunk, lasting: bool = False) -> Finished:
-        """Let the clients of a chunk do their work.
+    def _train(self, method: Method, chunk: Chunk, lasting: bool = False) -> TrainedChunk:
+        """Train the clients of a chunk.
 
-        Unless it is to be `lasting`, where they ended is there until the thread's next chunk.
+        Unless `lasting`, the clients' models are in the network's memory: the next chunk of this
+        thread overwrites them.
         """
-        if not hasattr(self._own, "network"):  # a network of its own for every thread
-            self._own.network = self._network.copy()
-        network: Network = self._own.network
+        if not hasattr(self._thread, "network"):  # a network holds parameters: one per thread
+            self._thread.network = self._network.copy()
+        network: Network = self._thread.network
         group, works = chunk.group, chunk.group.works
         down, client = chunk.assignments[0].download, chunk.client
         problem = method.problem(down, chunk.mine, client)
@@ -242,7 +269,7 @@ class VectorisedEngine(SimulationEngine):
         except UndriftError:
             raise
         except Exception as error:
-            self._blame_one(method, chunk)
+            self._fail_on_one_client(method, chunk)
             who = ", ".join(repr(work.client) for work in works)
             raise UndriftError(
                 f"The model failed on client {who} in round {works[0].round + 1}: "
@@ -264,39 +291,41 @@ class VectorisedEngine(SimulationEngine):
         )
         senders = Senders(self.job.seed, works)
         upload, keep = self.job.uploads.finish(method, down, chunk.mine, result, client, senders)
-        watched = self.job.tracked.cohort or self.job.tracked.last
-        if lasting or watched or _share(trained.x, upload, keep):
+        # The memory of the models is reused for the next chunk, unless someone still needs it.
+        tracked = self.job.tracked.cohort or self.job.tracked.last
+        if lasting or tracked or _shares_memory(trained.x, upload, keep):
             network.release_vectors()
-        return Finished(chunk, problem, result, upload, keep, network.buffers())
+        return TrainedChunk(chunk, problem, result, upload, keep, network.buffers())
 
-    def _blame_one(self, method: Method, chunk: Chunk) -> None:
-        """Say which client of a chunk the model fails on, if it does so on one by itself."""
+    def _fail_on_one_client(self, method: Method, chunk: Chunk) -> None:
+        """Train the clients one by one: if the model fails on one, the error names that client."""
         engine = SerialEngine(self.losses.thread_copy(), self.job)
         for row, assignment in enumerate(chunk.assignments):
             mine = SingleClientState(chunk.mine.row(row))
             list(engine.replies(method, [assignment], mine, diagnose=False))
 
-    def _stacked(self, done: Finished, diagnose: bool) -> Reply:
-        """The replies of a chunk as one, `[C, …]`."""
-        upload, keep, x = done.upload, done.keep, done.result.x
-        tracked, chunk = self.job.tracked, done.chunk
+    def _stacked_reply(self, trained: TrainedChunk, diagnose: bool) -> Reply:
+        """The replies of a chunk as one, `[C, …]`, with sums of bytes, steps and evaluations."""
+        upload, keep, x = trained.upload, trained.keep, trained.result.x
+        tracked, chunk = self.job.tracked, trained.chunk
         number = len(chunk.assignments)
         down = chunk.assignments[0].download
-        travels = statistics(chunk.assignments[0].buffers)
-        received = {n: number * size for n, size in (bytes_of(down) | travels).items()}
-        sent = {n: number * size for n, size in (bytes_of(upload.row(0)) | travels).items()}
+        # As in the serial engine, bytes are counted without tracked models and diagnostics.
+        buffers_sent = buffer_bytes(chunk.assignments[0].buffers)
+        received = {n: number * size for n, size in (bytes_of(down) | buffers_sent).items()}
+        sent = {n: number * size for n, size in (bytes_of(upload.row(0)) | buffers_sent).items()}
         if tracked.cohort:
             upload = upload.replace(**{COHORT: x})
         if tracked.last:
             upload = upload.replace(**{CHANGE: x - getattr(chunk.mine, LAST)})
             keep = keep.replace(**{LAST: x})
         if diagnose:
-            moved = x - (down.x if "x" in down else done.problem.start)
+            moved = x - (down.x if "x" in down else trained.problem.start)
             upload = upload.replace(
                 **{
                     MOVED: moved,
                     SQUARE: moved.double().square().sum(1),
-                    A_NORM: torch.as_tensor(done.result.a_norm).double(),
+                    A_NORM: torch.as_tensor(trained.result.a_norm).double(),
                 }
             )
         works = [assignment.work for assignment in chunk.assignments]
@@ -304,52 +333,54 @@ class VectorisedEngine(SimulationEngine):
             client=chunk.client,
             upload=upload,
             keep=keep,
-            buffers=done.buffers,
+            buffers=trained.buffers,
             steps=sum(work.steps for work in works),
-            evaluations=done.result.evaluations,
+            evaluations=trained.result.evaluations,
             complete=sum(work.steps >= work.expected for work in works),
             down=received,
             up=sent,
         )
 
-    def _rows(self, method: Method, done: Finished, diagnose: bool) -> Iterator[Reply]:
-        """The replies of a chunk one by one."""
-        whole = self._stacked(done, diagnose)
-        number = len(done.chunk.assignments)
-        first = "first_gradient" in done.problem.ask
-        for row, assignment in enumerate(done.chunk.assignments):
-            upload, keep = done.upload.row(row), done.keep.row(row)
+    def _single_replies(
+        self, method: Method, trained: TrainedChunk, diagnose: bool
+    ) -> Iterator[Reply]:
+        """The replies of a chunk one by one, wrong ones with the reason."""
+        stacked = self._stacked_reply(trained, diagnose)
+        number = len(trained.chunk.assignments)
+        first = "first_gradient" in trained.problem.ask
+        for row, assignment in enumerate(trained.chunk.assignments):
+            upload, keep = trained.upload.row(row), trained.keep.row(row)
             if assignment.work.damaged:
                 upload = damaged(upload)
-            wrong = fault(method, upload, keep, done.result.x[row])
-            wrong = wrong or fault_of_buffers(done.buffers)
-            solver, samples = done.chunk.group.solver, int(assignment.client.samples)
+            wrong = fault(method, upload, keep, trained.result.x[row])
+            wrong = wrong or buffer_fault(trained.buffers)
+            solver, samples = trained.chunk.group.solver, int(assignment.client.samples)
             yield replace(
-                whole,
+                stacked,
                 client=assignment.client,
-                upload=whole.upload.row(row) if wrong is None else upload,
-                keep=whole.keep.row(row) if wrong is None else keep,
+                upload=stacked.upload.row(row) if wrong is None else upload,
+                keep=stacked.keep.row(row) if wrong is None else keep,
                 steps=assignment.work.steps,
                 evaluations=solver.evaluations(assignment.work.steps, samples) + first * samples,
                 complete=assignment.work.steps >= assignment.work.expected,
-                down={name: size // number for name, size in whole.down.items()},
-                up={name: size // number for name, size in whole.up.items()},
+                down={name: size // number for name, size in stacked.down.items()},
+                up={name: size // number for name, size in stacked.up.items()},
                 wrong=wrong,
             )
 
 
-def _share(x: Tensor, *several: Named) -> bool:
-    """Whether anything that outlives a chunk is, or is a view of, where its clients ended."""
-    place = x.untyped_storage().data_ptr()
+def _shares_memory(x: Tensor, *several: Named) -> bool:
+    """Whether a value is x or a view of it."""
+    address = x.untyped_storage().data_ptr()
     return any(
-        isinstance(value, Tensor) and value.untyped_storage().data_ptr() == place
+        isinstance(value, Tensor) and value.untyped_storage().data_ptr() == address
         for values in several
         for _, value in values.items()
     )
 
 
-def _described(network: Network, chunk: int, threads: int) -> str:
-    """A strategy in a few words."""
+def _strategy_name(network: Network, chunk: int, threads: int) -> str:
+    """A strategy in a few words, for records."""
     what = network.name + (", channels last" if network.channels_last else "")
     many = f", {chunk} clients at once" if chunk > 1 else ""
     return f"{what}{many}, {threads} thread{'s' if threads > 1 else ''}"

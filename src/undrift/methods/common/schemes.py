@@ -8,7 +8,7 @@ A scheme is a coefficient c for the server's own model and a weight for each rep
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from undrift.core.method import but_not
+from undrift.core.method import participation_clause
 from undrift.core.replies import Replies, Weight, draws, q_draws
 from undrift.utils.errors import UndriftError, require_choice
 
@@ -103,7 +103,8 @@ def check_sampling(method: str, scheme: Scheme, participation: str, equal: bool)
     if scheme.name == "full" and participation != "all":
         raise UndriftError(
             f"{method} with scheme 'full' is defined only when every client takes part"
-            f"{but_not(participation)} choose 'II-delta', which is unbiased under uniform sampling."
+            f"{participation_clause(participation)} choose 'II-delta', which is unbiased under "
+            f"uniform sampling."
         )
     if participation in scheme.sampling or equal:
         return

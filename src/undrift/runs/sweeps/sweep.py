@@ -29,7 +29,7 @@ from rich.table import Table
 
 from undrift.experiments.experiment import Experiment
 from undrift.experiments.settings import applied
-from undrift.runs.folder import alone_in, write_json
+from undrift.runs.folder import locked_folder, write_json
 from undrift.runs.sweeps.grids import Space, canonical, digest, spaces
 from undrift.runs.sweeps.judging import Judge, PointResult, SweepPoint
 from undrift.runs.sweeps.search import Search
@@ -164,7 +164,7 @@ def run_sweep(
     sweep = _Sweep(path, settings or {}, metric, trials)
     folder = out or Path(f"{sweep.experiment.output.folder}-sweep")
     place = folder / POINTS
-    with alone_in(folder):
+    with locked_folder(folder):
         place.mkdir(exist_ok=True)
 
         def start(point: SweepPoint, own: Path) -> list[str]:

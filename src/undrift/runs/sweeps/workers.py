@@ -13,7 +13,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from undrift.runs.folder import EXPERIMENT
-from undrift.runs.stopping import asked_to_stop
+from undrift.runs.stopping import count_stop_requests
 from undrift.runs.sweeps.judging import UNFINISHED, Judge, PointResult, SweepPoint
 
 POLL_SECONDS = 0.02
@@ -65,7 +65,7 @@ class Workers:
 
         waiting = deque(points)
         running: dict[str, tuple[SweepPoint, subprocess.Popen[bytes]]] = {}
-        with asked_to_stop() as stop:
+        with count_stop_requests() as stop:
             while (waiting or running) and not stop():
                 for _ in range(len(waiting)):
                     point = waiting.popleft()

@@ -1,4 +1,7 @@
-"""Ways to look on while runs are done: bars, plain lines, lines of JSON, or nothing."""
+"""Observers of runs: progress bars, plain lines, lines of JSON, or nothing.
+
+The driver tells an observer when a run begins, when a round is committed and when a run ends.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +16,22 @@ from undrift.runs.driver import Observer
 from undrift.runs.progress import Tally, progress_bars
 from undrift.utils.display import progress_is_visible
 
-PAUSE = 10.0
-"""seconds between two plain lines of a run"""
+SECONDS_BETWEEN_LINES = 10.0
 
 
-class Lines:
-    """Plain lines, for a file or a pipe: now and then, and at the end of a run."""
+class LineObserver:
+    """Prints plain lines to standard error, at most one every few seconds, for files and pipes."""
 
     def __init__(self, rounds: int):
         self._rounds = rounds
         self._tallies: dict[tuple[str, int], Tally] = {}
-        self._last = time.monotonic()
+        self._last_time = time.monotonic()
         self._text = self._strategy = ""
 
     def begin(self, label: str, seed: int, round: int) -> None:
         self._tallies[label, seed] = Tally()
         if 0 < round < self._rounds:
-            self._print(label, seed, f"goes on after round {round}")
+            self._print(label, seed, f"continues after round {round}")
 
     def show(self, label: str, seed: int, record: Record) -> None:
         note = self._tallies[label, seed].take(record)
@@ -37,8 +39,8 @@ class Lines:
             self._strategy = record.strategy
             self._print(label, seed, f"engine: {record.strategy}")
         self._text = f"round {record.round}/{self._rounds}  {note}"
-        if time.monotonic() - self._last >= PAUSE:
-            self._last = time.monotonic()
+        if time.monotonic() - self._last_time >= SECONDS_BETWEEN_LINES:
+            self._last_time = time.monotonic()
             self._print(label, seed, self._text)
 
     def end(self, label: str, seed: int, status: str, reason: str | None) -> None:
@@ -49,8 +51,8 @@ class Lines:
         print(f"{label}, seed {seed}: {text}", file=sys.stderr, flush=True)
 
 
-class JsonLines:
-    """Every record on a line of its own, on the standard output."""
+class JsonObserver:
+    """Prints every record, and how each run ended, as one line of JSON to standard output."""
 
     def begin(self, label: str, seed: int, round: int) -> None:
         pass
@@ -65,16 +67,16 @@ class JsonLines:
 
 
 @contextmanager
-def watching(
+def make_observer(
     labels: Sequence[str], rounds: int, seeds: int, quiet: bool = False, as_json: bool = False
 ) -> Iterator[Observer | None]:
-    """Who looks on: bars on a terminal, lines elsewhere."""
+    """The observer of a command: JSON if asked, None if quiet, bars on a terminal, else lines."""
     if as_json:
-        yield JsonLines()
+        yield JsonObserver()
     elif quiet:
         yield None
     elif not progress_is_visible():
-        yield Lines(rounds)
+        yield LineObserver(rounds)
     else:
         with progress_bars(labels, rounds, seeds) as bars:
             yield bars
