@@ -10,7 +10,7 @@ from typing import Any
 from undrift.experiments.experiment import Experiment
 
 COMMON = ("data", "model", "local", "method", "loss", "metrics", "weights")
-"""What a site computes with; how many rounds there are and who is asked is the server's affair."""
+"""The tables that a site computes with; rounds and cohorts are decided by the server alone."""
 
 
 def facts(experiment: Experiment) -> dict[str, Any]:

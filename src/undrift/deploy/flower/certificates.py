@@ -86,7 +86,7 @@ class Certificates:
         verb = "expires" if left > timedelta(0) else "expired"
         return (
             f"The server's certificate {verb} on {self.expires:%Y-%m-%d}: delete "
-            f"{self.server / 'server.pem'} and call this again to issue a new one."
+            f"{self.server / 'server.pem'} and call this again with every --host to renew it."
         )
 
     def _write(self, path: Path, content: bytes, private: bool = False) -> None:
