@@ -21,9 +21,9 @@ from undrift.experiments.schema import Schema, json_schema
 from undrift.experiments.teaching import (
     USER_CODE,
     default,
+    documentation_of,
     example,
     inline,
-    lesson,
     meanings,
     shown_parameters,
 )
@@ -155,7 +155,7 @@ def _parts(group: str) -> Iterator[str]:
     before: dict[str, list[Row]] = {}
     for name, build in {**GROUPS[group], **OWN.get(group, {})}.items():
         yield f"### {name}\n"
-        yield f"{cell(lesson(build).first)}\n"
+        yield f"{cell(documentation_of(build).first)}\n"
         if group == "systems":
             yield f"`undrift show system {name}` prints the tables that it stands for.\n"
             continue

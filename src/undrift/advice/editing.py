@@ -86,7 +86,7 @@ def _comments_of_next(body: Container) -> list[Line]:
 
 
 def _update(table: Any, values: Mapping[str, Any]) -> None:
-    """Make a table hold just these values; what is equal stays as it is written."""
+    """Make a table hold these values only; the text of equal values is not changed."""
     for key in [key for key in table if key not in values]:
         del table[key]
     for key, value in values.items():

@@ -197,23 +197,23 @@ class Parameter:
     @property
     def optional(self) -> bool:
         """Whether it may be None."""
-        return self.default is None or type(None) in _members(self.hint)
+        return self.default is None or type(None) in type_members(self.hint)
 
     @property
     def family(self) -> Family | None:
         """The family of which a table may name a member as its value."""
-        kinds = [each for each in _members(self.hint) if inspect.isclass(each)]
+        kinds = [each for each in type_members(self.hint) if inspect.isclass(each)]
         return next((f for f in FAMILIES if any(issubclass(k, f.base) for k in kinds)), None)
 
     def refuses(self, value: Any) -> str | None:
         """The wanted type in words if the value does not have it, else None."""
         if self.hint is None or (value is None and self.optional):
             return None
-        kinds = [each for each in _members(self.hint) if each is not type(None)]
-        plain = [each for each in kinds if _words(each)]
+        kinds = [each for each in type_members(self.hint) if each is not type(None)]
+        plain = [each for each in kinds if type_in_words(each)]
         if any(_fits(value, each) for each in kinds) or not plain:
             return None
-        return " or ".join(dict.fromkeys(_words(each) for each in plain))
+        return " or ".join(dict.fromkeys(type_in_words(each) for each in plain))
 
 
 def parameters(build: Callable[..., Any]) -> Mapping[str, Parameter]:
@@ -266,7 +266,7 @@ def _hints(build: Callable[..., Any]) -> dict[str, Any]:
         return {}
 
 
-def _members(hint: Any) -> tuple[Any, ...]:
+def type_members(hint: Any) -> tuple[Any, ...]:
     """The types of a union, or the one type."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return typing.get_args(hint)
@@ -278,7 +278,7 @@ def _is_list(kind: Any) -> bool:
     return origin in (list, tuple, Sequence, typing.Sequence)
 
 
-def _words(kind: Any) -> str:
+def type_in_words(kind: Any) -> str:
     """A plain type in words; an empty text for other types."""
     if _is_list(kind):
         inner = [each for each in typing.get_args(kind) if each is not Ellipsis]
@@ -297,9 +297,9 @@ def _fits(value: Any, kind: Any) -> bool:
     if _is_list(kind):
         inner = [each for each in typing.get_args(kind) if each is not Ellipsis]
         own = isinstance(value, list | tuple)
-        plain = bool(inner) and any(_words(each) for each in _members(inner[0]))
+        plain = bool(inner) and any(type_in_words(each) for each in type_members(inner[0]))
         return own and (
-            not plain or all(any(_fits(v, k) for k in _members(inner[0])) for v in value)
+            not plain or all(any(_fits(v, k) for k in type_members(inner[0])) for v in value)
         )
     if kind is float:
         return isinstance(value, int | float) and not isinstance(value, bool)

@@ -49,10 +49,10 @@ from undrift.experiments.tables.criterion import (
 from undrift.experiments.tables.data import is_function
 from undrift.experiments.tables.devices import DevicesTable, LimitTable
 from undrift.experiments.tables.fields import (
+    ClosedTable,
     Counting,
     Objective,
     Paced,
-    Table,
     Text,
     named,
     or_none,
@@ -175,7 +175,7 @@ def tables_in(path: Path) -> dict[str, Any]:
         raise UndriftError(f"{path} is not TOML: {said or 'too deep'}.") from None
 
 
-class Experiment(Table):
+class Experiment(ClosedTable):
     """An experiment with all its settings, complete and checked.
 
     Fields are the tables of the file. Methods build what they describe: `methods()`,
@@ -509,7 +509,7 @@ class Experiment(Table):
                     raise InvalidValue(f"With {shown(value)}: {said}", "sweep", key) from None
 
 
-CLOSED: dict[tuple[str, ...], type[Table]] = {
+CLOSED: dict[tuple[str, ...], type[ClosedTable]] = {
     (): Experiment,
     ("evaluation",): EvaluationTable,
     ("engine",): EngineTable,

@@ -137,7 +137,7 @@ def forecast_run(
 
 
 class _KnownClients(Federation):
-    """The clients and the model of a run that nobody trains."""
+    """The clients and the model of a forecast run, which needs no losses."""
 
     def __init__(
         self,

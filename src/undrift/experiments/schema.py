@@ -23,13 +23,13 @@ from undrift.experiments.catalogue import (
     SOLVERS,
     Family,
     Parameter,
-    _members,
-    _words,
     parameters,
+    type_in_words,
+    type_members,
 )
 from undrift.experiments.experiment import METRICS, Experiment
 from undrift.experiments.systems import SYSTEMS
-from undrift.experiments.teaching import lesson, meanings
+from undrift.experiments.teaching import documentation_of, meanings
 from undrift.methods import METHODS
 from undrift.nets.models import MODELS
 
@@ -185,7 +185,9 @@ def _by_name(
     own = table["properties"]
     described = own[key].get("description", "")
     words: Schema = {
-        "oneOf": [{"const": name, "description": lesson(b).first} for name, b in known.items()]
+        "oneOf": [
+            {"const": name, "description": documentation_of(b).first} for name, b in known.items()
+        ]
     }
     if other is not None:
         spelt = {"type": "string", "not": {"enum": [*known]}, "description": other}
@@ -224,8 +226,8 @@ def _parameters(build: Callable[..., Any]) -> Schema:
 
 def _parameter(each: Parameter, meaning: str) -> Schema:
     choices: list[Schema] = []
-    for kind in _members(each.hint):
-        words = _words(kind) if kind is not None else ""
+    for kind in type_members(each.hint):
+        words = type_in_words(kind) if kind is not None else ""
         if words.startswith("a list"):
             choices.append({"type": "array"})
         elif words:
@@ -249,7 +251,7 @@ def _family(family: Family) -> list[Schema]:
         tables.append(
             {
                 "type": "object",
-                "description": lesson(build).first,
+                "description": documentation_of(build).first,
                 "properties": {family.word: {"const": name}, **_parameters(build)},
                 "required": [family.word, *_needs(build)],
                 "additionalProperties": False,

@@ -108,7 +108,7 @@ CRITERION = {
 
 
 @dataclass(frozen=True)
-class Lesson:
+class Documentation:
     """A docstring in pieces: its first paragraph, the rest, and the meanings of parameters."""
 
     first: str
@@ -136,7 +136,7 @@ def listing(group: str | None = None) -> RenderableType:
 
 def names(group: str) -> list[tuple[str, str]]:
     """Every name of a group with the first paragraph of its docstring."""
-    return [(name, lesson(build).first) for name, build in GROUPS[group].items()]
+    return [(name, documentation_of(build).first) for name, build in GROUPS[group].items()]
 
 
 def showing(kind: str, name: str) -> RenderableType:
@@ -148,10 +148,10 @@ def showing(kind: str, name: str) -> RenderableType:
     build = GROUPS[group][name]
     if isinstance(build, System):
         return _system(name, build)
-    told = lesson(build)
-    parts: list[RenderableType] = [Text(name, style="bold"), Text(told.first)]
-    if told.rest:
-        parts += [Text(""), Text(told.rest)]
+    text = documentation_of(build)
+    parts: list[RenderableType] = [Text(name, style="bold"), Text(text.first)]
+    if text.rest:
+        parts += [Text(""), Text(text.rest)]
     if isinstance(build, type) and issubclass(build, Method):
         parts += [Text(""), *(Text(line) for line in formulas(build()))]
         if build.paper:
@@ -183,14 +183,14 @@ def _tables(tables: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(_lines(f"[{name}]", dict(table)) for name, table in tables.items())
 
 
-def lesson(build: Callable[..., Any]) -> Lesson:
+def documentation_of(build: Callable[..., Any]) -> Documentation:
     """The docstring of a component in pieces, or the description of a system."""
     if isinstance(build, System):
-        return Lesson(build.about, "", {})
+        return Documentation(build.about, "", {})
     text = inspect.cleandoc(build.__doc__ or "")
     before, _, after = text.partition("\nParameters\n----------\n")
     first, _, rest = before.strip().partition("\n\n")
-    return Lesson(" ".join(first.split()), _reflowed(rest.rstrip()), _meanings(after))
+    return Documentation(" ".join(first.split()), _reflowed(rest.rstrip()), _meanings(after))
 
 
 def meanings(build: Callable[..., Any]) -> dict[str, str]:
@@ -201,8 +201,10 @@ def meanings(build: Callable[..., Any]) -> dict[str, str]:
     for other in re.findall(r"parameters are those of\s+`(\w+)`", text):
         related += [each for group in GROUPS.values() for n, each in group.items() if n == other]
     for each in related:
-        found = (meanings(each) if not isinstance(build, type) else lesson(each).meanings) | found
-    own = lesson(build).meanings
+        found = (
+            meanings(each) if not isinstance(build, type) else documentation_of(each).meanings
+        ) | found
+    own = documentation_of(build).meanings
     return (
         found
         | {name: words for name, words in own.items() if not words.startswith("as for ")}

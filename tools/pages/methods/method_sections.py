@@ -14,7 +14,13 @@ from tools.pages.methods.walks import PERIOD, WALKS, Walked, walked
 from undrift.core.method import INITIAL, NUMBER
 from undrift.experiments.catalogue import SERVERS, Parameter
 from undrift.experiments.method_rows import MethodRow, row_of, steps_of
-from undrift.experiments.teaching import default, example, lesson, meanings, shown_parameters
+from undrift.experiments.teaching import (
+    default,
+    documentation_of,
+    example,
+    meanings,
+    shown_parameters,
+)
 from undrift.methods import METHODS, FedNova, Method
 from undrift.methods.traffic import traffic_of
 from undrift.verify import FACTS, named
@@ -143,7 +149,7 @@ def options(name: str) -> Lines:
         for number, (server, build) in enumerate(SERVERS.items()):
             if number:
                 yield ""
-            yield from (f"`{server}`: {plain(lesson(build).first)}", "")
+            yield from (f"`{server}`: {plain(documentation_of(build).first)}", "")
             own = shown_parameters("servers", build)
             yield from table(("option", "default"), ((f"`{p.name}`", _default(p)) for p in own))
         return

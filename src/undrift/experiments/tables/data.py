@@ -24,11 +24,11 @@ from undrift.experiments.components import (
     table_of,
 )
 from undrift.experiments.tables.fields import (
+    ClosedTable,
     Fraction,
     Natural,
     OpenTable,
     Plain,
-    Table,
     Text,
     allowed_words,
     base_folder,
@@ -82,7 +82,7 @@ def _augmentation(value: Any) -> tuple[Augmentation, str | Plain]:
     return part, table if len(table) > 1 else table["name"]
 
 
-class HoldOut(Table):
+class HoldOut(ClosedTable):
     """Training samples that are held out for testing or validation."""
 
     share: Fraction = Field(description="Share of the training samples to hold out.")

@@ -20,11 +20,11 @@ from undrift.experiments.components import (
     shown,
 )
 from undrift.experiments.tables.fields import (
+    ClosedTable,
     Counting,
     OpenTable,
     Plain,
     Share,
-    Table,
     Text,
     base_folder,
     or_none,
@@ -130,7 +130,7 @@ def _class(table: Any) -> tuple[float, Devices, Plain]:
     return share, devices, {"share": share, **completed(Devices, arguments(Devices, own, "it"))}
 
 
-class LimitTable(Table):
+class LimitTable(ClosedTable):
     """A share of every cohort does only some of its local work."""
 
     share: Share = Field(default=0.5, description="ρ: share of every cohort that is slow.")

@@ -8,10 +8,10 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from undrift.engines import ENGINES, EngineOptions
 from undrift.experiments.tables.fields import (
+    ClosedTable,
     Natural,
     NotNegative,
     Positive,
-    Table,
     Text,
     allowed_words,
     one_of,
@@ -23,7 +23,7 @@ _INNER = {name: what for name, what in ENGINES.items() if name != "ray"}
 Inner = Annotated[str, BeforeValidator(one_of(_INNER)), allowed_words(_INNER)]
 
 
-class EngineTable(Table):
+class EngineTable(ClosedTable):
     """The engine that computes the clients' work."""
 
     name: Engine = Field(
@@ -75,7 +75,7 @@ class EngineTable(Table):
         )
 
 
-class DeployTable(Table):
+class DeployTable(ClosedTable):
     """Settings of a deployment across sites; a simulation ignores them."""
 
     timeout: Positive = Field(default=600, description="Seconds that a site may take to answer.")

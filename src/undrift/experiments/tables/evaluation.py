@@ -10,9 +10,9 @@ from undrift.core.evaluation import MODELS as REPORTED
 from undrift.core.evaluation import Evaluation
 from undrift.core.targets import PARTS
 from undrift.experiments.tables.fields import (
+    ClosedTable,
     Counting,
     Positive,
-    Table,
     allowed_lists,
     or_none,
     some_of,
@@ -22,7 +22,7 @@ Reported = Annotated[list[str], BeforeValidator(some_of(REPORTED, 1)), allowed_l
 Parts = Annotated[list[str], BeforeValidator(some_of(PARTS, 1)), allowed_lists(PARTS)]
 
 
-class EvaluationTable(Table):
+class EvaluationTable(ClosedTable):
     """Which metrics are measured, and how often."""
 
     every: Counting = Field(default=1, description="Number of rounds between evaluations.")

@@ -101,13 +101,13 @@ Objective = Annotated[str, BeforeValidator(one_of(OBJECTIVES)), allowed_words(OB
 Paced = Annotated[Plain | None, BeforeValidator(_pace)]
 
 
-class Table(BaseModel):
+class ClosedTable(BaseModel):
     """A table of the file, which accepts no other keys than its own."""
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
 
 
-class OpenTable(Table):
+class OpenTable(ClosedTable):
     """A table whose other keys are the parameters of the component that it names."""
 
     model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())

@@ -7,8 +7,8 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 
 from undrift.experiments.tables.fields import (
+    ClosedTable,
     NotNegative,
-    Table,
     Text,
     allowed_lists,
     allowed_words,
@@ -23,7 +23,7 @@ Durability = Annotated[str, BeforeValidator(one_of(DURABILITIES)), allowed_words
 Loggers = Annotated[list[str], BeforeValidator(some_of(LOGGERS, 0)), allowed_lists(LOGGERS)]
 
 
-class OutputTable(Table):
+class OutputTable(ClosedTable):
     """Where runs are stored, and how."""
 
     folder: Text = Field(default="", description="Run folder; left out: runs/<name>.")
