@@ -374,7 +374,8 @@ MANY = '[sweep]\n"local.lr" = [1.0, 0.9, 0.8, 0.1, 0.05, 0.01]\n'
 def test_a_killed_sweep_goes_on(setup, orphans):
     setup.write(FEDAVG, MANY).delay(0.2)
     process = in_process(setup)
-    wait_for(lambda: len(setup.executed()) >= 4)  # two are done, and two are being run
+    # Two are done, and two are being run: their processes hold the locks of their folders.
+    wait_for(lambda: len(list(setup.out.glob("points/*/*/*/run.json"))) >= 4)
     process.kill()
     process.wait()
     executed = setup.executed()
