@@ -375,9 +375,10 @@ def test_a_killed_sweep_goes_on(setup, orphans):
     setup.write(FEDAVG, MANY).delay(0.2)
     process = in_process(setup)
     # Two are done, and two are being run: their processes hold the locks of their folders.
-    wait_for(lambda: len(list(setup.out.glob("points/*/*/*/run.json"))) >= 4)
+    wait_for(lambda: len(begun(setup)) >= 4)
     process.kill()
     process.wait()
+    before = begun(setup)
     executed = setup.executed()
     finished = {
         path.parts[-4]
@@ -391,15 +392,28 @@ def test_a_killed_sweep_goes_on(setup, orphans):
     outcome = setup.run(jobs=2)
     assert outcome.best()["FedAvg"].point.settings == {"local.lr": 0.1}
     assert len(outcome.verdicts["FedAvg"]) == 6
-    started = Counter(line.split()[1] for line in setup.executed() if line.startswith("run"))
-    assert set(started.values()) == {1} and len(started) == 6
+    assert_started_once(setup, before, points=6)
     resumed = {line.split()[1] for line in setup.executed() if line.startswith("resume")}
-    begun = {line.split()[1] for line in executed}
-    assert resumed <= begun - finished
+    assert resumed <= {line.split()[1] for line in executed} - finished
     if orphans == "alive":  # their own processes brought them to the end
         assert not resumed
     else:
         assert resumed
+
+
+def begun(setup):
+    """The points whose processes hold their folders, or did."""
+    return {path.parts[-4] for path in setup.out.glob("points/*/*/*/run.json")}
+
+
+def assert_started_once(setup, before, points):
+    """A point that had begun when the sweep was killed was not started again.
+
+    A process that had not yet locked its folder then counts as not begun.
+    """
+    started = Counter(line.split()[1] for line in setup.executed() if line.startswith("run"))
+    assert len(started) == points
+    assert all(times == 1 for name, times in started.items() if name in before)
 
 
 def kill_points(setup):
@@ -505,14 +519,14 @@ def test_a_search_in_parallel_that_is_killed_ends_as_if_it_had_not_been(setup, t
     other.run(trials=13, jobs=2)
     setup.write(FEDAVG, SEARCH).delay(0.05)
     process = in_process(setup, 13)
-    wait_for(lambda: len(setup.executed()) >= 5)
+    wait_for(lambda: len(begun(setup)) >= 5)
     process.kill()
     process.wait()
+    before = begun(setup)
     setup.delay(0)
     setup.run(trials=13, jobs=2)
     assert tried(setup) == tried(other)
-    started = Counter(line.split()[1] for line in setup.executed() if line.startswith("run"))
-    assert set(started.values()) == {1} and len(started) == 13
+    assert_started_once(setup, before, points=13)
 
 
 def test_a_search_over_whole_numbers_and_choices(setup):
