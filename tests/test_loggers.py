@@ -250,9 +250,7 @@ def test_a_failing_logger_is_switched_off_with_one_warning(tmp_path, recwarn, wh
     logger.finish("finished")
     assert len(failing.told) == told
     said = [str(each.message) for each in recwarn]
-    sentence = (
-        "The logger 'mine' is switched off, since it failed: ConnectionError: the server is away."
-    )
+    sentence = "The logger 'mine' failed and is switched off: ConnectionError: the server is away."
     assert said == ([] if when == "never" else [sentence])
 
 

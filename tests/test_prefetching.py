@@ -22,11 +22,11 @@ class Counted(Store):
         super().__init__(*args)
         self.reads = []
 
-    def several(self, ids, device):
+    def client_states(self, ids, device):
         ids = list(ids)
         if ids:
             self.reads.append(ids)
-        return super().several(ids, device)
+        return super().client_states(ids, device)
 
 
 @pytest.fixture

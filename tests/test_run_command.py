@@ -205,7 +205,7 @@ def test_what_there_is_can_be_learnt(tmp_path):
         (("run", "exp.toml", "--set", "round=3"), "did you mean"),
         (("run", "exp.toml", "--set", "method.FedDyn.alpha=-1"), "method.FedDyn.alpha"),
         (("run", "exp.toml", "--only", "FedProx"), "must be one of 'FedAvg', 'FedDyn'"),
-        (("resume", "nowhere"), "nowhere is not the folder of a run"),
+        (("resume", "nowhere"), "nowhere is not a run folder"),
         (("report", "nowhere"), "There is no run folder nowhere"),
         (("list", "metods"), "did you mean"),
         (("show", "method", "FedDin"), "did you mean"),

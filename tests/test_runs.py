@@ -50,7 +50,7 @@ def contents(folder, label, seed=0):
     names = ["server", "buffers", "means", "ended", "clock"]
     names += ["under way"] if label in ("AsyncFedDR", "FedBuff") else []
     parts = {name: store.part(name, cpu) for name in names}
-    states = {id: store.client(id, cpu) for id in store.clients()}
+    states = {id: store.client_state(id, cpu) for id in store.clients()}
     records = [Record.from_json(line) for line in store.records()]
     store.close()
     lines = [Record.from_json(line) for line in (own / "records.jsonl").read_text().splitlines()]
@@ -317,8 +317,8 @@ def test_the_store_grows_as_it_needs(tmp_path, monkeypatch):
     store.close()
     store = Store(tmp_path, {})
     assert set(store.clients()) == {*range(6), *map(str, range(6))}
-    assert torch.equal(store.client("3", torch.device("cpu"))["x"], big["x"])
-    assert store.client(99, torch.device("cpu")) is None
+    assert torch.equal(store.client_state("3", torch.device("cpu"))["x"], big["x"])
+    assert store.client_state(99, torch.device("cpu")) is None
     store.close()
 
 
@@ -333,7 +333,7 @@ def test_a_full_disk_loses_nothing_but_the_round(tmp_path):
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + 8192, hard))
     try:
-        with pytest.raises(ud.UndriftError, match="nothing is lost but this round"):
+        with pytest.raises(ud.UndriftError, match="only this round is lost"):
             store.commit(1, {"server": {"x": torch.zeros(1_000_000)}}, {}, "{}")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -355,7 +355,7 @@ def test_states_in_memory_are_bounded(tmp_path):
             states.put(client, ud.Keep(h=torch.full((100,), float(client))))
         store.commit(round, {}, states.changed(), "{}")
         states.committed()
-        assert len(states._latest) <= 2  # 400 bytes each
+        assert len(states._cached) <= 2  # 400 bytes each
     assert sorted(states.seen()) == list(range(100))
     for client in (0, 50, 99):
         assert torch.equal(states.get(client).h, torch.full((100,), float(client)))
