@@ -1,4 +1,4 @@
-"""Loops for tests, from the fields of a `RunSpec` and an engine in one call."""
+"""Build loops for tests: one call with the fields of a `RunSpec`, the engine and the states."""
 
 from undrift import loops
 from undrift.loops import Asynchronous, Loop, RunSpec, Synchronous

@@ -1,4 +1,4 @@
-"""The contract: users' own methods, [P] and [C, P], and sums that are formed part by part."""
+"""The contract: users' own methods, [P] and [C, P] algebra, sums of partial sums, traffic."""
 
 import pytest
 import torch
@@ -56,7 +56,7 @@ def test_a_users_method_trains_and_shows_its_parameters():
     ],
     ids=repr,
 )
-def test_several_clients_at_once_give_what_they_give_one_by_one(method):
+def test_stacked_clients_give_the_same_as_single_clients(method):
     assert stacked(Subject("method", method)).error <= 1e-12
 
 
@@ -67,7 +67,7 @@ def clients(sizes, draws):
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.integers(1, 3)), min_size=1, max_size=8))
 @settings(deadline=None)
-def test_sums_do_not_depend_on_how_the_cohort_is_cut(cohort):
+def test_sums_do_not_depend_on_chunks(cohort):
     sizes, drawn = zip(*cohort, strict=True)
     who = clients(list(sizes), list(drawn))
     vectors = torch.randn(len(who), 4, generator=torch.Generator().manual_seed(0)).double()
@@ -106,19 +106,19 @@ def test_sums_do_not_depend_on_how_the_cohort_is_cut(cohort):
     assert single.each("steps").tolist() == list(sizes)
 
 
-def test_a_sum_that_was_not_declared_is_refused():
+def test_a_sum_that_was_not_declared_raises():
     replies = Replies({"moved": (ud.q,)}, 10)
     replies.add(clients([3], [1])[0], ud.Upload(moved=torch.ones(2)))
     with pytest.raises(ud.UndriftError, match="not declared"):
         replies.sum("moved", ud.once)
 
 
-def test_a_missing_value_says_what_there_is():
+def test_the_error_of_a_missing_value_lists_the_names():
     with pytest.raises(ud.UndriftError, match="Download has no 'c': it holds x"):
         _ = ud.Download(x=torch.ones(2)).c
 
 
-def test_clients_that_never_took_part_take_no_room():
+def test_clients_that_never_took_part_have_no_stored_state():
     states = ClientStates({"h": ud.ZERO, "x": ud.INITIAL, "n": ud.NUMBER}, torch.ones(3))
     assert states.get(5).h.tolist() == [0, 0, 0]
     assert states.get(5).x.tolist() == [1, 1, 1]
@@ -161,7 +161,7 @@ def test_a_round_of_fedpd_without_communication_sends_nothing():
     talking = [r for r in result.records[1:] if r.bytes_up.get("x0")]
     assert 15 <= len(silent) < 30
     for before, after in zip(result.records[1:], result.records[2:], strict=False):
-        # the mean travels down after a round that ended with one
+        # the model is sent down only after a round that communicated
         assert bool(after.bytes_down.get("x")) == bool(before.bytes_up.get("x0"))
     assert talking
 

@@ -36,7 +36,7 @@ def record(round, loss=None):
     )
 
 
-def two_sittings(name, folder):
+def resumed_run(name, folder):
     """Rounds 0 to 2, an interruption, and rounds 2 (again) to 4."""
     first = make_logger(name)
     first.start(StartedRun("FedDyn .01", 3, SETTINGS, folder, None))
@@ -57,7 +57,7 @@ def test_tensorboard(tmp_path):
     pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    two_sittings("tensorboard", tmp_path)
+    resumed_run("tensorboard", tmp_path)
     found = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [(e.step, e.value) for e in found.Scalars("train_loss")] == LOSSES
     assert [e.value for e in found.Scalars("bytes_down")] == [42.0] * 5
@@ -68,14 +68,14 @@ def test_tensorboard(tmp_path):
     assert b"| method.0.alpha | 0.01 |" in text.tensor_proto.string_val[0]
 
 
-def test_tensorboard_forgets_a_round_that_was_logged_but_not_committed(tmp_path):
+def test_tensorboard_drops_a_round_that_was_logged_but_not_committed(tmp_path):
     pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     killed = make_logger("tensorboard")
     killed.start(StartedRun("a", 0, {}, tmp_path, None))
     for round in (0, 1, 2):
-        killed.log(record(round))  # flushed every round: nothing more is needed for it to be there
+        killed.log(record(round))  # flushed after every round
     again = make_logger("tensorboard")
     again.start(StartedRun("a", 0, {}, tmp_path, 1))
     again.log(record(2))
@@ -84,7 +84,7 @@ def test_tensorboard_forgets_a_round_that_was_logged_but_not_committed(tmp_path)
     assert [e.step for e in found.Scalars("train_loss")] == [0, 1, 2]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of mlflow's use of its own libraries
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised inside mlflow
 @pytest.mark.parametrize("place", ["folder", "server"])
 def test_mlflow(tmp_path, monkeypatch, place):
     for library in ("mlflow", "sqlalchemy", "alembic"):
@@ -97,7 +97,7 @@ def test_mlflow(tmp_path, monkeypatch, place):
         monkeypatch.setenv("MLFLOW_TRACKING_URI", own)
     else:
         monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    two_sittings("mlflow", tmp_path)
+    resumed_run("mlflow", tmp_path)
     assert (tmp_path / "mlflow.db").exists() == (place == "folder")
     client = MlflowClient(tracking_uri=own)
     (run,) = client.search_runs([client.get_experiment_by_name("undrift").experiment_id])
@@ -113,10 +113,10 @@ def test_wandb_offline(tmp_path, monkeypatch):
     pytest.importorskip("wandb", reason="Weights & Biases is not installed")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.delenv("WANDB_PROJECT", raising=False)
-    two_sittings("wandb", tmp_path)
+    resumed_run("wandb", tmp_path)
     files = sorted(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
     id = (tmp_path / "wandb.id").read_text().strip()
-    assert [file.name for file in files] == [f"run-{id}.wandb"] * 2  # one run, in two sittings
+    assert [file.name for file in files] == [f"run-{id}.wandb"] * 2  # one run, started twice
     history, configs = [], []
     for file in files:
         for found in wandb_closed(file):
@@ -154,7 +154,7 @@ def test_wandb_keeps_what_a_killed_process_logged(tmp_path):
 
 
 def wandb_closed(file, seconds=30):
-    """The records of a file once it is complete: its writer is a process of its own."""
+    """The records of a file once it is complete: its writer is a separate process."""
     end = time.monotonic() + seconds
     while not any(found.HasField("exit") for found in wandb_records(file)):
         assert time.monotonic() < end, f"{file} was not closed"
@@ -169,13 +169,13 @@ def wandb_records(file):
     content, at, parts = file.read_bytes(), 7, []
     assert content[:4] == b":W&B"
     while at + 7 <= len(content):
-        if 32768 - at % 32768 < 7:  # no header fits into what is left of the block
+        if 32768 - at % 32768 < 7:  # no header fits into the rest of the block
             at += 32768 - at % 32768
             continue
         length, kind = struct.unpack("<HB", content[at + 4 : at + 7])
         parts.append(content[at + 7 : at + 7 + length])
         at += 7 + length
-        if kind in (1, 4):  # whole, or the last part
+        if kind in (1, 4):  # a full record, or the last fragment of one
             yield Message.FromString(b"".join(parts))
             parts = []
 
@@ -192,7 +192,7 @@ def test_values_that_are_not_finite_are_logged(tmp_path, monkeypatch, name):
     logger.log(record(0, math.nan))
     logger.log(record(1, math.inf))
     logger.finish("diverged")
-    assert logger._logger is not None  # it was not switched off
+    assert logger._logger is not None  # not switched off
 
 
 @pytest.mark.parametrize("name", LOGGERS)
@@ -250,13 +250,11 @@ def test_a_failing_logger_is_switched_off_with_one_warning(tmp_path, recwarn, wh
     logger.finish("finished")
     assert len(failing.told) == told
     said = [str(each.message) for each in recwarn]
-    sentence = (
-        "The logger 'mine' is switched off, since it failed: ConnectionError: the server is away."
-    )
+    sentence = "The logger 'mine' failed and is switched off: ConnectionError: the server is away."
     assert said == ([] if when == "never" else [sentence])
 
 
-def test_rounds_are_told_once(tmp_path):
+def test_every_round_is_logged_once(tmp_path):
     told = Failing("never")
     logger = GuardedLogger(told, "mine")
     logger.start(StartedRun("a", 0, {}, tmp_path, 3))
@@ -265,7 +263,7 @@ def test_rounds_are_told_once(tmp_path):
     assert told.told == ["start", 4, 5]
 
 
-def test_settings_are_flat():
+def test_nested_settings_get_dotted_keys():
     assert flattened(SETTINGS) == {
         "local.lr": 0.1,
         "method.0.name": "FedDyn",

@@ -63,7 +63,7 @@ MISTAKES = {
     "no local": (lambda t: train(local=None), "for example local=ud.SGD(lr=0.01"),
     "optimizer": (
         lambda t: train(local=torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)),
-        "local is a SGD, but must be what clients run",
+        "local is a SGD, but must be a solver",
     ),
     "loader": (lambda t: train(data=DataLoader(SAMPLES)), "from_dataset(loader.dataset"),
     "dataset": (lambda t: train(data=SAMPLES), "from_dataset(dataset"),
@@ -77,7 +77,7 @@ MISTAKES = {
     "loss name": (lambda t: train(loss="mse"), "a function of (outputs, targets)"),
     "unreduced": (lambda t: train(loss=nn.CrossEntropyLoss(reduction="none")), "the mean over the"),
     "epochs": (lambda t: train(epochs=3), "local=ud.SGD(epochs=…)"),
-    "seeds": (lambda t: train(seeds=[0]), "seeds belong to ud.compare"),
+    "seeds": (lambda t: train(seeds=[0]), "seeds is an argument of ud.compare"),
     "metric": (lambda t: train(target={"accuracy": 0.9}), "did you mean 'train_accuracy'?"),
     "clock": (lambda t: train(pace=ud.Deadline(3)), "devices=ud.Devices("),
 }

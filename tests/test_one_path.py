@@ -1,6 +1,6 @@
-"""One experiment, several ways: Python in memory, Python with a run folder, a file, a deployment.
+"""One experiment through several interfaces: Python (memory, run folder), a file, a deployment.
 
-It has a loss, a metric, a sampler and a learning-rate schedule of the user's own.
+Its loss, metric, sampler and learning-rate schedule are the user's own functions and classes.
 """
 
 import importlib.util
@@ -57,7 +57,7 @@ def auc(outputs, targets):
 
 
 class InTurn(ud.Sampler):
-    """K clients in turn."""
+    """K clients per round, in turn."""
 
     participation = "fixed"
 
@@ -153,7 +153,7 @@ def without_times(records):
     return [{k: v for k, v in each.items() if k not in ("seconds", "strategy")} for each in found]
 
 
-def test_python_in_memory_with_a_folder_and_a_file_give_the_same(app, tmp_path):
+def test_memory_folder_and_file_give_the_same_bits(app, tmp_path):
     methods, options = arguments(app)
     memory = ud.compare(methods, **options)
     folder = ud.compare(methods, **options, out=tmp_path / "python")
@@ -174,7 +174,7 @@ def test_python_in_memory_with_a_folder_and_a_file_give_the_same(app, tmp_path):
         assert called("report", str(tmp_path / written), cwd=tmp_path).returncode == 0
 
 
-def test_the_schedule_and_the_sampler_matter(app):
+def test_the_schedule_and_the_sampler_change_the_result(app):
     methods, options = arguments(app)
     own = ud.train(methods[0], **options)
     fixed = ud.train(
@@ -216,13 +216,13 @@ def test_a_killed_python_run_resumes_to_the_same_bits(app, tmp_path):
     died = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True)
     assert died.returncode == -signal.SIGKILL, died.stderr
     methods, options = arguments(app)
-    assert read_runs(out)[0].done == 1  # killed before the line of round 2, which the store has
+    assert read_runs(out)[0].done == 1  # killed between the store and the line of round 2
     resumed = ud.resume(out, methods[0], **{k: v for k, v in options.items() if k != "rounds"})
     whole = ud.train(methods[0], **options)
     assert torch.equal(resumed.x, whole.x)
     assert without_times(resumed.records) == without_times(whole.records)
     assert resumed.folder == out / "SCAFFOLD" / "seed-0"
-    # A finished run is extended, and is then the longer run.
+    # An extended run equals a longer run.
     longer = ud.resume(out, methods[0], **{**options, "rounds": 8})
     assert torch.equal(longer.x, ud.train(methods[0], **{**options, "rounds": 8}).x)
 
@@ -243,7 +243,7 @@ def test_a_finished_file_run_is_extended_by_the_command(app, tmp_path):
     assert "extended, not shortened" in shorter.stderr
 
 
-def test_arguments_that_differ_are_refused(app, tmp_path):
+def test_other_arguments_raise(app, tmp_path):
     methods, options = arguments(app)
     ud.train(methods[0], **options, out=tmp_path / "x")
     for changed, said in (
@@ -258,7 +258,7 @@ def test_arguments_that_differ_are_refused(app, tmp_path):
         ud.resume(tmp_path / "x")
     refused = called("resume", str(tmp_path / "x"), cwd=tmp_path)
     assert refused.returncode != 0 and "ud.resume" in refused.stderr
-    with pytest.raises(ud.UndriftError, match="loggers follow a run folder"):
+    with pytest.raises(ud.UndriftError, match="loggers need a run folder"):
         ud.train(methods[0], **options, loggers=["tensorboard"])
     with pytest.raises(ud.UndriftError, match="is not a run folder"):
         ud.resume(tmp_path / "nothing", methods[0], **options)
@@ -271,14 +271,14 @@ def test_local_work_per_method(app):
     both = ud.compare(methods, local={"SCAFFOLD": local, "FedDyn": other}, **options)
     assert torch.equal(both["SCAFFOLD"].x, ud.train(methods[0], local=local, **options).x)
     assert torch.equal(both["FedDyn"].x, ud.train(methods[1], local=other, **options).x)
-    with pytest.raises(ud.UndriftError, match="local has no work for 'FedDyn'"):
+    with pytest.raises(ud.UndriftError, match="local has no entry for 'FedDyn'"):
         ud.compare(methods, local={"SCAFFOLD": local}, **options)
     with pytest.raises(ud.UndriftError, match="A label of local"):
         ud.compare(methods, local={"SCAFOLD": local, "FedDyn": local}, **options)
 
 
 @pytest.mark.deploy
-def test_the_same_through_a_local_deployment(app, tmp_path):
+def test_a_local_deployment_gives_the_same_metrics(app, tmp_path):
     pytest.importorskip("flwr", reason="Flower is not installed")
     simulated = called("run", "experiment.toml", "--out", str(tmp_path / "file"), cwd=app)
     assert simulated.returncode == 0, simulated.stderr

@@ -1,4 +1,4 @@
-"""What clients remember is read from the store in bulk, and ahead of the round that needs it."""
+"""Client states are read from the store in bulk, one round in advance."""
 
 import pytest
 import torch
@@ -16,17 +16,17 @@ KINDS = {"c": "zero", "n": "number"}
 
 
 class Counted(Store):
-    """A store that notes which clients are read at once."""
+    """A store that records which clients are read in one transaction."""
 
     def __init__(self, *args):
         super().__init__(*args)
         self.reads = []
 
-    def several(self, ids, device):
+    def client_states(self, ids, device):
         ids = list(ids)
         if ids:
             self.reads.append(ids)
-        return super().several(ids, device)
+        return super().client_states(ids, device)
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def store(tmp_path):
 
 
 def filled(store, memory=0, clients=range(6)):
-    """States of some clients that rest in the store, with nothing of them in memory."""
+    """States of some clients, all in the store and none in memory."""
     before = StoredStates(KINDS, X0, store, memory=0)
     for k in clients:
         before.put(k, Keep(c=torch.full((3,), float(k)), n=float(k)))
@@ -46,15 +46,15 @@ def filled(store, memory=0, clients=range(6)):
     return StoredStates(KINDS, X0, store, memory)
 
 
-def test_a_cohort_is_read_at_once(store):
+def test_a_cohort_is_read_in_one_transaction(store):
     states = filled(store)
     together = states.gather([4, 1, 9])
-    assert store.reads == [[4, 1]]  # the ninth has not taken part
+    assert store.reads == [[4, 1]]  # client 9 has not taken part
     assert together.c.tolist() == [[4.0] * 3, [1.0] * 3, [0.0] * 3]
     assert together.n.tolist() == [[4.0], [1.0], [0.0]]
 
 
-def test_the_next_cohort_is_read_ahead_and_not_again(store):
+def test_prefetched_states_are_not_read_again(store):
     states = filled(store, memory=1000)
     states.prefetch([1, 2, 9])
     states.prefetch([3])  # the next round has begun
@@ -63,7 +63,7 @@ def test_the_next_cohort_is_read_ahead_and_not_again(store):
     assert store.reads == [[1, 2], [3]]
 
 
-def test_what_was_read_ahead_gives_way_to_what_is_new(store):
+def test_a_new_state_replaces_a_prefetched_one(store):
     states = filled(store, memory=1000)
     states.prefetch([1, 2])
     states.prefetch([])
@@ -74,7 +74,7 @@ def test_what_was_read_ahead_gives_way_to_what_is_new(store):
     assert states.gather([1, 2]).n.tolist() == [[7.0], [2.0]]
 
 
-def test_no_more_is_read_ahead_than_memory_allows(store):
+def test_prefetching_respects_the_memory_limit(store):
     states = filled(store, memory=40)  # a state has 16 bytes
     states.prefetch([0, 1, 2, 3, 4])
     states.changed()
@@ -87,7 +87,7 @@ def test_a_store_can_be_closed_while_it_is_read(store):
     store.close()
 
 
-def test_every_cohort_but_the_first_is_read_ahead(store):
+def test_a_run_prefetches_the_next_cohorts(store):
     data = ud.data.synthetic(1, 1, clients=12, seed=0)
     losses = ModuleLosses(ud.models.logistic(60, 10), data)
     local = ud.SGD(lr=0.01, batch_size=10, epochs=1)
@@ -102,7 +102,7 @@ def test_every_cohort_but_the_first_is_read_ahead(store):
         commit(kept, store, record)
         cohorts.append(record.cohort)
     seen = set()
-    for read in store.reads:  # whoever is read has taken part before, and is in a later cohort
+    for read in store.reads:  # only clients of a cohort that took part before
         assert any(set(read) <= set(cohort) for cohort in cohorts)
         seen |= set(read)
     assert seen

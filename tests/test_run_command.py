@@ -1,4 +1,4 @@
-"""`undrift run`, `resume`, `report`, `init`, `list` and `show`, as a user meets them."""
+"""`undrift run`, `resume`, `report`, `init`, `list` and `show`, as a user calls them."""
 
 import json
 import signal
@@ -58,14 +58,14 @@ def records(folder, label, seed):
     return found
 
 
-def test_an_experiment_runs_reports_and_is_done(place):
+def test_an_experiment_runs_and_reports(place):
     done = command("run", "exp.toml", "--out", "out", cwd=place)
     assert done.returncode == 0, done.stderr
     assert "FedDyn, seed 1: finished" in done.stderr
     assert "undrift report out" in done.stderr
     assert "nothing was run" not in done.stderr
     assert max(len(line) for line in done.stdout.splitlines()) <= 80
-    assert "test acc" in done.stdout  # two seeds and a validation part leave room for it
+    assert "test acc" in done.stdout  # there is room for it with two seeds and a validation part
     idle = called("run", "exp.toml", "--out", "out", cwd=place)
     assert (idle.returncode, idle.stdout) == (0, done.stdout)
     assert "is in out, so nothing was run now" in idle.stderr and "--out FOLDER" in idle.stderr
@@ -93,7 +93,7 @@ def test_an_experiment_runs_reports_and_is_done(place):
     assert any((place / "tables").iterdir())
 
 
-def test_settings_only_one_method_and_json(place):
+def test_settings_a_single_method_and_json(place):
     options = ("--set", "rounds=2", "--set", "method.FedDyn.alpha=0.25", "--set", "seeds=[3]")
     done = called(
         "run", "exp.toml", *options, "--only", "FedDyn", "--out", "one", "--json", cwd=place
@@ -171,7 +171,7 @@ def test_the_folder_of_another_experiment_is_refused(place):
     assert "has the runs of another experiment" in done.stderr.replace("\n", " ")
 
 
-def test_labels_and_folders_with_brackets_are_no_markup(place):
+def test_brackets_in_labels_and_folders_are_not_markup(place):
     text = EXPERIMENT.replace('name = "FedAvg"', 'name = "FedAvg"\nlabel = "a[/b] a longer label"')
     (place / "odd.toml").write_text(text)
     short = ("--set", "rounds=1", "--set", "seeds=[0]")
@@ -180,12 +180,12 @@ def test_labels_and_folders_with_brackets_are_no_markup(place):
     assert "a[/b]" in done.stdout
     assert "undrift report o[/x]" in done.stderr
     assert max(len(line) for line in done.stdout.splitlines()) <= 80
-    (place / "o[/x]" / "FedDyn" / "seed-0" / "run.json").unlink()  # killed before it began
+    (place / "o[/x]" / "FedDyn" / "seed-0" / "run.json").unlink()  # as if killed at the start
     page = called("report", "o[/x]", "--out", "p.html", cwd=place)
     assert page.returncode == 0, page.stderr
 
 
-def test_what_there_is_can_be_learnt(tmp_path):
+def test_list_and_show_describe_what_is_available(tmp_path):
     assert called("init", cwd=tmp_path).returncode == 0
     assert "exists already" in called("init", cwd=tmp_path).stderr
     done = called("run", "experiment.toml", "--set", "rounds=3", cwd=tmp_path)
@@ -205,13 +205,13 @@ def test_what_there_is_can_be_learnt(tmp_path):
         (("run", "exp.toml", "--set", "round=3"), "did you mean"),
         (("run", "exp.toml", "--set", "method.FedDyn.alpha=-1"), "method.FedDyn.alpha"),
         (("run", "exp.toml", "--only", "FedProx"), "must be one of 'FedAvg', 'FedDyn'"),
-        (("resume", "nowhere"), "nowhere is not the folder of a run"),
+        (("resume", "nowhere"), "nowhere is not a run folder"),
         (("report", "nowhere"), "There is no run folder nowhere"),
         (("list", "metods"), "did you mean"),
         (("show", "method", "FedDin"), "did you mean"),
     ],
 )
-def test_mistakes_get_a_sentence(arguments, words, place):
+def test_mistakes_give_one_clear_sentence(arguments, words, place):
     done = called(*arguments, cwd=place)
     assert done.returncode == 2, done.stdout
     assert words in done.stderr.replace("\n", " ")

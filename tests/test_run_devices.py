@@ -1,4 +1,4 @@
-"""Experiments on a clock from the command line: run, interrupted, resumed, inspected."""
+"""Experiments with devices on the command line: run, interrupt, resume, inspect."""
 
 import json
 import signal
@@ -77,8 +77,8 @@ def records(folder, label):
     return found
 
 
-class TestTheCommandLine:
-    def test_runs_on_a_clock_and_goes_on_after_an_interrupt(self, place):
+class TestCommandLine:
+    def test_a_run_with_devices_resumes_after_an_interrupt(self, place):
         done = called("run", "exp.toml", "--out", "whole", cwd=place)
         assert done.returncode == 0, done.stderr
         whole = {label: records(place / "whole", label) for label in LABELS}
@@ -110,14 +110,14 @@ class TestTheCommandLine:
         page = called("report", "out", "--out", "page.html", cwd=place)
         assert page.returncode == 0, page.stderr
 
-    def test_a_dry_run_tells_the_time(self, place):
+    def test_a_dry_run_forecasts_the_virtual_time(self, place):
         done = called("run", "exp.toml", "--dry-run", cwd=place)
         assert done.returncode == 0, done.stderr
         assert 'law = "ladder"' in done.stdout
         assert "time of a round" in done.stdout
         assert not (place / "runs").exists()
 
-    def test_inspect_tells_of_the_devices(self, place):
+    def test_inspect_describes_the_devices(self, place):
         done = called("inspect", "exp.toml", cwd=place)
         assert done.returncode == 0, done.stderr
         assert "steps a second" in done.stdout
@@ -129,7 +129,7 @@ class TestTheCommandLine:
         off = called(
             "inspect", "exp.toml", "--set", "devices=none", "--set", "pace=none", cwd=place
         )
-        assert off.returncode == 2  # a pace of "first" needs them
+        assert off.returncode == 2  # the pace "first" needs devices
         one = Experiment.load(place / "exp.toml", {"pace.seconds": 0.1})
         assert 0 < summary(one, build_data(one)).rounds["FedAvg"] <= 0.1 + 1e-9
 

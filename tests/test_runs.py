@@ -1,4 +1,4 @@
-"""Runs that are kept: killed at any moment, they go on as if nothing had happened."""
+"""Runs in folders: killed at any moment, they resume to the same bits."""
 
 import json
 import multiprocessing
@@ -25,7 +25,7 @@ LABELS = ("FedAvg", "SCAFFOLD", "FedDyn", "FedDR", "AsyncFedDR", "FedBuff")
 
 @pytest.fixture(scope="module")
 def processes():
-    """Processes that start at once: a server has imported everything already."""
+    """Processes that start fast: they fork from a server that has imported everything."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["kept_runs"])
     return context
@@ -33,14 +33,14 @@ def processes():
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """The same runs, from beginning to end."""
+    """The run folder of a plan that was executed without interruption."""
     folder = tmp_path_factory.mktemp("undisturbed")
     assert {outcome.status for outcome in run(folder)} == {"finished"}
     return folder
 
 
 def contents(folder, label, seed=0):
-    """All that a run leaves, bit for bit, but for wall times."""
+    """Everything in the folder of a run except wall times, to be compared bit by bit."""
     own = folder / label / f"seed-{seed}"
     meta = json.loads((own / "run.json").read_text())
     store = Store(
@@ -50,7 +50,7 @@ def contents(folder, label, seed=0):
     names = ["server", "buffers", "means", "ended", "clock"]
     names += ["under way"] if label in ("AsyncFedDR", "FedBuff") else []
     parts = {name: store.part(name, cpu) for name in names}
-    states = {id: store.client(id, cpu) for id in store.clients()}
+    states = {id: store.client_state(id, cpu) for id in store.clients()}
     records = [Record.from_json(line) for line in store.records()]
     store.close()
     lines = [Record.from_json(line) for line in (own / "records.jsonl").read_text().splitlines()]
@@ -61,7 +61,7 @@ def contents(folder, label, seed=0):
 
 
 def same(a, b):
-    """Equal to the bit."""
+    """Whether two nested values are equal to the bit."""
     if isinstance(a, torch.Tensor):
         return a.dtype == b.dtype and torch.equal(a, b)
     if isinstance(a, dict):
@@ -75,7 +75,7 @@ def assert_same(folder, other):
             assert same(ours, theirs), label
 
 
-def test_what_was_kept_is_what_was_computed(undisturbed):
+def test_the_folder_has_what_the_run_computed(undisturbed):
     for label, method in plan().methods.items():
         p = plan()
         losses = p.losses(0)
@@ -102,12 +102,12 @@ def test_what_was_kept_is_what_was_computed(undisturbed):
             assert torch.equal(model[name], value)
 
 
-def test_the_same_experiment_twice_is_the_same_but_for_wall_times(undisturbed, tmp_path):
+def test_an_experiment_gives_the_same_bits_twice_except_wall_times(undisturbed, tmp_path):
     run(tmp_path)
     assert_same(tmp_path, undisturbed)
 
 
-def test_killed_at_twenty_random_moments_it_ends_as_if_undisturbed(
+def test_a_run_killed_at_twenty_random_moments_ends_with_the_same_bits(
     processes, undisturbed, tmp_path
 ):
     rng = random.Random(0)
@@ -120,7 +120,7 @@ def test_killed_at_twenty_random_moments_it_ends_as_if_undisturbed(
             os.kill(process.pid, signal.SIGKILL)
             kills += 1
         process.join()
-        if process.exitcode == 0:  # it was faster: begin again, so that all kills count
+        if process.exitcode == 0:  # it finished before the kill: start again
             assert_same(tmp_path, undisturbed)
             for label in LABELS:
                 os.replace(tmp_path / label, tmp_path / f"done-{label}-{kills}-{time.time()}")
@@ -129,7 +129,7 @@ def test_killed_at_twenty_random_moments_it_ends_as_if_undisturbed(
 
 
 @pytest.mark.parametrize("moment", ["during", "after"])
-def test_killed_in_the_middle_of_a_commit(processes, undisturbed, tmp_path, moment):
+def test_a_run_killed_during_a_commit_resumes(processes, undisturbed, tmp_path, moment):
     for number in (2, 5, 3, 7):
         process = processes.Process(target=run, args=(tmp_path, 8, (number, moment)))
         process.start()
@@ -139,7 +139,7 @@ def test_killed_in_the_middle_of_a_commit(processes, undisturbed, tmp_path, mome
     assert_same(tmp_path, undisturbed)
 
 
-def test_a_half_written_line_of_records_is_mended(processes, undisturbed, tmp_path):
+def test_a_half_written_line_of_records_is_repaired(processes, undisturbed, tmp_path):
     process = processes.Process(target=run, args=(tmp_path, 8, (6, "after")))
     process.start()
     process.join()
@@ -178,7 +178,7 @@ def test_a_second_process_in_the_folder_is_refused(tmp_path):
 
 @pytest.fixture
 def half(tmp_path):
-    """A run of one method that is not over."""
+    """The folder of a run that was interrupted halfway."""
     methods = {"FedDyn": ud.FedDyn(alpha=0.5)}
     run(tmp_path, rounds=3, methods=methods)
     own = tmp_path / "FedDyn" / "seed-0"
@@ -187,14 +187,14 @@ def half(tmp_path):
 
 
 @pytest.mark.parametrize("size", [5000, 9000, 40_000])
-def test_a_store_that_was_cut_off_is_refused_in_a_sentence(half, size):
+def test_a_truncated_store_raises_a_clear_error(half, size):
     _, own, go_on = half
     os.truncate(own / "store" / "data.mdb", size)
     with pytest.raises(ud.UndriftError, match=r"damaged|does not have|has no"):
         go_on()
 
 
-def test_a_damaged_store_is_refused_in_a_sentence(half):
+def test_a_damaged_store_raises_a_clear_error(half):
     _, own, go_on = half
     file = own / "store" / "data.mdb"
     content = bytearray(file.read_bytes())
@@ -204,7 +204,7 @@ def test_a_damaged_store_is_refused_in_a_sentence(half):
         go_on()
 
 
-def test_a_store_that_was_emptied_does_not_begin_again(half):
+def test_a_run_whose_store_was_removed_does_not_start_again(half):
     _, own, go_on = half
     before = (own / "records.jsonl").read_bytes()
     (own / "store" / "data.mdb").unlink()
@@ -213,26 +213,26 @@ def test_a_store_that_was_emptied_does_not_begin_again(half):
     assert (own / "records.jsonl").read_bytes() == before
 
 
-def test_other_data_are_not_gone_on_with(half):
+def test_a_run_does_not_resume_with_other_data(half):
     _, _, go_on = half
     with pytest.raises(ud.UndriftError, match="belongs to another run: its data was"):
         go_on(data=ud.data.synthetic(1, 1, clients=12, seed=1, most=60))
     assert go_on()[0].status == "finished"
 
 
-def test_another_table_of_devices_is_not_gone_on_with(tmp_path):
+def test_a_run_does_not_resume_with_another_device_file(tmp_path):
     table = tmp_path / "devices.csv"
     table.write_text("client,speed\n" + "\n".join(f"{k},{k + 1}" for k in range(12)))
     one = {"methods": {"FedAvg": ud.FedAvg()}, "devices": ud.DeviceFile(table)}
     folder = tmp_path / "run"
     run(folder, 2, **one)
     table.write_text(table.read_text().replace("0,1", "0,9"))
-    (folder / "FedAvg" / "seed-0" / "run.json").unlink()  # as if it had been killed
+    (folder / "FedAvg" / "seed-0" / "run.json").unlink()  # as after a kill
     with pytest.raises(ud.UndriftError, match="its devices was"):
         run(folder, 2, **one)
 
 
-def test_what_a_power_loss_leaves_empty_is_written_again(tmp_path):
+def test_files_that_a_power_loss_left_empty_are_written_again(tmp_path):
     methods = {"FedDyn": ud.FedDyn(alpha=0.5)}
     run(tmp_path, rounds=3, methods=methods)
     own = tmp_path / "FedDyn" / "seed-0"
@@ -283,7 +283,7 @@ def test_several_seeds_start_from_several_models(tmp_path):
     assert first[2][1].cohort != second[2][1].cohort
 
 
-def test_a_run_that_reached_its_target_is_over(tmp_path):
+def test_a_run_that_reached_its_target_has_ended(tmp_path):
     methods = {"FedAvg": ud.FedAvg()}
     (outcome,) = run(tmp_path, methods=methods, target={"train_loss": 100.0})
     assert (outcome.status, outcome.reason) == ("stopped", "train_loss reached 100")
@@ -292,7 +292,7 @@ def test_a_run_that_reached_its_target_is_over(tmp_path):
     assert (outcome.before, again.before) == (False, True)
 
 
-def test_a_run_that_diverges_says_so_and_the_others_go_on(tmp_path):
+def test_a_run_that_diverges_does_not_stop_the_others(tmp_path):
     methods = {"wild": ud.FedAvg(), "tame": ud.FedAvg("original")}
     local = {"wild": ud.SGD(lr=1e30, epochs=1), "tame": ud.SGD(lr=0.01, epochs=1)}
     outcomes = execute(plan(3, methods=methods, local=local, cohort=None), FolderStorage(tmp_path))
@@ -308,7 +308,7 @@ def test_a_store_of_another_run_is_refused(tmp_path):
         Store(tmp_path, {"label": "b", "seed": 0})
 
 
-def test_the_store_grows_as_it_needs(tmp_path, monkeypatch):
+def test_the_store_grows_when_its_map_is_full(tmp_path, monkeypatch):
     monkeypatch.setattr("undrift.runs.store.INITIAL_MAP_BYTES", 1 << 16)
     store = Store(tmp_path, {})
     big = {"x": torch.arange(50_000.0)}
@@ -317,12 +317,12 @@ def test_the_store_grows_as_it_needs(tmp_path, monkeypatch):
     store.close()
     store = Store(tmp_path, {})
     assert set(store.clients()) == {*range(6), *map(str, range(6))}
-    assert torch.equal(store.client("3", torch.device("cpu"))["x"], big["x"])
-    assert store.client(99, torch.device("cpu")) is None
+    assert torch.equal(store.client_state("3", torch.device("cpu"))["x"], big["x"])
+    assert store.client_state(99, torch.device("cpu")) is None
     store.close()
 
 
-def test_a_full_disk_loses_nothing_but_the_round(tmp_path):
+def test_a_full_disk_loses_only_the_current_round(tmp_path):
     store = Store(tmp_path / "store", {})
     small = {"x": torch.zeros(10)}
     store.commit(0, {"server": small}, {}, "{}")
@@ -333,7 +333,7 @@ def test_a_full_disk_loses_nothing_but_the_round(tmp_path):
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + 8192, hard))
     try:
-        with pytest.raises(ud.UndriftError, match="nothing is lost but this round"):
+        with pytest.raises(ud.UndriftError, match="only this round is lost"):
             store.commit(1, {"server": {"x": torch.zeros(1_000_000)}}, {}, "{}")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -355,7 +355,7 @@ def test_states_in_memory_are_bounded(tmp_path):
             states.put(client, ud.Keep(h=torch.full((100,), float(client))))
         store.commit(round, {}, states.changed(), "{}")
         states.committed()
-        assert len(states._latest) <= 2  # 400 bytes each
+        assert len(states._cached) <= 2  # 400 bytes each
     assert sorted(states.seen()) == list(range(100))
     for client in (0, 50, 99):
         assert torch.equal(states.get(client).h, torch.full((100,), float(client)))
@@ -376,6 +376,6 @@ def test_damaged_states_are_refused():
             unpack(damaged, "it", cpu)
 
 
-def test_keeping_refuses_nonsense():
+def test_a_storage_with_wrong_options_raises_a_clear_error():
     with pytest.raises(ud.UndriftError, match="memory is -1"):
         FolderStorage(Path(), memory=-1)

@@ -1,4 +1,4 @@
-"""train, compare, centralised: what is measured, when it stops, and what is refused."""
+"""train, compare, centralised: metrics, early stops, and errors."""
 
 import math
 
@@ -40,7 +40,7 @@ def test_the_same_seed_gives_the_same_bits_whatever_ran_before():
     assert not torch.equal(a.x, ud.train(ud.FedDyn(0.1), **network(seed=1)).x)
 
 
-def test_methods_are_compared_on_the_same_cohorts_and_batches():
+def test_compared_methods_have_the_same_cohorts_and_batches():
     found = ud.compare([ud.FedAvg(), ud.SCAFFOLD(), ud.FedProx(0.0)], **network())
     cohorts = [[r.cohort for r in result.records] for result in found]
     assert cohorts[0] == cohorts[1] == cohorts[2]
@@ -144,14 +144,14 @@ def test_three_models_can_be_reported_for_every_method(method, objective):
         assert metrics["own/train_loss"] == pytest.approx(own, abs=1e-12)
 
 
-def test_the_models_of_others_are_storage_and_not_traffic():
+def test_tracked_models_do_not_count_as_traffic():
     plain = quadratic(ud.FedAvg())
     watched = quadratic(ud.FedAvg(), evaluate=ud.Evaluation(models=("server", "all", "own")))
     assert plain.bytes_up == watched.bytes_up
     assert torch.equal(plain.x, watched.x)
 
 
-def test_clients_own_models_are_judged_on_their_own_data():
+def test_clients_own_models_are_evaluated_on_their_own_data():
     models = ud.Evaluation(models=("server", "own"))
     result = ud.train(ud.FedDR(eta=10.0), **network(evaluate=models, objective="clients", rounds=8))
     own = {name for name in result.metrics if name.startswith("own/")}
@@ -186,14 +186,14 @@ def test_the_gradient_mapping_of_a_network_without_g_is_its_gradient():
 
 
 def poisoned(bad):
-    """A problem in which some clients' losses are NaN."""
+    """A problem whose gradients are NaN for some clients."""
     H, b = QUADRATICS.H.clone(), QUADRATICS.b.clone()
     b[bad] = math.nan
     return ud.theory.Quadratics(H, b, QUADRATICS.sizes.tolist())
 
 
 @pytest.mark.parametrize("method", [ud.FedAvg(), ud.SCAFFOLD(), ud.FedDyn(0.5)], ids=repr)
-def test_a_client_that_returns_nan_is_left_out_counted_and_named(method):
+def test_a_client_that_returns_nan_is_rejected_and_named(method):
     never = ud.Evaluation(every=10**6)
     result = quadratic(method, problem=poisoned([3]), cohort=None, evaluate=never)
     assert bool(result.x.isfinite().all())
@@ -204,7 +204,7 @@ def test_a_client_that_returns_nan_is_left_out_counted_and_named(method):
     assert 3 not in set(result.run.states.seen())
 
 
-def test_when_nobody_sends_a_usable_update_there_is_one_sentence():
+def test_a_round_without_a_usable_reply_raises_a_clear_error():
     with pytest.raises(ud.Diverged) as error:
         quadratic(ud.FedAvg(), problem=poisoned([0, 1, 2, 3, 4]))
     assert "round 1" in str(error.value)
@@ -212,7 +212,7 @@ def test_when_nobody_sends_a_usable_update_there_is_one_sentence():
     assert "\n" not in str(error.value)
 
 
-def test_a_method_that_diverges_stops_and_the_others_go_on():
+def test_a_method_that_diverges_does_not_stop_the_others():
     wild = ud.GD(lr=50.0, steps=50)
     found = ud.compare(
         {"wild": ud.FedAvg(), "calm": ud.DistributedSGD(server=ud.server.Plain(0.001))},
@@ -248,7 +248,7 @@ def test_summary_plot_and_repr(tmp_path):
     ids=repr,
 )
 def test_clients_that_are_accurate_from_the_start_still_take_a_step(method):
-    """Nothing is divided by zero once everyone has converged."""
+    """No division by zero once all clients have converged."""
     losses = ud.theory.random_quadratics(4, 3, sizes=[5] * 4, seed=1)
     local = ud.GD(lr=0.1, steps=5, tolerance=1e-3)
     result = ud.train(method, problem=losses, local=local, rounds=200)
@@ -260,7 +260,7 @@ def test_clients_that_are_accurate_from_the_start_still_take_a_step(method):
 @pytest.mark.parametrize(
     "method", [ud.FedAvg(), ud.FedLGA(), ud.FedNova(), ud.FedDyn(0.5)], ids=repr
 )
-def test_a_client_that_manages_nothing_does_not_reply(method):
+def test_a_client_without_any_step_does_not_reply(method):
     losses = ud.theory.random_quadratics(4, 3, sizes=[5] * 4, seed=1)
 
     def limit(client, round):
@@ -276,7 +276,7 @@ def test_a_client_that_manages_nothing_does_not_reply(method):
     assert same.records[3].metrics == result.records[3].metrics
 
 
-def test_a_fold_that_is_not_finite_is_refused_and_changes_nothing():
+def test_a_fold_that_is_not_finite_raises_and_changes_no_state():
     class Exploding(ud.FedAvg):
         def fold(self, server, replies):
             return ud.ServerState(x=server.x * math.inf)
@@ -309,7 +309,7 @@ def test_a_fold_that_is_not_finite_is_refused_and_changes_nothing():
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_method_that_does_not_do_what_it_declares_is_refused(broken, words):
+def test_a_method_that_contradicts_its_declaration_raises(broken, words):
     class Base(ud.Method):
         uploads = {"moved": (ud.once,)}
 
@@ -344,7 +344,7 @@ def test_the_mean_of_the_cohort_counts_draws():
         assert record.metrics["train_loss"] == pytest.approx(record.metrics["cohort/train_loss"])
 
 
-def test_a_target_of_ones_own_needs_a_direction():
+def test_a_target_on_a_users_metric_needs_a_direction():
     metric = {"rmse": lambda o, t: (o - t).square().mean().sqrt()}
     g = torch.Generator().manual_seed(0)
     x = torch.randn(30, 2, generator=g)
@@ -361,7 +361,7 @@ def test_a_target_of_ones_own_needs_a_direction():
         ud.train(ud.FedAvg(), **network(target={"test_acuracy": 0.9}))
 
 
-def test_the_round_in_which_a_run_is_stopped_is_measured():
+def test_the_round_that_ends_a_run_early_is_evaluated():
     found = quadratic(
         ud.FedAvg(),
         evaluate=ud.Evaluation(every=100),
@@ -371,7 +371,7 @@ def test_the_round_in_which_a_run_is_stopped_is_measured():
     assert list(found.run.rounds()) == []
 
 
-def test_the_summary_shows_what_was_asked_for_and_what_went_wrong():
+def test_the_summary_shows_reported_models_and_failures():
     models = ud.Evaluation(models=("server", "own"), gradient_mapping=0.1)
     metrics = {"confidence": lambda o, t: o.softmax(1).amax(1).mean()}
     found = ud.train(ud.FedAvg(), **network(evaluate=models, metrics=metrics))
@@ -383,7 +383,7 @@ def test_the_summary_shows_what_was_asked_for_and_what_went_wrong():
     assert "10 replies were rejected, the first in round 1 from client 3" in bad.summary()
 
 
-def test_ids_may_be_numpys():
+def test_ids_may_be_numpy_integers():
     import numpy as np
 
     H, b = QUADRATICS.H, QUADRATICS.b
@@ -394,7 +394,7 @@ def test_ids_may_be_numpys():
         assert torch.equal(found.x, quadratic(ud.FedAvg(), cohort=ud.Fixed([4, 1])).x)
 
 
-def test_a_file_that_cannot_be_written_is_said_and_leaves_nothing(tmp_path, monkeypatch):
+def test_a_file_that_cannot_be_written_raises_and_is_not_left_behind(tmp_path, monkeypatch):
     result = ud.train(ud.FedAvg(), **network(rounds=1))
     whole = tmp_path / "model.safetensors"
     result.save(whole)
@@ -432,7 +432,7 @@ REFUSED = [
     (lambda: quadratic(ud.FedAvg(), objective="sample"), "did you mean 'samples'?"),
     (lambda: quadratic(ud.FedAvg(), rounds=-1), "rounds is -1"),
     (lambda: quadratic(ud.FedAvg(), cohort=6), "only 5"),
-    (lambda: quadratic(ud.FedAvg(), local=None), "must be what clients run"),
+    (lambda: quadratic(ud.FedAvg(), local=None), "must be a solver (SGD, GD"),
     (lambda: quadratic(ud.FedAvg(), local=0.1), "local is 0.1"),
     (lambda: quadratic(ud.FedAvg(), round=3), "did you mean 'rounds'?"),
     (lambda: quadratic("FedAvg"), "must be a method such as"),

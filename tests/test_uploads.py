@@ -27,7 +27,7 @@ class Clip(UploadTransform):
 
 
 class Noise(UploadTransform):
-    """Keyed noise, and a kept count of uploads: randomness and state of a transform."""
+    """Adds keyed noise and counts uploads: a transform with random numbers and state."""
 
     def init(self):
         return {"@count": ud.NUMBER}
@@ -80,7 +80,7 @@ def test_clipped_methods_with_state_still_reach_the_optimum(name):
 
 
 @pytest.mark.parametrize("name", ["SCAFFOLD", "FedDyn", "FedDR"])
-def test_state_that_does_not_settle_ends_elsewhere(name, monkeypatch):
+def test_without_settle_the_limit_is_wrong(name, monkeypatch):
     monkeypatch.setattr(type(METHODS[name]), "settle", lambda self, keep, *others: keep)
     assert distance(METHODS[name], 3000, [Clip(C)]) > 1e-3
 
@@ -97,7 +97,7 @@ def test_a_method_that_keeps_state_must_settle():
     assert distance(ud.FedPD(), 1, []) > 0
 
 
-def test_names_that_a_transform_keeps():
+def test_names_of_a_transforms_state():
     class Wrong(Clip):
         def init(self):
             return {"residual": ud.ZERO}
@@ -109,7 +109,7 @@ def test_names_that_a_transform_keeps():
 
 
 class KeepsTheRest(ud.SCAFFOLD):
-    """Returns its state as a changed copy of the old one, with what others keep in it."""
+    """Returns a changed copy of its state, which has the states of transforms, too."""
 
     def finish(self, down, mine, result, client):
         upload, keep = super().finish(down, mine, result, client)
@@ -198,7 +198,7 @@ class TooShort(ud.FedAvg):
 
 
 @pytest.mark.parametrize("engine", ["serial", "vectorised"])
-def test_an_upload_of_the_wrong_length_is_refused_by_every_engine(engine):
+def test_an_upload_of_the_wrong_length_is_rejected_by_every_engine(engine):
     run = synchronous(TooShort(), losses(), LOCAL, ud.All(), 1, engine=EngineOptions(engine))
     with pytest.raises(ud.Diverged, match=r"moved has shape \[\d+\] instead of \[\d+\]"):
         list(run.rounds())

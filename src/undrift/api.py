@@ -1,7 +1,7 @@
-"""`train`, `compare`, `centralised` and `resume`: the ways to start runs from Python.
+"""`train`, `compare`, `centralised` and `resume`: start and resume runs from Python.
 
-Each call turns its arguments into a `Plan`, checks it, and hands it to the driver, which keeps the
-runs in memory or, with `out=`, in a run folder as `undrift run` does.
+Each function checks its arguments, turns them into a `Plan`, and passes it to the driver, which
+keeps the runs in memory or, with `out=`, in a run folder as `undrift run` does.
 """
 
 from __future__ import annotations
@@ -87,62 +87,63 @@ def train(method: Method, **options: Unpack[Options]) -> Result:
     Parameters
     ----------
     method
-        e.g. `ud.FedDyn(alpha=0.01)`
+        the method, such as `ud.FedDyn(alpha=0.01)`
     model
-        any `nn.Module`; it is copied, never changed
+        an `nn.Module`; it is copied and not changed
     data
-        a `FederatedData`
+        the clients' data, a `FederatedData`
     problem
-        instead of model and data: an analytic problem of `ud.theory`
+        an analytic problem of `ud.theory`, in place of model and data
     local
-        the clients' local work, e.g. `ud.SGD(lr=0.01, batch_size=10, epochs=5)`; for `compare`
-        also a mapping from the methods' labels
+        the clients' local work, such as `ud.SGD(lr=0.01, batch_size=10, epochs=5)`; for
+        `compare` also a mapping from the methods' labels
     rounds
         the number of communication rounds (default 100)
     cohort
-        how many clients take part in a round, or a sampler; None (the default) for all
+        the number of clients in a round, or a sampler; None (the default) for all clients
     objective
-        what is minimised: "samples" (the default), q_k = n_k/n, or "clients", q_k = 1/N
+        the weights q_k in F = Σ q_k f_k + g: "samples" (the default) for n_k/n, "clients" for 1/N
     seed
-        cohorts, batches and dropout are functions of it (default 0); the initial weights are
-        those of `model`
+        the seed of all random numbers, such as cohorts, batches and dropout (default 0); the
+        initial weights are those of `model`
     loss, metrics
-        (outputs, targets) → number: the loss to train on (default: cross-entropy for integer
-        targets, squared error otherwise), and further metrics by name
+        functions (outputs, targets) → number: the loss to train on (default: cross-entropy for
+        integer targets, squared error otherwise), and a mapping from names to further metrics
     evaluate
-        an `Evaluation`: how often, which models to report, on which parts of the data, and from
+        an `Evaluation`: how often to measure, which models, on which parts of the data, and from
         how many clients training metrics are estimated
     weights
         a safetensors file with the initial weights
     limit
-        how many epochs or steps a client manages (None: all; 0: it does not reply): by client id,
-        a function of (client id, round), with rounds counted from 0, or `ud.Unfinished(0.5)`
+        the most epochs or steps a client can do in a round (None: all; 0: it does not reply): a
+        mapping from client ids, a function of (client id, round), with rounds counted from 0, or
+        `ud.Unfinished(0.5)`
     engine
-        how the clients' work is computed: "auto" (the default), the fastest way, timed on the
-        first round's work and remembered; "vectorised", many clients at once by a fixed rule;
-        "serial", one after another; or `ud.EngineOptions(…)`. They agree to rounding.
+        how the clients' work is computed: "auto" (the default), the fastest strategy, timed on
+        the first round's work and stored; "vectorised", many clients at once by a fixed rule;
+        "serial", one after another; or `ud.EngineOptions(…)`. Results agree to rounding.
     devices
-        the device profiles of the clients, e.g. `ud.Devices(speed=ud.devices.Ladder(50, 100))`:
-        with them there is a virtual clock, and clients may be slow, away, or fail
+        the device profiles of the clients, such as `ud.Devices(speed=ud.devices.Ladder(50, 100))`:
+        with them there is a virtual clock, and clients may be slow, unavailable, or fail
     pace
         when the server goes on: `ud.WaitForAll()`, `ud.Deadline(seconds)`,
-        `ud.FirstToRespond(K)` or `ud.AsTheyArrive()`; or a mapping from labels, where methods
-        differ (default: as the method is meant)
+        `ud.FirstToRespond(K)` or `ud.AsTheyArrive()`, or a mapping from the methods' labels
+        (default: the method's own)
     target
-        stop once a metric is reached, e.g. `{"test_accuracy": 0.9}`; a metric of the user's own
+        ends the run once a metric is reached, such as `{"test_accuracy": 0.9}`; your own metric
         needs a direction, `{"train_rmse": ("below", 0.1)}`
     callbacks
         functions of (run, record), called after every round; one that returns True ends the run
     out
-        a run folder, as `undrift run` writes it: every round is committed, so that a killed process
-        loses at most the round in flight; `ud.resume` continues, and `undrift report` reads it.
-        In memory only if left out
+        a run folder as `undrift run` writes it (default: in memory only). Every round is committed,
+        so that a killed process loses at most the round in progress; `ud.resume` continues the
+        run, and `undrift report` reads the folder
     loggers
-        with `out`: "tensorboard", "mlflow", "wandb", or loggers of your own
+        with `out`: "tensorboard", "mlflow", "wandb", or your own `Logger` objects
     progress
         whether to show progress bars (default: on a terminal and in a notebook)
     device
-        where to compute, e.g. "cuda"
+        the device to compute on, such as "cuda"
     """
     return _single(_execute(_labelled([method]), options))
 
@@ -155,27 +156,27 @@ def compare(
 ) -> Comparison:
     """Train with several methods on the same cohorts and batches.
 
-    A method that diverges is stopped and says so in its result; the others go on.
+    A method that diverges is stopped, and its result says so; the other methods are run.
 
     Parameters
     ----------
     methods
-        a list, or a mapping from labels to methods
+        a list of methods, or a mapping from labels to methods
     seeds
-        run everything once with each of them, e.g. `range(5)`, in place of `seed`; `model` and
-        `data` may then be functions of the seed, so that initial weights and partitions differ
+        run every method with each of these seeds, such as `range(5)`, in place of `seed`; `model`
+        and `data` may then be functions of the seed, for other initial weights and partitions
     options
-        those of `train`; `local` and `pace` may be mappings from the methods' labels
+        the arguments of `train`; `local` and `pace` may be mappings from the methods' labels
     """
     return _comparison(_execute(_labelled(methods), options, _checked_seeds(seeds, options)))
 
 
 def centralised(**options: Unpack[Options]) -> Result:
-    """Train with all data in one place, held by one client whose id is "all": the baseline.
+    """Train with all data in one place, as the baseline: one client with the id "all".
 
     The options are those of `train`, with the federation's own `data`; `cohort`, `limit`,
-    `devices` and `pace` do not apply. Local work in epochs goes over all data in every round, as
-    a federation of everybody does; work in steps is that many steps for the one client.
+    `devices` and `pace` are ignored. Local work in epochs covers all data in every round, as in a
+    federation where all clients take part; work in steps is that many steps of the one client.
     """
     data = options.get("data")
     if not isinstance(data, FederatedData):
@@ -205,9 +206,9 @@ def resume(
     folder
         a run folder of `ud.train(out=…)`, `ud.compare(out=…)` or `undrift run`
     methods, seeds, options
-        for a folder written from Python: the arguments of the call that wrote it, since code and
-        data are not stored; arguments that differ are refused. A folder of `undrift run` needs
-        none. With a larger number of `rounds` the runs are extended; left out, it stays
+        for a folder written from Python: the arguments of the call that wrote it, because code and
+        data are not stored; other arguments raise an error. A folder of `undrift run` needs none.
+        A larger number of `rounds` extends the runs; by default it stays the same
 
     Returns
     -------
@@ -217,11 +218,11 @@ def resume(
     if (path / EXPERIMENT).is_file():
         require(
             methods is None and seeds is None and not set(options) - {"progress", "rounds"},
-            f"{path} was written from an experiment file, which says what to run: "
-            f"ud.resume({str(path)!r}) needs no methods or options but rounds and progress.",
+            f"{path} was written from an experiment file, which defines its runs: "
+            f"ud.resume({str(path)!r}) takes no methods, and only the options rounds and progress.",
         )
         return _comparison(_resume_experiment(path, options))
-    require("out" not in options, "resume continues in its folder: leave out= away.")
+    require("out" not in options, "resume continues in its folder: leave out the argument out.")
     before = stored_rounds(path)
     if methods is None:
         raise UndriftError(
@@ -235,6 +236,7 @@ def resume(
 
 
 def _resume_experiment(folder: Path, options: Options) -> list[RunOutcome]:
+    """Continue the runs of an experiment file in their folder."""
     experiment = resumed(folder, {"rounds": options["rounds"]} if "rounds" in options else {})
     seeds, shown = len(experiment.seeds), options.get("progress")
     with progress_bars(experiment.labels, experiment.rounds, seeds, shown) as bars:
@@ -242,6 +244,7 @@ def _resume_experiment(folder: Path, options: Options) -> list[RunOutcome]:
 
 
 def _labelled(methods: Methods) -> Mapping[str, Method]:
+    """The methods by label; a list gets labels from the methods' names."""
     if isinstance(methods, Mapping):
         return methods
     return dict(zip(labels(methods), methods, strict=True))
@@ -263,6 +266,7 @@ def _execute(
 
 
 def _plan(methods: Mapping[str, Method], options: Options, seeds: Sequence[int] | None) -> Plan:
+    """The plan of the arguments; without `seeds` there is one seed."""
     pace = options.get("pace")
     paces = pace if isinstance(pace, Mapping) else dict.fromkeys(methods, pace)
     plan = Plan(
@@ -286,7 +290,7 @@ def _plan(methods: Mapping[str, Method], options: Options, seeds: Sequence[int] 
 
 
 def _storage(options: Options, plan: Plan, extend: bool) -> FolderStorage | None:
-    """The run folder, if one is asked for; the folder of other runs is refused."""
+    """The run folder of `out`, or None; an error if the folder has other runs."""
     out = options.get("out")
     if out is None:
         return None
@@ -309,21 +313,24 @@ def _local_work(
         for label in local:
             require_choice("A label of local", label, methods)
         for label in methods:
-            require(label in local, f"local has no work for {label!r}: give it for every method.")
+            require(label in local, f"local has no entry for {label!r}: every method needs one.")
     found = local if isinstance(local, Mapping) else dict.fromkeys(methods, local)
     for each in found.values():
         require_type(
             "local",
             each,
             Local,
-            "what clients run: SGD, GD, Exact or PerClient, for example local=ud.SGD(lr=0.01, "
+            "a solver (SGD, GD, Exact or PerClient), for example local=ud.SGD(lr=0.01, "
             "batch_size=10, epochs=5)",
         )
     return found  # type: ignore[return-value]  # no value is None: checked above
 
 
 def _losses_by_seed(options: Options, by_seed: bool) -> Callable[[int], Losses]:
-    """The clients' losses of each seed; a model or data given as a function of it are made."""
+    """A function that returns the clients' losses of a seed.
+
+    With `by_seed`, a model or data given as functions of the seed are called.
+    """
     if not by_seed:
         found = losses_of(options)
         return lambda seed: found
@@ -341,7 +348,7 @@ def _losses_by_seed(options: Options, by_seed: bool) -> Callable[[int], Losses]:
 
 
 def _checked_seeds(seeds: Iterable[int] | None, options: Options) -> list[int] | None:
-    """The seeds, each once."""
+    """The seeds as a list; an error unless they are distinct non-negative integers."""
     if seeds is None:
         return None
     require("seed" not in options, "Give either a seed or seeds, not both.")
@@ -350,13 +357,13 @@ def _checked_seeds(seeds: Iterable[int] | None, options: Options) -> list[int] |
         f"seeds is {seeds!r}, but must be a list of integers or range(5).",
     )
     found = [require_whole("A seed", seed, at_least=0) for seed in seeds]
-    require(len(found) > 0, "There are no seeds.")
-    require(len(set(found)) == len(found), "A seed is given twice.")
+    require(len(found) > 0, "seeds is empty: give at least one seed.")
+    require(len(set(found)) == len(found), "seeds has a seed twice: give each seed once.")
     return found
 
 
 def _single(outcomes: Sequence[RunOutcome]) -> Result:
-    """The result of the only run; one that diverged is an error."""
+    """The result of the only run; raises `Diverged` if it diverged."""
     (outcome,) = outcomes
     if outcome.status == DIVERGED:
         raise Diverged(str(outcome.reason))
@@ -368,7 +375,7 @@ def _comparison(outcomes: Sequence[RunOutcome]) -> Comparison:
 
 
 def _results(outcomes: Sequence[RunOutcome]) -> list[Result]:
-    """The results of runs; a run folder that was interrupted ends the program as Ctrl-C does."""
+    """The results of runs; raises KeyboardInterrupt if one in a folder was interrupted."""
     for outcome in outcomes:
         if outcome.status == INTERRUPTED:
             raise KeyboardInterrupt(f"{outcome.label} was {outcome.reason}; ud.resume continues it")
@@ -380,14 +387,14 @@ def _results(outcomes: Sequence[RunOutcome]) -> list[Result]:
 
 
 def check_arguments(methods: Mapping[str, Method], options: Options) -> None:
-    """Refuse arguments of the wrong kind before anything runs."""
+    """Raise if an argument has the wrong type, before anything runs."""
     for name in options:
         if name not in Options.__annotations__:
             _refuse_argument(name)
     loss = options.get("loss")
     require(
         not isinstance(loss, type),
-        f"loss is the class {getattr(loss, '__name__', '')}, of which none was made: "
+        f"loss is the class {getattr(loss, '__name__', '')}, but must be an object: write "
         f"{getattr(loss, '__name__', '')}().",
     )
     require(
@@ -415,7 +422,7 @@ def check_arguments(methods: Mapping[str, Method], options: Options) -> None:
             require_type(name, options.get(name), (str, Path), what)
     require(
         options.get("out") is not None or not options.get("loggers"),
-        "loggers follow a run folder: give out= as well.",
+        "loggers need a run folder: give the argument out as well.",
     )
     engine_options(options.get("engine", "auto"))
     require_type("evaluate", options.get("evaluate", Evaluation()), Evaluation, "an Evaluation")
@@ -438,25 +445,26 @@ def check_arguments(methods: Mapping[str, Method], options: Options) -> None:
 
 
 def _refuse_argument(name: str) -> None:
-    """An argument that there is not; some belong elsewhere."""
-    require(name != "seeds", "seeds belong to ud.compare, which takes several: here it is seed.")
+    """Raise for an unknown argument, with a hint if it belongs elsewhere."""
+    require(name != "seeds", "seeds is an argument of ud.compare: use seed here.")
     works = [each.name for each in fields(SGD)]
     require(
         name not in works,
-        f"{name} belongs to the clients' local work: local=ud.SGD({name}=…).",
+        f"{name} is an argument of the clients' local work: local=ud.SGD({name}=…).",
     )
     require_choice("An argument", name, Options.__annotations__)
 
 
 def losses_of(options: Options) -> Losses:
-    """The clients' losses: an analytic problem, or a model on data."""
+    """The clients' losses: those of an analytic problem, or of a model on data."""
     model, data, problem = options.get("model"), options.get("data"), options.get("problem")
     if problem is not None:
         require_type("problem", problem, Losses, "an analytic problem of ud.theory")
         for name in ("model", "data", "loss", "metrics", "weights"):
             require(
                 options.get(name) is None,
-                f"Give either a problem, or a model and data, not both: {name} means nothing here.",
+                f"Give either a problem, or a model and data, not both: with a problem, {name} has "
+                f"no meaning.",
             )
         return problem
     if model is None or data is None:
@@ -477,7 +485,7 @@ def losses_of(options: Options) -> Losses:
 
 
 def _builder(data: object) -> str:
-    """How to make federated data of something else."""
+    """The call that makes federated data of another object."""
     if isinstance(data, DataLoader):
         return "ud.data.FederatedData.from_dataset(loader.dataset, partition='iid', clients=10)"
     if isinstance(data, Dataset):

@@ -1,7 +1,7 @@
-"""Run folders that were written from Python: which arguments they belong to.
+"""Describes the arguments of `ud.train` and `ud.compare` in run folders.
 
-Code and data cannot be stored in a run folder, so `ud.resume` takes them again. The folder keeps a
-description of the arguments, in `arguments.toml`, and refuses others.
+Code and data are not stored in a run folder, so `ud.resume` takes them again. The folder has a
+description of the arguments in `arguments.toml`; other arguments raise an error.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ from undrift.utils.errors import UndriftError, first_line, require
 from undrift.utils.files import written_whole
 
 NOT_COMPARED = ("rounds", "engine")
-"""A resumed run may be longer, and computed by another engine."""
+"""A resumed run may have more rounds and another engine."""
 NOT_DESCRIBED = ("out", "loggers", "progress", "callbacks", "device", "seed", "rounds", "local")
+"""Arguments that do not change the results, or that are described separately."""
 
 
 def described(methods: Mapping[str, Method], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call in plain values, for loggers and for the folder."""
+    """The arguments of a call as plain values, for loggers and for the run folder."""
     local = options.get("local")
     found: dict[str, Any] = {
         "method": [
@@ -55,7 +56,7 @@ def described(methods: Mapping[str, Method], options: Mapping[str, Any]) -> dict
 
 
 def _plain(value: Any) -> Any:
-    """A value as TOML holds it; other objects by their repr, and functions by their names."""
+    """A value that TOML can represent: other objects as their repr, functions as their names."""
     if isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Path):
@@ -76,19 +77,19 @@ def _plain(value: Any) -> Any:
 
 
 def _repr(value: object) -> str:
-    """The repr without addresses in memory, which another process does not have."""
+    """The repr without memory addresses, which differ between processes."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
 def claim_arguments(folder: Path, plan: Plan, extend: bool) -> None:
-    """Write the description into a new folder, or check that it is the one there."""
+    """Write the description into a new folder, or compare it with the one that is there."""
     path = folder / ARGUMENTS
     wanted = _in_toml(folder, plan)
     with locked_folder(folder):
         require(
             not (folder / EXPERIMENT).is_file(),
             f"{folder} has the runs of an experiment file: choose another folder, or continue them "
-            f"by undrift resume {folder}.",
+            f"with undrift resume {folder}.",
         )
         if path.is_file():
             before = read_arguments(folder)
@@ -103,7 +104,7 @@ def claim_arguments(folder: Path, plan: Plan, extend: bool) -> None:
 
 
 def read_arguments(folder: Path) -> dict[str, Any]:
-    """The description in a folder."""
+    """The description of the arguments in a folder."""
     path = folder / ARGUMENTS
     require(path.is_file(), f"{folder} is not a run folder: it has no {EXPERIMENT} or {ARGUMENTS}.")
     try:
@@ -113,7 +114,7 @@ def read_arguments(folder: Path) -> dict[str, Any]:
 
 
 def stored_rounds(folder: Path) -> int:
-    """How many rounds the runs of a folder were asked for."""
+    """The number of rounds of a folder's runs."""
     return int(read_arguments(folder).get("rounds", 0))
 
 
@@ -133,8 +134,8 @@ def _in_toml(folder: Path, plan: Plan) -> dict[str, Any]:
 
 
 def _require_same(folder: Path, before: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Refuse arguments that give other runs than those of the folder."""
-    # Through TOML and back, so that tuples and lists compare equal.
+    """Raise if the arguments describe other runs than those of the folder."""
+    # Written to TOML and read again, so that tuples equal lists.
     wanted = tomllib.loads(tomlkit.dumps(dict(wanted)))
     for key in dict.fromkeys([*before, *wanted]):
         if key in (*NOT_COMPARED, "name"):

@@ -18,20 +18,20 @@ from undrift.utils.errors import Diverged
 
 
 class Observer(Protocol):
-    """Is told of the progress of runs: bars, lines of text, lines of JSON."""
+    """Is told what happens to runs, to show it: as bars, lines of text or lines of JSON."""
 
     def begin(self, label: str, seed: int, round: int) -> None:
-        """A run starts, or continues after a round."""
+        """A run starts (round 0), or continues after a round."""
 
     def show(self, label: str, seed: int, record: Record) -> None:
-        """A round is done and committed."""
+        """A round is committed."""
 
     def end(self, label: str, seed: int, status: str, reason: str | None) -> None:
-        """A run is over."""
+        """A run ended, or was interrupted."""
 
 
-class Silent:
-    """An observer that shows nothing."""
+class SilentObserver:
+    """Shows nothing."""
 
     def begin(self, label: str, seed: int, round: int) -> None:
         pass
@@ -54,9 +54,9 @@ class RunOutcome:
     reason: str | None = None
     folder: Path | None = None
     before: bool = field(default=False, compare=False)
-    """whether it had ended before, so that nothing was computed"""
+    """whether the run had ended in an earlier call, so that nothing was computed"""
     run: Loop | None = field(default=None, compare=False, repr=False)
-    """the loop in its final state; None for a run that had ended before and was not read"""
+    """the loop in its final state; None for a run that had ended before and was not read back"""
 
 
 def execute(
@@ -65,22 +65,24 @@ def execute(
     observer: Observer | None = None,
     read_ended: bool = False,
 ) -> list[RunOutcome]:
-    """Execute every run of a plan, or what is left of them.
+    """Execute every run of a plan that has not ended yet, one after another.
 
     A run in a folder that was interrupted, or killed at any moment, continues from its last
     committed round and ends with the same bits as if it had never stopped.
 
     Parameters
     ----------
+    plan
+        the runs
     storage
-        where the runs are kept; in memory if left out
+        where the runs are kept (default: in memory)
     observer
-        is told of the progress
+        is told what happens (default: nobody)
     read_ended
         whether runs that had ended before are read back, so that their outcomes have a loop
     """
     storage = storage or MemoryStorage()
-    observer = observer or Silent()
+    observer = observer or SilentObserver()
     outcomes: list[RunOutcome] = []
     warned = False
     with storage.session() as stop:
@@ -108,11 +110,14 @@ def execute(
 
 
 def _check(plan: Plan, labels: list[str], seed: int, losses: Federation) -> None:
-    """Refuse what a method is not defined for before the first run computes anything."""
+    """Raise if a method is not defined for its run, before the first run computes anything.
+
+    Without it, an error in the last method would show only after all others have run.
+    """
     if plan.make_loop is not None:
-        return  # the loops of a deployment send nothing before their first round
+        return  # a deployment's loops need sites: they are checked when they are built
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the loop that runs will warn
+        warnings.simplefilter("ignore")  # the loop that executes the run warns again
         for label in labels:
             loop(plan.spec(label, seed, losses))
 
@@ -155,7 +160,7 @@ def _execute(
 def _rounds(
     run: Loop, label: str, kept: KeptRun, observer: Observer, stop: Callable[[], int]
 ) -> tuple[str, str | None]:
-    """Carry out the rounds of a run; gives its status and the reason."""
+    """Execute the rounds of a run; returns its status and the reason for an early end."""
     try:
         for record in run.rounds():
             kept.commit(run, record)

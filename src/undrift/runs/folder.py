@@ -1,4 +1,4 @@
-"""The folder of a run: what is where, and who may write to it."""
+"""Run folders: the names of their files, statuses of runs, and the lock of a folder."""
 
 from __future__ import annotations
 
@@ -17,24 +17,30 @@ from filelock import FileLock, Timeout
 from undrift.utils.errors import UndriftError, first_line, require
 from undrift.utils.files import slug, written_whole
 
+# In the run folder.
 EXPERIMENT, ABOUT, DATA, PICTURE = "experiment.toml", "about.json", "data.json", "data.svg"
-RUN, RECORDS, MODEL, STORE = "run.json", "records.jsonl", "model.safetensors", "store"
 ARGUMENTS = "arguments.toml"
-"""Describes the arguments of `ud.train` or `ud.compare`, in the place of an experiment file."""
+"""Describes the arguments of `ud.train` or `ud.compare`, in place of an experiment file."""
+# In the subfolder of each run.
+RUN, RECORDS, MODEL, STORE = "run.json", "records.jsonl", "model.safetensors", "store"
+
 RUNNING, INTERRUPTED = "running", "interrupted"
 FINISHED, STOPPED, DIVERGED = "finished", "stopped", "diverged"
 DONE = (FINISHED, STOPPED, DIVERGED)
-"""The states of a run that is over."""
+"""The statuses of a run that has ended."""
 
 
 def run_folder(folder: Path, label: str, seed: int) -> Path:
-    """Where the files of a method and seed are."""
+    """The subfolder of the run of a method and a seed."""
     return folder / slug(label) / f"seed-{seed}"
 
 
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
-    """Hold the folder: a second process is refused. A killed process lets go of it."""
+    """Lock a folder for a block; an error if another process has locked it.
+
+    The operating system releases the lock of a killed process.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / ".lock")
@@ -52,24 +58,24 @@ def locked_folder(folder: Path) -> Iterator[None]:
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
-    """Write a JSON file whole."""
+    """Write a JSON file atomically."""
     with written_whole(path) as partial:
         text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
         partial.write_text(text, encoding="utf-8")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file; what is wrong with it is said in a sentence."""
+    """The object in a JSON file; an `UndriftError` if it cannot be read."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UndriftError(f"{path} cannot be read: {first_line(error)}.") from error
-    require(isinstance(found, dict), f"{path} must hold an object.")
+    require(isinstance(found, dict), f"{path} must contain a JSON object.")
     return found
 
 
 def about() -> dict[str, Any]:
-    """What the run was made with."""
+    """The versions and the machine that a run is made with."""
     names = ("undrift", "torch", "numpy", "safetensors", "lmdb")
     return {
         **{name: version(name) for name in names},
@@ -80,7 +86,10 @@ def about() -> dict[str, Any]:
 
 
 def refuse_other_rounds(folder: Path, before: int, wanted: int, extend: bool) -> None:
-    """Runs may only be extended, and only when that is asked for."""
+    """Raise if a folder's runs have another number of rounds.
+
+    With `extend`, more rounds than before are allowed.
+    """
     require(
         wanted == before or (extend and wanted > before),
         f"The runs of {folder} have {before} rounds, not {wanted}: "

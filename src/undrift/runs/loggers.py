@@ -1,9 +1,8 @@
-"""Loggers: a run's records in TensorBoard, MLflow or Weights & Biases, besides `records.jsonl`.
+"""Loggers copy a run's records to TensorBoard, MLflow or Weights & Biases.
 
-A logger is a copy for looking at: a run neither depends on it nor ends with it. One that fails is
-switched off with a warning; after a resume the rounds that were committed before are left out. A
-killed process may leave the last round out of a logger (of Weights & Biases, the last second), but
-never out of `records.jsonl`.
+A run does not depend on its loggers: one that fails is switched off with a warning. A resumed run
+logs only new rounds. If the process is killed, a logger may miss the last round (Weights & Biases
+the last second); `records.jsonl` never does.
 """
 
 from __future__ import annotations
@@ -25,38 +24,46 @@ from undrift.core.records import Record
 from undrift.runs.folder import DONE
 from undrift.utils.errors import UndriftError, first_line, require_choice
 
+MLFLOW_BATCH_PARAMS = 100
+"""MLflow's limit on parameters per call."""
+MLFLOW_PARAM_CHARACTERS = 500
+"""MLflow's limit on the length of a parameter's value."""
+
 
 @dataclass(frozen=True)
 class StartedRun:
-    """A run that begins in its folder, or goes on."""
+    """A run that starts in its folder, or is resumed."""
 
     label: str
+    """the label of its method"""
     seed: int
     settings: Mapping[str, object]
+    """the settings of the experiment, or the arguments of the call, as plain values"""
     folder: Path
+    """the subfolder of this run"""
     resumed_from: int | None = None
-    """the last round before it goes on"""
+    """the last committed round of a resumed run; None for a new run"""
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The label and the seed, for display."""
         return f"{self.label}, seed {self.seed}"
 
     def described(self) -> dict[str, object]:
-        """All settings, in one table."""
+        """The label, the seed and all settings, with dotted keys."""
         return {"label": self.label, "seed": self.seed, **flattened(self.settings)}
 
 
 class Logger(ABC):
-    """What is told of a run while it goes on."""
+    """The base class of loggers; a user's own logger is a subclass."""
 
     @abstractmethod
-    def start(self, begun: StartedRun) -> None:
-        """A run begins, or goes on."""
+    def start(self, run: StartedRun) -> None:
+        """A run starts, or is resumed."""
 
     @abstractmethod
     def log(self, record: Record) -> None:
-        """A round is done and committed."""
+        """A round is committed."""
 
     @abstractmethod
     def finish(self, status: str) -> None:
@@ -64,7 +71,7 @@ class Logger(ABC):
 
 
 class TensorBoard(Logger):
-    """Event files in the run folder's `tensorboard`: look with `tensorboard --logdir DIR`."""
+    """Writes event files to `tensorboard` in the run folder: `tensorboard --logdir DIR`."""
 
     def __init__(self) -> None:
         self._event = _library("tensorboard.compat.proto.event_pb2", "TensorBoard")
@@ -72,14 +79,15 @@ class TensorBoard(Logger):
         self._tensor = _library("tensorboard.compat.proto.tensor_pb2", "TensorBoard")
         self._writers = _library("tensorboard.summary.writer.event_file_writer", "TensorBoard")
 
-    def start(self, begun: StartedRun) -> None:
-        self._writer = self._writers.EventFileWriter(str(begun.folder / "tensorboard"))
-        if begun.resumed_from is None:
-            self._describe(begun.described())
+    def start(self, run: StartedRun) -> None:
+        self._writer = self._writers.EventFileWriter(str(run.folder / "tensorboard"))
+        if run.resumed_from is None:
+            self._describe(run.described())
         else:
-            # A round that was logged but not committed is done again: TensorBoard drops the first.
+            # A round that was logged but not committed is computed again: this event makes
+            # TensorBoard drop what was logged for it and later rounds.
             started = self._event.SessionLog(status=self._event.SessionLog.START)
-            self._write(begun.resumed_from + 1, session_log=started)
+            self._write(run.resumed_from + 1, session_log=started)
         self._writer.flush()
 
     def log(self, record: Record) -> None:
@@ -94,8 +102,8 @@ class TensorBoard(Logger):
         self._writer.close()
 
     def _describe(self, settings: Mapping[str, object]) -> None:
-        """The settings, as a table on the page of texts."""
-        rows = "\n".join(f"| {key} | {_word(value)} |" for key, value in settings.items())
+        """Write the settings as a table for TensorBoard's page of texts."""
+        rows = "\n".join(f"| {key} | {_text(value)} |" for key, value in settings.items())
         text = f"| setting | value |\n|---|---|\n{rows}".encode()
         metadata = self._summary.SummaryMetadata(
             plugin_data=self._summary.SummaryMetadata.PluginData(plugin_name="text")
@@ -113,9 +121,9 @@ class TensorBoard(Logger):
 
 
 class MLflow(Logger):
-    """A database `mlflow.db` in the run folder, or the server of MLFLOW_TRACKING_URI.
+    """Logs to a database `mlflow.db` in the run folder, or to the server of MLFLOW_TRACKING_URI.
 
-    Look with `mlflow ui --backend-store-uri sqlite:///DIR/…/mlflow.db`.
+    `mlflow ui --backend-store-uri sqlite:///DIR/…/mlflow.db` shows it.
     """
 
     experiment = "undrift"
@@ -124,20 +132,20 @@ class MLflow(Logger):
         self._tracking = _library("mlflow.tracking", "MLflow")
         self._entities = _library("mlflow.entities", "MLflow")
         if not os.environ.get("MLFLOW_TRACKING_URI"):
-            # mlflow-skinny comes without what its own database needs.
+            # mlflow-skinny does not install what its database needs.
             _library("sqlalchemy", "MLflow")
             _library("alembic", "MLflow")
 
-    def start(self, begun: StartedRun) -> None:
-        for name in ("mlflow.store.db.utils", "alembic"):  # lines of theirs would break our bars
+    def start(self, run: StartedRun) -> None:
+        for name in ("mlflow.store.db.utils", "alembic"):  # their log lines would break our bars
             logging.getLogger(name).setLevel(logging.WARNING)
         place, where = os.environ.get("MLFLOW_TRACKING_URI"), None
         if not place:
-            place = f"sqlite:///{begun.folder.absolute() / 'mlflow.db'}"
-            where = (begun.folder.absolute() / "mlflow").as_uri()
+            place = f"sqlite:///{run.folder.absolute() / 'mlflow.db'}"
+            where = (run.folder.absolute() / "mlflow").as_uri()
         self._client = self._tracking.MlflowClient(tracking_uri=place)
-        known = _read_id(begun.folder, "mlflow")
-        if known is not None and begun.resumed_from is not None:
+        known = _read_id(run.folder, "mlflow")
+        if known is not None and run.resumed_from is not None:
             self._id = known
             self._client.update_run(self._id, status="RUNNING")
             return
@@ -147,16 +155,17 @@ class MLflow(Logger):
             if found is None
             else found.experiment_id
         )
-        tags = {"label": begun.label, "seed": str(begun.seed), "folder": str(begun.folder)}
-        run = self._client.create_run(experiment, run_name=begun.name, tags=tags)
-        self._id = run.info.run_id
-        _write_id(begun.folder, "mlflow", self._id)
+        tags = {"label": run.label, "seed": str(run.seed), "folder": str(run.folder)}
+        created = self._client.create_run(experiment, run_name=run.name, tags=tags)
+        self._id = created.info.run_id
+        _write_id(run.folder, "mlflow", self._id)
         params = [
-            self._entities.Param(key, _word(value)[:500])
-            for key, value in begun.described().items()
+            self._entities.Param(key, _text(value)[:MLFLOW_PARAM_CHARACTERS])
+            for key, value in run.described().items()
         ]
-        for some in range(0, len(params), 100):  # what one call may hold
-            self._client.log_batch(self._id, params=params[some : some + 100])
+        for first in range(0, len(params), MLFLOW_BATCH_PARAMS):
+            batch = params[first : first + MLFLOW_BATCH_PARAMS]
+            self._client.log_batch(self._id, params=batch)
 
     def log(self, record: Record) -> None:
         now = int(time.time() * 1000)
@@ -173,29 +182,30 @@ class MLflow(Logger):
 
 
 class WeightsAndBiases(Logger):
-    """A run of Weights & Biases, in the project of WANDB_PROJECT (default "undrift").
+    """Logs to Weights & Biases, in the project of WANDB_PROJECT (default "undrift").
 
-    Offline, where WANDB_MODE says so or no key is known: then `wandb` in the run folder holds what
-    `wandb sync` sends later (a resumed run has two such folders, the second for `--append`).
+    It works offline if WANDB_MODE says so or if no API key is configured. Then `wandb sync` sends
+    the folder `wandb` of the run folder later (a resumed run has two such folders; use `--append`
+    for the second).
     """
 
     def __init__(self) -> None:
         self._wandb = _library("wandb", "Weights & Biases")
 
-    def start(self, begun: StartedRun) -> None:
-        known = _read_id(begun.folder, "wandb") if begun.resumed_from is not None else None
+    def start(self, run: StartedRun) -> None:
+        known = _read_id(run.folder, "wandb") if run.resumed_from is not None else None
         id = known or uuid.uuid4().hex[:16]
-        _write_id(begun.folder, "wandb", id)
+        _write_id(run.folder, "wandb", id)
         mode = os.environ.get("WANDB_MODE")
         if mode is None:
-            known_to = self._wandb.login(prompt=False, verify=False)
-            mode = "online" if known_to else "offline"
+            has_key = self._wandb.login(prompt=False, verify=False)
+            mode = "online" if has_key else "offline"
         self._run = self._wandb.init(
             project=os.environ.get("WANDB_PROJECT", "undrift"),
-            dir=str(begun.folder),
+            dir=str(run.folder),
             id=id,
-            name=begun.name,
-            config={"label": begun.label, "seed": begun.seed, **begun.settings},
+            name=run.name,
+            config={"label": run.label, "seed": run.seed, **run.settings},
             mode=mode,
             resume="allow" if known and mode == "online" else None,
             reinit="create_new",
@@ -205,15 +215,15 @@ class WeightsAndBiases(Logger):
     def _settings(self) -> Any:
         kind = self._wandb.Settings
         wanted = {
-            "console": "off",  # its lines would break our bars
+            "console": "off",  # its output would break our bars
             "silent": True,
             "x_disable_stats": True,
-            "x_transaction_log_flush_interval": 1.0,  # seconds that a killed process loses
+            "x_transaction_log_flush_interval": 1.0,  # seconds; a killed process loses no more
         }
         return kind(**{name: value for name, value in wanted.items() if name in kind.model_fields})
 
     def log(self, record: Record) -> None:
-        # Otherwise it would hold the round back until the next one comes.
+        # Without commit, wandb holds a round back until the next one is logged.
         self._run.log(values_of(record), step=record.round, commit=True)
 
     def finish(self, status: str) -> None:
@@ -229,60 +239,60 @@ LOGGERS: dict[str, type[Logger]] = {
 
 
 class GuardedLogger(Logger):
-    """A logger that cannot harm the run, and is not told of a round twice.
+    """Wraps a logger so that its errors do not stop the run and no round is logged twice.
 
     Parameters
     ----------
     logger
-        the one that is told
+        the logger to wrap
     name
-        what it is called when it fails
+        its name in the warning if it fails
     """
 
     def __init__(self, logger: Logger, name: str):
         self._logger: Logger | None = logger
         self._name = name
-        self._last = -1
+        self._last_round = -1
 
-    def start(self, begun: StartedRun) -> None:
-        if begun.resumed_from is not None:
-            self._last = begun.resumed_from
-        self._tell("start", begun)
+    def start(self, run: StartedRun) -> None:
+        if run.resumed_from is not None:
+            self._last_round = run.resumed_from
+        self._call("start", run)
 
     def log(self, record: Record) -> None:
-        if record.round > self._last:
-            self._last = record.round
-            self._tell("log", record)
+        if record.round > self._last_round:
+            self._last_round = record.round
+            self._call("log", record)
 
     def finish(self, status: str) -> None:
-        self._tell("finish", status)
+        self._call("finish", status)
 
-    def _tell(self, what: str, *values: object) -> None:
+    def _call(self, name: str, *values: object) -> None:
         if self._logger is None:
             return
         try:
-            getattr(self._logger, what)(*values)
-        except Exception as error:  # whatever a library raises, the run goes on
+            getattr(self._logger, name)(*values)
+        except Exception as error:  # a library may raise anything
             self._logger = None
             warnings.warn(
-                f"The logger {self._name!r} is switched off, since it failed: {first_line(error)}.",
+                f"The logger {self._name!r} failed and is switched off: {first_line(error)}.",
                 stacklevel=3,
             )
 
 
 def make_logger(name: str) -> GuardedLogger:
-    """The logger of a name of `LOGGERS`; a missing library is refused with a sentence."""
+    """A logger by its name in `LOGGERS`; an error if its library is missing."""
     require_choice("A logger", name, LOGGERS)
     return GuardedLogger(LOGGERS[name](), name)
 
 
 def values_of(record: Record) -> dict[str, float]:
-    """What is logged of a round: metrics, diagnostics and totals, by name."""
+    """The values of a record that are logged: metrics, diagnostics and totals, by name."""
     return {name: float(value) for name, value in record.flat().items() if name != "round"}
 
 
 def flattened(settings: Mapping[str, object], path: str = "") -> dict[str, object]:
-    """Nested tables as dotted paths; the tables of a list are numbered."""
+    """Nested tables as one table with dotted keys; tables in a list are numbered from 0."""
     found: dict[str, object] = {}
     for key, value in settings.items():
         name = f"{path}{key}"
@@ -295,12 +305,13 @@ def flattened(settings: Mapping[str, object], path: str = "") -> dict[str, objec
     return found
 
 
-def _word(value: object) -> str:
+def _text(value: object) -> str:
+    """A string itself, other values as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _library(module: str, name: str) -> Any:
-    """A module of an optional library."""
+    """Import a module of an optional library; an error that says how to install it."""
     try:
         return import_module(module)
     except ImportError as error:
@@ -311,6 +322,7 @@ def _library(module: str, name: str) -> Any:
 
 
 def _read_id(folder: Path, name: str) -> str | None:
+    """The id that a tracking service gave to the run of a folder, if it was stored."""
     file = folder / f"{name}.id"
     return file.read_text().strip() if file.is_file() else None
 

@@ -1,7 +1,7 @@
 """`Plan`: several runs on the same clients, every method with every seed.
 
-Python arguments (`undrift.api`) and experiment files (`undrift.runs.planning`) both become a plan,
-which `undrift.runs.driver` executes.
+`undrift.api` makes plans from Python arguments and `undrift.runs.planning` from experiment files;
+`undrift.runs.driver` executes them.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ LoopFactory = Callable[[str, RunSpec, StatesFactory], Loop]
 
 @dataclass(frozen=True)
 class Plan:
-    """Every method with every seed, on the same clients, cohorts and batches.
+    """Every method with every seed; runs with the same seed have the same cohorts and batches.
 
     Parameters
     ----------
     methods, local
         the methods by label, and the local work of each
     losses
-        gives the clients' losses of a seed, with the initial model
+        a function that returns the clients' losses of a seed, with the initial model
     rounds, seeds
         the number of rounds of each run, and the seeds to run every method with
     cohort
-        how many clients take part in a round, or a sampler; None for all
+        the number of clients in a round, or a sampler; None for all clients
     objective, evaluation, limit, devices, target, callbacks, transforms
         as in `RunSpec`, the same for all methods
     paces
-        by label, where it is not the pace the method is meant for
+        the paces by label; methods without an entry have their default pace
     engine
-        how the clients' work is computed in a simulation
+        the engine of a simulation
     description
-        the settings in plain values, for loggers and for the run folder
+        the settings as plain values, for loggers and for the run folder
     make_loop
         builds the loops of a deployment; None for a simulation
     """
@@ -78,14 +78,14 @@ class Plan:
         for method in self.methods.values():
             require_type("A method", method, Method, "a method such as ud.FedAvg()")
         for label in self.methods:
-            require(label in self.local, f"The local work of {label!r} is missing.")
+            require(label in self.local, f"The local work of the method {label!r} is missing.")
         require_whole("rounds", self.rounds, at_least=0)
         for seed in self.seeds:
             require_whole("seed", seed, at_least=0)
         same_regularizer(self.methods)
 
     def spec(self, label: str, seed: int, losses: Federation) -> RunSpec:
-        """The run of one method with one seed; `losses` are those of the seed."""
+        """The spec of one method's run with one seed; `losses` are those of the seed."""
         return RunSpec(
             method=self.methods[label],
             losses=losses,
@@ -104,7 +104,7 @@ class Plan:
         )
 
     def loop(self, label: str, spec: RunSpec, states: StatesFactory) -> Loop:
-        """The loop that carries out a run of this plan."""
+        """The loop that executes a run of this plan."""
         if self.make_loop is not None:
             return self.make_loop(label, spec, states)
         return loop(spec, self.engine, states)

@@ -1,4 +1,4 @@
-"""From an experiment file to its runs in a folder."""
+"""Runs of experiment files: makes their plan and executes it in a run folder."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def plan_of(
     losses: Callable[[int], Federation],
     make_loop: LoopFactory | None = None,
 ) -> Plan:
-    """The runs of an experiment on the losses of each seed."""
+    """The plan of an experiment; `losses` returns the clients' losses of a seed."""
     methods = experiment.methods()
     return Plan(
         methods=methods,
@@ -55,7 +55,7 @@ def plan_of(
 
 
 def storage_of(experiment: Experiment, folder: Path) -> FolderStorage:
-    """How the runs of an experiment are kept in a folder."""
+    """The storage of an experiment's runs in a folder, with its loggers."""
     output = experiment.output
 
     def loggers() -> Sequence[Logger]:
@@ -73,12 +73,24 @@ def run_experiment(
     extend: bool = False,
     read_ended: bool = False,
 ) -> list[RunOutcome]:
-    """Execute the runs of an experiment in a folder, or what is left of them.
+    """Execute the runs of an experiment that have not ended yet, in a folder.
 
-    The folder of another experiment is refused. `reading` is entered while the data are read; with
-    `extend`, the experiment may have more rounds than the one in the folder.
+    Parameters
+    ----------
+    experiment, folder
+        the experiment, and the run folder; a folder of another experiment raises an error
+    data
+        the data, if they were read already
+    observer
+        is told what happens
+    reading
+        a context that is entered while the data are read, for a message
+    extend
+        whether the experiment may have more rounds than the one in the folder
+    read_ended
+        whether runs that had ended before are read back, so that their outcomes have a loop
     """
-    experiment.engine_options().require_ready()  # before a folder is written
+    experiment.engine_options().require_ready()  # an error must not leave a folder behind
     claim(experiment, folder, extend)
     if data is None:
         with reading:
@@ -88,9 +100,9 @@ def run_experiment(
 
 
 def claim(experiment: Experiment, folder: Path, extend: bool = False) -> None:
-    """Write the resolved experiment into a new folder, or check that it is the one there.
+    """Write the experiment into a new folder, or compare it with the one that is there.
 
-    With `extend`, it may have more rounds than the one there.
+    With `extend`, it may have more rounds than the one in the folder.
     """
     path = folder / EXPERIMENT
     with locked_folder(folder):
@@ -103,7 +115,7 @@ def claim(experiment: Experiment, folder: Path, extend: bool = False) -> None:
             require(
                 _runs_of(before) == _runs_of(experiment),
                 f"{folder} has the runs of another experiment: choose another folder with --out, "
-                f"or continue that one by undrift resume {folder}.",
+                f"or continue that one with undrift resume {folder}.",
             )
             refuse_other_rounds(folder, before.rounds, experiment.rounds, extend)
             if experiment.rounds > before.rounds:
@@ -123,23 +135,23 @@ def only(experiment: Experiment, label: str) -> Experiment:
 
 
 def _runs_of(experiment: Experiment) -> dict[str, Any]:
-    """What decides how the runs go: not their names, nor where they are computed and kept."""
-    kept = ("name", "rounds", "output", "sweep", "deploy")
-    found = {key: value for key, value in experiment.resolved().items() if key not in kept}
+    """The settings that decide the results: no names, places, loggers or workers."""
+    left_out = ("name", "rounds", "output", "sweep", "deploy")
+    found = {key: value for key, value in experiment.resolved().items() if key not in left_out}
     found["engine"] = {k: v for k, v in found["engine"].items() if k not in ("workers", "address")}
     return found
 
 
 def resumed(folder: Path, settings: Mapping[str, Any] | None = None) -> Experiment:
-    """The experiment of a run folder; the settings may say by whom it is computed from now on."""
+    """The experiment of a run folder, with changed settings such as rounds or workers."""
     path = folder / EXPERIMENT
     require(
         not (folder / ARGUMENTS).is_file(),
-        f"{folder} was written from Python, and code and data are not stored: continue it by "
-        f"ud.resume({str(folder)!r}, method, …) with the arguments of the call that wrote it.",
+        f"{folder} was written from Python, and code and data are not stored: continue it with "
+        f"ud.resume({str(folder)!r}, method, …) and the arguments of the call that wrote it.",
     )
     require(
         path.is_file(),
-        f"{folder} is not the folder of a run: it has no {EXPERIMENT}.",
+        f"{folder} is not a run folder: it has no {EXPERIMENT}.",
     )
     return Experiment.load(path, settings)

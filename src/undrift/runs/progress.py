@@ -1,4 +1,4 @@
-"""Progress bars over rounds: one per method, with loss, accuracy or error, traffic and speed."""
+"""Progress bars over rounds: one per method, with metrics, traffic and speed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from undrift.core.records import Record
 from undrift.utils.display import InNotebook, progress
 from undrift.utils.formatting import size
 
-NAMED = {
+SHORT_NAMES = {
     "objective": "F",
     "test_accuracy": "test",
     "validation_accuracy": "val",
@@ -22,11 +22,11 @@ NAMED = {
     "validation_absolute_error": "val MAE",
     "test_loss": "test loss",
 }
-"""What is said of a round, the first two that were measured."""
+"""Metrics in progress, with their short names; the first two that were measured are shown."""
 
 
 class Tally:
-    """What a method has cost so far, and how fast it goes."""
+    """Counts the bytes and rounds of a method for the text of its progress."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -35,21 +35,22 @@ class Tally:
         self._began = time.monotonic()
 
     def begin(self) -> None:
-        """The speed is that of the run that begins."""
+        """A run begins: count its speed from here."""
         self._rounds, self._began = 0, time.monotonic()
 
     def take(self, record: Record) -> str:
-        """A line about a round: loss, accuracy or error, traffic and speed."""
+        """The text after a round: two metrics, all bytes so far, rounds per second."""
         self._rounds += record.round > 0
         self.bytes += sum(record.bytes_down.values()) + sum(record.bytes_up.values())
-        found = [f"{w} {record.metrics[m]:.4f}" for m, w in NAMED.items() if m in record.metrics]
-        self.note = "  ".join(found[:2]) or self.note  # more does not fit on 80 columns
+        metrics = record.metrics
+        found = [f"{word} {metrics[m]:.4f}" for m, word in SHORT_NAMES.items() if m in metrics]
+        self.note = "  ".join(found[:2]) or self.note  # more do not fit on 80 columns
         speed = self._rounds / max(time.monotonic() - self._began, 1e-9)
         return f"{self.note}  {size(self.bytes)}  {speed:.3g}/s"
 
 
-class Bars:
-    """One bar per method, over all its seeds."""
+class BarObserver:
+    """An observer that shows one bar per method, over all its seeds."""
 
     def __init__(self, bars: RichProgress, labels: Sequence[str], rounds: int, seeds: int):
         self._bars = bars
@@ -71,8 +72,8 @@ class Bars:
         if record.strategy not in ("", self._strategy):
             self._strategy = record.strategy
             if not self._bars.disable and not isinstance(self._bars, InNotebook):
-                said = f"engine: {record.strategy}"
-                self._bars.console.print(said, highlight=False, markup=False)
+                text = f"engine: {record.strategy}"
+                self._bars.console.print(text, highlight=False, markup=False)
         self._bars.update(self._tasks[label], note=note)
         self._move(label, record.round)
 
@@ -90,8 +91,11 @@ class Bars:
 @contextmanager
 def progress_bars(
     labels: Sequence[str], rounds: int, seeds: int = 1, shown: bool | None = True
-) -> Iterator[Bars]:
-    """Bars that fit on 80 columns, if they are to be shown, or where someone sees them."""
+) -> Iterator[BarObserver]:
+    """Progress bars that fit on 80 columns.
+
+    `shown` says whether to show them; None for only on a terminal or in a notebook.
+    """
     whole = Column(no_wrap=True)
     columns = (
         TextColumn("{task.description}", markup=False, table_column=_narrow(16)),
@@ -101,9 +105,9 @@ def progress_bars(
         TimeRemainingColumn(compact=True, table_column=whole),
     )
     with progress(*columns, shown=shown) as bars:
-        yield Bars(bars, labels, rounds, seeds)
+        yield BarObserver(bars, labels, rounds, seeds)
 
 
 def _narrow(width: int) -> Column:
-    """A column that is cut rather than wrapped."""
+    """A column of at most `width` characters whose text is cut rather than wrapped."""
     return Column(no_wrap=True, overflow="ellipsis", max_width=width)

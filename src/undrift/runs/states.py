@@ -1,4 +1,4 @@
-"""Client states that rest in a run's store, with a bounded number of them in memory."""
+"""Client states that are kept in a run's store, with a bounded number of them in memory."""
 
 from __future__ import annotations
 
@@ -15,96 +15,109 @@ from undrift.runs.store import Store
 
 
 class StoredStates(ClientStates):
-    """What the clients remember: in the store, except for the round in flight and the latest.
+    """Client states in a store, with some of them in memory.
+
+    A state is in one of four places, from the newest to the oldest: the round in progress
+    (`_kept`, not committed), the cache of committed states (`_cached`), states read in advance for
+    this round (`_prefetched`), or the store only. While one round trains, a thread reads the states
+    of the next cohort.
 
     Parameters
     ----------
     kinds, x0
         as in `ClientStates`
     store
-        where they rest
+        the run's store
     memory
-        how many bytes of states to hold in memory besides the round in flight
+        bytes of states to hold in memory, besides those of the round in progress
     """
 
     def __init__(self, kinds: Mapping[str, str], x0: Tensor, store: Store, memory: int):
         super().__init__(kinds, x0)
         self._store = store
         self._memory = memory
-        self._latest: OrderedDict[Hashable, Keep] = OrderedDict()
-        self._early: dict[Hashable, Keep] = {}
-        """those of this round, read while the last one was computed"""
-        self._ahead: Future[dict[Hashable, dict[str, Tensor]]] | None = None
-        """those of the next round"""
+        self._cached: OrderedDict[Hashable, Keep] = OrderedDict()
+        """committed states, those of the latest rounds last"""
+        self._cached_bytes = 0
+        self._prefetched: dict[Hashable, Keep] = {}
+        """states of this round's clients, read from the store"""
+        self._prefetching: Future[dict[Hashable, dict[str, Tensor]]] | None = None
+        """states of the next round's clients, which a thread reads from the store"""
         self._reader = ThreadPoolExecutor(1)
-        self._held = 0
         self._seen = set(store.clients())
 
     def get(self, client: Hashable) -> Keep:
         if client in self._kept:
             return self._kept[client]
-        if client in self._latest:
-            return self._latest[client]
-        if client in self._early:
-            return self._early[client]
+        if client in self._cached:
+            return self._cached[client]
+        if client in self._prefetched:
+            return self._prefetched[client]
         if client not in self._seen:
             return self.first()
-        found = self._store.client(client, self._x0.device)
+        found = self._store.client_state(client, self._x0.device)
         return self.first() if found is None else Keep(**found)
 
     def gather(self, clients: Sequence[Hashable]) -> Keep:
         if self.kinds:
-            self._early |= _kept(self._store.several(self._resting(clients), self._x0.device))
+            # In one transaction, which is faster than one per client in `get`.
+            missing = self._only_in_store(clients)
+            self._prefetched |= _keeps(self._store.client_states(missing, self._x0.device))
         return super().gather(clients)
 
     def prefetch(self, clients: Iterable[Hashable]) -> None:
-        if self._ahead is not None:
-            self._early = _kept(self._ahead.result())
-        room = int(self._memory // max(1, _size(self.first())))
-        wanted = list(islice(self._resting(clients), room))
-        self._ahead = self._reader.submit(self._store.several, wanted, self._x0.device)
+        # The loop calls this once per round, so the last call read the states of this round. They
+        # are up to date: only clients of the round before got new states meanwhile, and the loop
+        # does not ask for those in advance.
+        if self._prefetching is not None:
+            self._prefetched = _keeps(self._prefetching.result())
+        most = int(self._memory // max(1, _bytes(self.first())))
+        wanted = list(islice(self._only_in_store(clients), most))
+        self._prefetching = self._reader.submit(self._store.client_states, wanted, self._x0.device)
 
-    def _resting(self, clients: Iterable[Hashable]) -> Iterator[Hashable]:
-        """Those of some clients whose states are in the store only."""
+    def _only_in_store(self, clients: Iterable[Hashable]) -> Iterator[Hashable]:
+        """Those of the clients whose states are in the store and not in memory."""
         for client in clients:
-            held = client in self._kept or client in self._latest or client in self._early
+            held = client in self._kept or client in self._cached or client in self._prefetched
             if client in self._seen and not held:
                 yield client
 
     def put(self, client: Hashable, keep: Keep) -> None:
         super().put(client, keep)
-        self._early.pop(client, None)
+        self._prefetched.pop(client, None)
         self._seen.add(client)
 
     def seen(self) -> Iterable[Hashable]:
         return self._seen
 
     def changed(self) -> dict[Hashable, dict[str, Tensor]]:
-        """The states of the round in flight, to be committed."""
-        if self._ahead is not None:
-            wait([self._ahead])  # nobody reads while the store may grow
+        """The states of the round in progress, to be committed."""
+        # LMDB forbids to enlarge the map, which a commit may do, while a transaction reads it.
+        if self._prefetching is not None:
+            wait([self._prefetching])
         return {client: dict(keep.items()) for client, keep in self._kept.items()}
 
     def committed(self) -> None:
-        """The round in flight is in the store: hold its states only as far as memory allows."""
+        """The round is in the store: cache its states, and drop the oldest beyond the memory."""
         for client, keep in self._kept.items():
-            self._forget(client)
-            self._latest[client] = keep
-            self._held += _size(keep)
+            self._drop(client)  # so that the new state comes last
+            self._cached[client] = keep
+            self._cached_bytes += _bytes(keep)
         self._kept = {}
-        self._early = {}
-        while self._held > self._memory and self._latest:
-            self._forget(next(iter(self._latest)))
+        self._prefetched = {}
+        while self._cached_bytes > self._memory and self._cached:
+            self._drop(next(iter(self._cached)))
 
-    def _forget(self, client: Hashable) -> None:
-        before = self._latest.pop(client, None)
+    def _drop(self, client: Hashable) -> None:
+        """Remove a state from the cache, if it is there."""
+        before = self._cached.pop(client, None)
         if before is not None:
-            self._held -= _size(before)
+            self._cached_bytes -= _bytes(before)
 
 
-def _kept(states: Mapping[Hashable, Mapping[str, Tensor]]) -> dict[Hashable, Keep]:
+def _keeps(states: Mapping[Hashable, Mapping[str, Tensor]]) -> dict[Hashable, Keep]:
     return {client: Keep(**state) for client, state in states.items()}
 
 
-def _size(keep: Keep) -> int:
+def _bytes(keep: Keep) -> int:
     return sum(value.numel() * value.element_size() for _, value in keep.items())

@@ -1,7 +1,7 @@
 """Where runs are kept: in memory, or in a run folder that survives a crash at any moment.
 
-The driver works with a `Storage` and, for each run, with the `KeptRun` it opens. The base class of
-`KeptRun` keeps a run in memory only; `StoredRun` commits every round to the run's store.
+The driver uses a `Storage` and, for each run, the `KeptRun` that it opens. The base class `KeptRun`
+keeps a run in memory only; `StoredRun` commits every round to the run's store.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from undrift.utils.files import written_whole
 BYTES_PER_MB = 1_000_000
 
 Ended = tuple[str, str | None]
-"""The status of a run that is over, and the reason if it ended early."""
+"""The status of a run that has ended, and the reason if it ended early."""
 
 
 class KeptRun:
@@ -64,17 +64,17 @@ class KeptRun:
         return ClientStates(kinds, x0)
 
     def restore(self, run: Loop) -> bool:
-        """Bring a new loop to the last committed round; whether there was one."""
+        """Bring a new loop to the last committed round; returns whether there was one."""
         return False
 
     def begin(self, run: Loop, resumed: bool) -> None:
-        """The first round is about to start, or the next one after a resume."""
+        """Called before the first round, or before the next one of a resumed run."""
 
     def commit(self, run: Loop, record: Record) -> None:
-        """Keep a round that is done."""
+        """Store a completed round."""
 
     def end(self, run: Loop, status: str, reason: str | None) -> None:
-        """Keep how the run ended."""
+        """Store how the run ended."""
 
 
 class Storage(ABC):
@@ -82,7 +82,7 @@ class Storage(ABC):
 
     @abstractmethod
     def session(self) -> AbstractContextManager[Callable[[], int]]:
-        """Hold the storage while runs are executed; gives how often the user asked to stop."""
+        """Lock the storage for a block; gives a function that counts requests to stop."""
 
     @abstractmethod
     def ended(self, label: str, seed: int, plan: Plan) -> Ended | None:
@@ -94,7 +94,7 @@ class Storage(ABC):
 
     @abstractmethod
     def open(self, label: str, spec: RunSpec, plan: Plan) -> AbstractContextManager[KeptRun]:
-        """Start to keep a run."""
+        """Open the storage of one run for a block."""
 
 
 class MemoryStorage(Storage):
@@ -115,7 +115,7 @@ class MemoryStorage(Storage):
 
 @dataclass(frozen=True)
 class FolderStorage(Storage):
-    """Keeps runs in a run folder, each with a store of its own.
+    """Keeps runs in a run folder, each in its own store.
 
     Ctrl-C and SIGTERM let the current round finish and commit; a second Ctrl-C ends at once.
 
@@ -126,7 +126,7 @@ class FolderStorage(Storage):
     durability
         what a committed round survives: "power" (a power loss) or "process" (a killed process)
     memory
-        megabytes of client states to hold in memory besides those of the current round
+        megabytes of client states to hold in memory, besides those of the current round
     loggers
         makes the loggers of a run
     """
@@ -164,7 +164,7 @@ class FolderStorage(Storage):
             store.close()
 
     def _describe(self, losses: Federation) -> None:
-        """Write down what the data are like, once, for the report."""
+        """Write a description and a picture of the data for the report, if there are none yet."""
         if isinstance(losses, ModuleLosses) and not (self.folder / DATA).is_file():
             description = losses.data.describe()
             description.plot(self.folder / PICTURE)
@@ -197,9 +197,9 @@ class StoredRun(KeptRun):
 
     def restore(self, run: Loop) -> bool:
         records = self._folder / RECORDS
-        begun = records.is_file() and records.stat().st_size > 0
+        has_rounds = records.is_file() and records.stat().st_size > 0
         require(
-            self._store.round is not None or not begun,
+            self._store.round is not None or not has_rounds,
             f"{records} has rounds, but the store beside it is empty: put the store back, or "
             f"remove {self._folder} to begin again.",
         )
@@ -207,11 +207,12 @@ class StoredRun(KeptRun):
 
     def begin(self, run: Loop, resumed: bool) -> None:
         self._write_status(run, RUNNING, None)
-        # A killed process may have left half a line: write the records of the store again.
+        # The store decides what was committed. A killed process may have left half a line, or no
+        # line for the last round: write all records again.
         with written_whole(self._folder / RECORDS) as whole:
             whole.write_text("".join(f"{line}\n" for line in self._store.records()), "utf-8")
         self._loggers = self._storage.loggers()
-        begun = StartedRun(
+        started = StartedRun(
             self._label,
             run.seed,
             self._plan.description,
@@ -219,9 +220,11 @@ class StoredRun(KeptRun):
             run.round if resumed else None,
         )
         for logger in self._loggers:
-            logger.start(begun)
+            logger.start(started)
 
     def commit(self, run: Loop, record: Record) -> None:
+        # First the store: a round that is not in it is repeated after a crash, and a logger that
+        # knew of it would get it twice.
         commit(run, self._store, record)
         records = self._folder / RECORDS
         try:
@@ -229,8 +232,8 @@ class StoredRun(KeptRun):
                 lines.write(record.to_json() + "\n")
         except OSError as error:
             raise UndriftError(
-                f"{records} cannot be written ({first_line(error)}); nothing is lost but the round "
-                f"in flight."
+                f"{records} cannot be written ({first_line(error)}); the round is in the store, "
+                f"and resuming the run writes the file again."
             ) from error
         for logger in self._loggers:
             logger.log(record)
@@ -258,7 +261,7 @@ class StoredRun(KeptRun):
 
 
 def run_facts(label: str, spec: RunSpec) -> dict[str, Any]:
-    """What a store belongs to: a run with other facts must not continue from it."""
+    """Facts that identify a run: it must not continue from the store of a run with others."""
     devices = spec.devices
     return {
         "label": label,
@@ -275,11 +278,11 @@ def _hash(x: Tensor) -> str:
 
 
 _DATA_FINGERPRINTS: WeakKeyDictionary[FederatedData, str] = WeakKeyDictionary()
-"""Hashing all samples takes a while, so every data set is hashed once."""
+"""Hashing all samples takes seconds for large data, so every data set is hashed once."""
 
 
 def _fingerprint(losses: Federation) -> str:
-    """What tells these data from others."""
+    """A hash of the clients and their data."""
     if not isinstance(losses, ModuleLosses):
         return losses.fingerprint()
     if losses.data not in _DATA_FINGERPRINTS:
@@ -288,10 +291,13 @@ def _fingerprint(losses: Federation) -> str:
 
 
 def ended(folder: Path, rounds: int | None = None) -> Ended | None:
-    """How the run of a folder ended, if it did; a finished run with fewer rounds has not."""
+    """How the run of a folder ended, or None.
+
+    A run that finished fewer than `rounds` rounds has not ended: it is to be extended.
+    """
     try:
         found = read_json(folder / RUN)
-    except UndriftError:  # missing, or left empty by a power loss: the store decides
+    except UndriftError:  # missing, or left empty by a power loss: look into the store
         return None
     status = found.get("status")
     if status not in DONE or not _has_model(folder):
@@ -311,13 +317,13 @@ def _save_model(run: Loop, path: Path) -> None:
 
 
 def _has_model(folder: Path) -> bool:
-    """Whether the final model was written whole."""
+    """Whether the final model was written; a power loss may leave an empty file."""
     model = folder / MODEL
     return model.is_file() and model.stat().st_size > 0
 
 
 def commit(run: Loop, store: Store, record: Record) -> None:
-    """Write everything that a round changed, in one transaction."""
+    """Write everything that a round changed, in one transaction of the store."""
     states = run.states
     assert isinstance(states, StoredStates)
     store.commit(
@@ -327,7 +333,7 @@ def commit(run: Loop, store: Store, record: Record) -> None:
 
 
 def restore(run: Loop, store: Store) -> bool:
-    """Bring a new loop to the last round of a store; whether there was one."""
+    """Bring a new loop to the last round of a store; returns whether there was one."""
     round = store.round
     if round is None:
         return False
@@ -338,9 +344,11 @@ def restore(run: Loop, store: Store) -> bool:
         if isinstance(error, UndriftError):
             raise
         raise UndriftError(
-            f"A record in {store.folder} is damaged: {first_line(error)}."
+            f"A record in the store {store.folder} is damaged: {first_line(error)}."
         ) from error
     if [record.round for record in records] != list(range(round + 1)):
-        raise UndriftError(f"The store {store.folder} does not have a record of every round.")
+        raise UndriftError(
+            f"The store {store.folder} is damaged: records of some rounds are missing."
+        )
     run.restore(lambda name: store.part(name, device), records)
     return True

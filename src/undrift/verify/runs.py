@@ -1,4 +1,4 @@
-"""Runs for verification: stepped by hand, watched until they settle, compared."""
+"""Runs for the facts of `undrift verify`: make them, step them, compare their models."""
 
 from __future__ import annotations
 
@@ -23,12 +23,19 @@ from undrift.verify.problems import SIZES, STEPS
 from undrift.verify.subjects import Subject
 
 LR = 0.2
+"""The learning rate of runs with gradient steps."""
 NEVER = Evaluation(every=10**9)
+"""No round is evaluated: facts read the server's model."""
+CHECK_EVERY_ROUNDS = 20
+"""How often `settle` measures the distance to the goal."""
+CHECKS_PER_WINDOW = 10
+"""How many distances `settle` averages before it decides whether they shrink."""
+HOPELESS_DISTANCE = 1e6
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One measurement: what should come out, what did, and how far apart they are."""
+    """One measurement: the expected and the measured value, and their distance."""
 
     expected: object
     measured: object
@@ -45,7 +52,7 @@ def run_of(
     objective: str = "samples",
     limit: Limit | None = None,
 ) -> Synchronous:
-    """A run that is stepped by hand."""
+    """A synchronous run that the caller steps."""
     return Synchronous(
         RunSpec(
             method, losses, local, sampler, 10**9, objective, seed=1, evaluation=NEVER, limit=limit
@@ -60,10 +67,10 @@ def arriving(
     sampler: Sampler = All(),
     objective: str = "samples",
 ) -> Asynchronous:
-    """A run whose replies arrive one by one from unequal devices, stepped by hand."""
+    """An asynchronous run on devices of different speeds, which the caller steps."""
     devices = Devices(speed=Ladder(1, 3))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # step sizes need not be those of a theorem here
+        warnings.simplefilter("ignore")  # step sizes outside a theorem's range are fine here
         return Asynchronous(
             RunSpec(
                 method,
@@ -80,7 +87,7 @@ def arriving(
 
 
 def path(run: Loop, rounds: int) -> Tensor:
-    """The server's models over some rounds, `[rounds, P]`."""
+    """The server's models after each of the next rounds, `[rounds, P]`."""
     models = []
     for _ in range(rounds):
         run.step()
@@ -89,22 +96,23 @@ def path(run: Loop, rounds: int) -> Tensor:
 
 
 def settle(run: Loop, goal: Tensor, close: float, rounds: int = 4000) -> Tensor:
-    """Where a run ends; it is watched until it is close to the goal or hopeless.
+    """The server's model when the run is well within `close` of the goal, or does not approach it.
 
-    To be close in time, it must come three times nearer in every 200 rounds. If its mean distance
-    over them is not even half of that before, it has ended, or wanders, elsewhere.
+    To come close within 4000 rounds, a run must come about three times nearer in every 200 rounds.
+    If its mean distance in a window of 200 rounds is not even half of that in the window before, it
+    has converged to another point, or does not converge.
     """
     before = math.inf
     distances: list[float] = []
     for t in range(rounds):
         run.step()
-        if t % 20 == 19:
+        if (t + 1) % CHECK_EVERY_ROUNDS == 0:
             distance = float((run.server.x - goal).norm())
-            if distance < close / 20 or not distance < 1e6:
+            if distance < close / 20 or not distance < HOPELESS_DISTANCE:
                 break
             distances.append(distance)
-        if len(distances) == 10:
-            mean = sum(distances) / 10
+        if len(distances) == CHECKS_PER_WINDOW:
+            mean = sum(distances) / CHECKS_PER_WINDOW
             if mean > before / 2:
                 break
             before, distances = mean, []
@@ -112,7 +120,7 @@ def settle(run: Loop, goal: Tensor, close: float, rounds: int = 4000) -> Tensor:
 
 
 def allows(method: Method, sampler: Sampler, sizes: list[int], objective: str) -> bool:
-    """Whether a method is defined for a sampling and an objective."""
+    """Whether a method is defined for clients of these sizes, a sampler and an objective."""
     roster = Roster(list(range(len(sizes))), torch.tensor(sizes), objective)
     try:
         method.check(Conditions(len(sizes), sampler.participation, roster.equal, takes_steps=True))
@@ -122,7 +130,7 @@ def allows(method: Method, sampler: Sampler, sizes: list[int], objective: str) -
 
 
 def partial(method: Method, objective: str = "samples") -> Sampler:
-    """Cohorts of two of four clients, if the method allows them, else everyone."""
+    """A sampler of two of four clients if the method allows one, else of all clients."""
     for sampler in (Uniform(2), Weighted(2)):
         if allows(method, sampler, SIZES, objective):
             return sampler
@@ -130,17 +138,17 @@ def partial(method: Method, objective: str = "samples") -> Sampler:
 
 
 def common_objective(method: Method, sampler: Sampler) -> str:
-    """ "samples" where the method is defined for it under a sampling, else "clients"."""
+    """The objective "samples" if the method is defined for it with the sampler, else "clients"."""
     return "samples" if allows(method, sampler, SIZES, "samples") else "clients"
 
 
 def steps(subject: Subject) -> GD:
-    """Gradient descent with unequal steps, where the method bears them."""
+    """Gradient descent with unequal numbers of steps, unless the method needs equal ones."""
     return GD(lr=LR, steps=3 if subject.equal_steps else STEPS)
 
 
 def between(expected: Tensor, measured: Tensor, note: str = "") -> Finding:
-    """The distance of two vectors, or the largest one over two paths."""
+    """A finding on two vectors or paths; the error is their largest difference in a component."""
     error = float((expected - measured).abs().max())
     return Finding(
         expected.tolist(), measured.tolist(), error if math.isfinite(error) else math.inf, note
@@ -148,15 +156,15 @@ def between(expected: Tensor, measured: Tensor, note: str = "") -> Finding:
 
 
 def worst(findings: list[Finding]) -> Finding | None:
-    """The one with the largest error."""
+    """The finding with the largest error; None if there are none."""
     return max(findings, key=lambda finding: finding.error, default=None)
 
 
 def changed(method: Method, **parameters: object) -> Method:
-    """The same method with other parameters."""
+    """A copy of the method with some parameters changed."""
     return type(method)(**{**method.hyperparameters(), **parameters})
 
 
 def one_step_only(method: Method) -> bool:
-    """Whether the method takes one step per round, so that its steps do not vanish one by one."""
+    """Whether the method sets the number of local steps to one."""
     return max(method.steps([3, 3])) == 1
