@@ -250,7 +250,7 @@ def test_other_arguments_raise(app, tmp_path):
         ({"cohort": 2}, "its cohort was"),
         ({"local": ud.GD(lr=0.1, steps=1)}, "its method was"),
         ({"rounds": 4}, "extended, not shortened"),
-        ({"model": torch.nn.Linear(3, 2)}, "initial_model"),
+        ({"model": torch.nn.Linear(3, 2)}, "its model was"),
     ):
         with pytest.raises(ud.UndriftError, match=said):
             ud.resume(tmp_path / "x", methods[0], **{**options, **changed})

@@ -92,9 +92,68 @@ def test_clipped_methods_with_state_and_partial_cohorts(cohort):
 
 
 def test_a_method_that_keeps_state_must_settle():
-    with pytest.raises(ud.UndriftError, match=r"FedPD keeps state .* does not define settle"):
-        distance(ud.FedPD(), 1, [Clip(C)])
-    assert distance(ud.FedPD(), 1, []) > 0
+    class Unsettled(ud.FedDyn):
+        settle = ud.Method.settle
+
+    with pytest.raises(ud.UndriftError, match=r"Unsettled keeps state .* does not define settle"):
+        distance(Unsettled(alpha=0.5), 1, [Clip(C)])
+    assert distance(Unsettled(alpha=0.5), 1, []) > 0
+
+
+@pytest.mark.parametrize("method", [ud.FedPD(), ud.FedSplit(average="act")])
+def test_uploads_that_are_models_are_not_transformed(method):
+    with pytest.raises(ud.UndriftError, match="uploads models, not changes"):
+        distance(method, 1, [Clip(C)])
+    assert distance(method, 1, []) > 0
+
+
+@pytest.mark.parametrize("method", [ud.FedAvg(), ud.FedNova(), ud.FedLGA(cap=True)])
+def test_stateless_methods_and_numbers_beside_the_vectors(method):
+    """A transform sees vectors only, so that engines agree on methods that upload numbers."""
+    found = {}
+    for engine in ("serial", "vectorised"):
+        transforms = [Clip(0.05), Counting()]
+        run = synchronous(
+            method,
+            losses(),
+            LOCAL,
+            ud.All(),
+            3,
+            transforms=transforms,
+            engine=EngineOptions(engine),
+        )
+        list(run.rounds())
+        assert {float(getattr(run.states.get(c), "@calls")) for c in run.states.seen()} == {3.0}
+        found[engine] = run.server.x
+    torch.testing.assert_close(found["serial"], found["vectorised"], rtol=1e-4, atol=1e-6)
+
+
+class Counting(UploadTransform):
+    """Sees that every value is a vector, and counts its calls."""
+
+    def init(self):
+        return {"@calls": ud.NUMBER}
+
+    def update(self, upload, mine, senders):
+        assert all(value.shape[-1] > 1 for _, value in upload.items())
+        return upload, ud.Keep(**{"@calls": getattr(mine, "@calls") + 1})
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (lambda upload: upload, "must return an Upload and a Keep"),
+        (lambda upload: (ud.Upload(), ud.Keep()), "must return the vectors it got"),
+        (lambda upload: (upload, ud.Keep(**{"@else": 1.0})), "declares .* but update returned"),
+    ],
+)
+def test_a_transform_that_returns_nonsense_is_named(found, said):
+    class Nonsense(UploadTransform):
+        def update(self, upload, mine, senders):
+            return found(upload)
+
+    with pytest.raises(ud.UndriftError, match=f"Nonsense.*{said}"):
+        distance(ud.FedDyn(alpha=0.5), 1, [Nonsense()])
 
 
 def test_names_of_a_transforms_state():

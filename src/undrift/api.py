@@ -33,10 +33,15 @@ from undrift.methods import FedAvg
 from undrift.nets.criteria import Loss, Metric
 from undrift.nets.module_losses import ModuleLosses
 from undrift.report.result import Comparison, Result
-from undrift.runs.arguments import claim_arguments, described, stored_rounds
+from undrift.runs.arguments import (
+    claim_arguments,
+    described,
+    stored_rounds,
+    write_arguments,
+)
 from undrift.runs.driver import RunOutcome, execute
 from undrift.runs.folder import DIVERGED, EXPERIMENT, INTERRUPTED
-from undrift.runs.loggers import Logger, make_logger
+from undrift.runs.loggers import GuardedLogger, Logger, make_logger
 from undrift.runs.plan import Plan
 from undrift.runs.planning import resumed, run_experiment
 from undrift.runs.progress import progress_bars
@@ -297,12 +302,20 @@ def _storage(options: Options, plan: Plan, extend: bool) -> FolderStorage | None
     folder = Path(out)
     plan.engine.require_ready()
     claim_arguments(folder, plan, extend)
-    wanted = options.get("loggers", ())
+    wanted = options.get("loggers") or ()
 
     def loggers() -> Sequence[Logger]:
-        return [make_logger(each) if isinstance(each, str) else each for each in wanted]
+        return [
+            make_logger(each) if isinstance(each, str) else GuardedLogger(each, type(each).__name__)
+            for each in wanted
+        ]
 
-    return FolderStorage(folder, loggers=loggers)
+    def accepted() -> None:
+        """Keep the number of rounds of runs that are extended."""
+        if stored_rounds(folder) < plan.rounds:
+            write_arguments(folder, plan)
+
+    return FolderStorage(folder, loggers=loggers, accepted=accepted, interrupts=True)
 
 
 def _local_work(
@@ -420,8 +433,14 @@ def check_arguments(methods: Mapping[str, Method], options: Options) -> None:
     for name, what in (("weights", "a safetensors file"), ("out", "a folder")):
         if options.get(name) is not None:
             require_type(name, options.get(name), (str, Path), what)
+    loggers = options.get("loggers") or ()
     require(
-        options.get("out") is not None or not options.get("loggers"),
+        isinstance(loggers, list | tuple)
+        and all(isinstance(each, str | Logger) for each in loggers),
+        "loggers must be a list of names such as 'tensorboard', or of loggers of your own.",
+    )
+    require(
+        options.get("out") is not None or not loggers,
         "loggers need a run folder: give the argument out as well.",
     )
     engine_options(options.get("engine", "auto"))

@@ -86,6 +86,8 @@ class Method(ABC):
         whether the method is defined only when every client takes part in every round
     needs_steps
         whether the method divides by η‖a‖₁ or by the number of steps
+    uploads_models
+        whether the uploads are models and not moves or changes, which alone can be transformed
     draws_by_weight
         whether a number given as the cohort means clients drawn by q_k with replacement
     starts_with_all
@@ -107,6 +109,7 @@ class Method(ABC):
     needs_all: bool = False
     draws_by_weight: bool = False
     needs_steps: bool = False
+    uploads_models: bool = False
     starts_with_all: bool = False
 
     asynchronous: bool = False
@@ -190,6 +193,11 @@ class Method(ABC):
             f"{self.name} is defined only when every client takes part in every round"
             f"{participation_clause(conditions.participation)} choose a method that allows partial "
             f"participation.",
+        )
+        require(
+            not conditions.transformed or not self.uploads_models,
+            f"{self.name} uploads models, not changes of them, so its uploads cannot be "
+            f"transformed: clipping a model moves it towards zero.",
         )
         settles = type(self).settle is not Method.settle
         require(

@@ -21,7 +21,7 @@ from torch import Tensor
 from undrift.core.method import Method
 from undrift.core.problem import Client, Download, Keep, LocalResult, Upload, Work
 from undrift.core.validation import check_declared
-from undrift.utils.errors import require
+from undrift.utils.errors import UndriftError, require
 from undrift.utils.keys import key
 
 
@@ -94,22 +94,41 @@ class UploadChain:
         upload, keep = finished
         if not self.transforms:
             return upload, keep
-        sent = upload
+        # Transforms see the declared vectors only: numbers look different in every engine.
+        names = method.sums()
+        vectors = Upload(**{name: value for name, value in upload.items() if name in names})
+        sent = vectors
         states: dict[str, Tensor] = {}
         for each in self.transforms:
-            sent, state = each.update(sent, mine, senders)
+            sent, state = self._updated(each, sent, mine, senders)
             states |= dict(state.items())
         if method.kept():
-            keep = method.settle(keep, _difference(sent, upload), result, client)
-        return sent, keep.replace(**states)
+            keep = method.settle(keep, _difference(sent, vectors), result, client)
+        return upload.replace(**dict(sent.items())), keep.replace(**states)
+
+    def _updated(
+        self, transform: UploadTransform, upload: Upload, mine: Keep, senders: Senders
+    ) -> tuple[Upload, Keep]:
+        """What a transform returns, checked: the same vectors, and the state it declares."""
+        name = type(transform).__name__
+        found = transform.update(upload, mine, senders)
+        pair = found if isinstance(found, tuple) and len(found) == 2 else (None, None)
+        sent, state = pair
+        if not isinstance(sent, Upload) or not isinstance(state, Keep):
+            raise UndriftError(f"{name}.update must return an Upload and a Keep, not {found!r}.")
+        shapes = {each: value.shape for each, value in upload.items()}
+        require(
+            {each: value.shape for each, value in sent.items()} == shapes,
+            f"{name}.update must return the vectors it got, in their shapes: {', '.join(shapes)}.",
+        )
+        kept = {each for each, _ in state.items()}
+        require(
+            kept == set(transform.init()),
+            f"{name}.init declares {sorted(transform.init())}, but update returned {sorted(kept)}.",
+        )
+        return sent, state
 
 
 def _difference(sent: Upload, formed: Upload) -> Upload:
     """sent − formed, for every vector that the method uploads."""
-    return Upload(
-        **{
-            name: getattr(sent, name) - value
-            for name, value in formed.items()
-            if isinstance(value, Tensor)
-        }
-    )
+    return Upload(**{name: getattr(sent, name) - value for name, value in formed.items()})

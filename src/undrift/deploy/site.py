@@ -183,7 +183,9 @@ class Site:
 
     def _states(self, method: Method, request: WorkRequest, losses: ModuleLosses) -> ClientStates:
         """The state that the client starts from: the one that the server accepted last."""
-        kinds = method.kept() | ({LAST: INITIAL} if self._tracked().last else {})
+        _, engine = self._engine(request.label, request.seed)
+        kinds = method.kept() | engine.job.uploads.init()
+        kinds |= {LAST: INITIAL} if self._tracked().last else {}
         states = ClientStates(kinds, losses.initial())
         if kinds and request.base:
             _require(

@@ -39,6 +39,7 @@ class FedAsync(Averaging):
     paper = "Xie et al., Asynchronous Federated Optimization, 2019"
     converges_to = "averaging"
     asynchronous = True
+    uploads_models = True
     meant_asynchronous = True
 
     def __init__(

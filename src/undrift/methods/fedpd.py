@@ -37,6 +37,7 @@ class FedPD(Method):
     keeps = {"x0": INITIAL, "multiplier": ZERO}
     uploads = {"x0": q}
     needs_all = True
+    uploads_models = True
     paper = "Zhang et al., FedPD: A Federated Learning Framework with Optimal Rates, 2020"
     why_synchronous = "it is defined only with every client in every round"
 

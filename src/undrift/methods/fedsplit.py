@@ -41,6 +41,7 @@ class FedSplit(Method):
         self.eta = eta
         self.average = average
         self.needs_all = average == "full"
+        self.uploads_models = average == "act"
 
     @property
     def converges_to(self) -> str | None:  # type: ignore[override]
@@ -62,8 +63,7 @@ class FedSplit(Method):
         return upload, Keep(z=z, u=u)
 
     def settle(self, keep: Keep, error: Upload, result: LocalResult, client: Client) -> Keep:
-        change = error.z if self.average == "act" else error.z_change
-        return keep.replace(z=keep.z + change)
+        return keep.replace(z=keep.z + error.z_change)
 
     def fold(self, server: ServerState, replies: Replies) -> ServerState:
         if self.average == "act":

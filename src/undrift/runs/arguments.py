@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
+from hashlib import blake2b
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any
 
 import tomlkit
@@ -22,18 +24,21 @@ from undrift.runs.folder import (
     ARGUMENTS,
     EXPERIMENT,
     about,
+    has_runs,
     locked_folder,
     refuse_other_rounds,
     write_json,
 )
 from undrift.runs.plan import Plan
 from undrift.utils.errors import UndriftError, first_line, require
-from undrift.utils.files import written_whole
+from undrift.utils.files import slug, written_whole
 
 NOT_COMPARED = ("rounds", "engine")
 """A resumed run may have more rounds and another engine."""
 NOT_DESCRIBED = ("out", "loggers", "progress", "callbacks", "device", "seed", "rounds", "local")
 """Arguments that do not change the results, or that are described separately."""
+DEFAULTS = {"objective": "samples", "target": {}, "metrics": {}, "limit": {}}
+"""Values that mean the same as an argument that is left out."""
 
 
 def described(methods: Mapping[str, Method], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,7 +55,7 @@ def described(methods: Mapping[str, Method], options: Mapping[str, Any]) -> dict
         ]
     }
     for name, value in options.items():
-        if name not in NOT_DESCRIBED and value is not None:
+        if name not in NOT_DESCRIBED and value is not None and value != DEFAULTS.get(name):
             found[name] = _plain(value)
     return found
 
@@ -64,21 +69,46 @@ def _plain(value: Any) -> Any:
     if isinstance(value, FederatedData):
         return f"{value.name}: {len(value)} clients, {len(value.train)} training samples"
     if isinstance(value, nn.Module):
-        return " ".join(repr(value).split())
+        return f"{' '.join(repr(value).split())} {_hash_of_tensors(value)}"
     if isinstance(value, Mapping):
         return {str(key): _plain(each) for key, each in value.items() if each is not None}
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
-    if hasattr(value, "__qualname__"):
-        return f"{value.__module__}.{value.__qualname__}"
+    if isinstance(value, FunctionType):
+        return _function(value)
     if type(value).__repr__ is object.__repr__:
-        return f"{type(value).__module__}.{type(value).__qualname__}"
+        inside = {name: _plain(each) for name, each in sorted(vars(value).items())}
+        return f"{type(value).__module__}.{type(value).__qualname__}({inside})"
     return _repr(value)
 
 
 def _repr(value: object) -> str:
-    """The repr without memory addresses, which differ between processes."""
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+    """The repr without memory addresses, which differ between processes.
+
+    Functions inside, such as a learning rate's, are told apart by their code.
+    """
+    inside = getattr(value, "__dict__", {}).values()
+    known = "".join(f" {_function(each)}" for each in inside if isinstance(each, FunctionType))
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value)) + known
+
+
+def _function(function: FunctionType) -> str:
+    """A function by its name, with a hash of its code, its defaults and what it closes over."""
+    closure = [cell.cell_contents for cell in function.__closure__ or ()]
+    code = function.__code__
+    constants = [each for each in code.co_consts if not isinstance(each, CodeType)]
+    inside = repr([constants, code.co_names, function.__defaults__, list(map(_plain, closure))])
+    text = code.co_code + re.sub(r" at 0x[0-9a-f]+", "", inside).encode()
+    name = f"{function.__module__}.{function.__qualname__}"
+    return f"{name} {blake2b(text, digest_size=6).hexdigest()}"
+
+
+def _hash_of_tensors(module: nn.Module) -> str:
+    """A hash of a module's parameters and buffers: the weights of classes in a loss, say."""
+    found = blake2b(digest_size=6)
+    for name, value in module.state_dict().items():
+        found.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
+    return found.hexdigest()
 
 
 def claim_arguments(folder: Path, plan: Plan, extend: bool) -> None:
@@ -91,16 +121,36 @@ def claim_arguments(folder: Path, plan: Plan, extend: bool) -> None:
             f"{folder} has the runs of an experiment file: choose another folder, or continue them "
             f"with undrift resume {folder}.",
         )
-        if path.is_file():
+        _require_folder_per_label(plan)
+        if path.is_file() and has_runs(folder):
             before = read_arguments(folder)
             _require_same(folder, before, wanted)
-            refuse_other_rounds(folder, int(before.get("rounds", 0)), plan.rounds, extend)
-        elif any(folder.glob("*/seed-*")):
-            raise UndriftError(f"{folder} has runs but no {ARGUMENTS}: choose another folder.")
-        else:
-            write_json(folder / ABOUT, about())
-        with written_whole(path) as partial:
-            partial.write_text(tomlkit.dumps(wanted), encoding="utf-8")
+            refuse_other_rounds(folder, stored_rounds(folder), plan.rounds, extend)
+            return
+        require(
+            not has_runs(folder), f"{folder} has runs but no {ARGUMENTS}: choose another folder."
+        )
+        write_json(folder / ABOUT, about())
+        write_arguments(folder, plan)
+
+
+def write_arguments(folder: Path, plan: Plan) -> None:
+    """Write the description, with the number of rounds of the plan."""
+    with written_whole(folder / ARGUMENTS) as partial:
+        partial.write_text(tomlkit.dumps(_in_toml(folder, plan)), encoding="utf-8")
+
+
+def _require_folder_per_label(plan: Plan) -> None:
+    """Labels name folders, so two of them must not give the same name."""
+    taken: dict[str, str] = {}
+    for label in plan.methods:
+        require(isinstance(label, str), f"The label {label!r} must be a text: it names a folder.")
+        name = slug(label).lower()
+        require(
+            name not in taken,
+            f"The labels {taken.get(name)!r} and {label!r} name the same folder: change one.",
+        )
+        taken[name] = label
 
 
 def read_arguments(folder: Path) -> dict[str, Any]:
@@ -115,7 +165,10 @@ def read_arguments(folder: Path) -> dict[str, Any]:
 
 def stored_rounds(folder: Path) -> int:
     """The number of rounds of a folder's runs."""
-    return int(read_arguments(folder).get("rounds", 0))
+    rounds = read_arguments(folder).get("rounds")
+    if not isinstance(rounds, int):
+        raise UndriftError(f"{folder / ARGUMENTS} is damaged: its rounds are {rounds!r}.")
+    return rounds
 
 
 def _in_toml(folder: Path, plan: Plan) -> dict[str, Any]:

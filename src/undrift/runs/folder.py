@@ -85,6 +85,11 @@ def about() -> dict[str, Any]:
     }
 
 
+def has_runs(folder: Path) -> bool:
+    """Whether a run of the folder has begun; until then its description may be replaced."""
+    return any(folder.glob("*/seed-*/run.json"))
+
+
 def refuse_other_rounds(folder: Path, before: int, wanted: int, extend: bool) -> None:
     """Raise if a folder's runs have another number of rounds.
 
@@ -96,6 +101,8 @@ def refuse_other_rounds(folder: Path, before: int, wanted: int, extend: bool) ->
         + (
             "they can be extended, not shortened."
             if wanted < before
-            else f"extend them by undrift resume {folder} --rounds {wanted}, or by ud.resume."
+            else f"extend them by ud.resume(…, rounds={wanted})."
+            if (folder / ARGUMENTS).is_file()
+            else f"extend them by undrift resume {folder} --rounds {wanted}."
         ),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,16 @@ from undrift.runs.folder import (
     ARGUMENTS,
     EXPERIMENT,
     about,
+    has_runs,
     locked_folder,
+    read_json,
     refuse_other_rounds,
     write_json,
 )
 from undrift.runs.loggers import Logger, make_logger
 from undrift.runs.plan import LoopFactory, Plan
 from undrift.runs.storage import FolderStorage
-from undrift.utils.errors import UndriftError, require
+from undrift.utils.errors import UndriftError, require, warn
 
 
 def plan_of(
@@ -61,7 +64,12 @@ def storage_of(experiment: Experiment, folder: Path) -> FolderStorage:
     def loggers() -> Sequence[Logger]:
         return [make_logger(name) for name in output.loggers]
 
-    return FolderStorage(folder, output.durability, output.memory, loggers)
+    def accepted() -> None:
+        """Keep the number of rounds of runs that are extended."""
+        if Experiment.load(folder / EXPERIMENT).rounds < experiment.rounds:
+            experiment.write(folder / EXPERIMENT)
+
+    return FolderStorage(folder, output.durability, output.memory, loggers, accepted)
 
 
 def run_experiment(
@@ -110,7 +118,7 @@ def claim(experiment: Experiment, folder: Path, extend: bool = False) -> None:
             not (folder / ARGUMENTS).is_file(),
             f"{folder} has runs that were started from Python: choose another folder with --out.",
         )
-        if path.is_file():
+        if path.is_file() and has_runs(folder):
             before = Experiment.load(path)
             require(
                 _runs_of(before) == _runs_of(experiment),
@@ -118,13 +126,45 @@ def claim(experiment: Experiment, folder: Path, extend: bool = False) -> None:
                 f"or continue that one with undrift resume {folder}.",
             )
             refuse_other_rounds(folder, before.rounds, experiment.rounds, extend)
-            if experiment.rounds > before.rounds:
-                experiment.write(path)
+            _warn_of_changed_code(experiment, folder)
             return
-        if any(folder.glob("*/seed-*")):
+        if has_runs(folder):
             raise UndriftError(f"{folder} has runs but no {EXPERIMENT}: choose another folder.")
-        write_json(folder / ABOUT, about())
+        write_json(folder / ABOUT, {**about(), "code": _code_hashes(experiment)})
         experiment.write(path)
+
+
+def _code_hashes(experiment: Experiment) -> dict[str, str]:
+    """A hash of every file of the user's code that the experiment names, by path."""
+    found: dict[str, str] = {}
+
+    def visit(value: object) -> None:
+        if isinstance(value, dict):
+            for each in value.values():
+                visit(each)
+        elif isinstance(value, list):
+            for each in value:
+                visit(each)
+        elif isinstance(value, str):
+            source = value.rpartition(":")[0]
+            if source.endswith(".py") and Path(source).is_file():
+                content = Path(source).read_bytes()
+                found[source] = blake2b(content, digest_size=16).hexdigest()
+
+    visit(experiment.resolved())
+    return found
+
+
+def _warn_of_changed_code(experiment: Experiment, folder: Path) -> None:
+    """Warn if code that the runs use was edited since they began."""
+    path = folder / ABOUT
+    before = read_json(path).get("code", {}) if path.is_file() else {}
+    for source, now in _code_hashes(experiment).items():
+        if before.get(source, now) != now:
+            warn(
+                f"{source} was edited since the runs of {folder} began: rounds before and after "
+                f"are computed by different code."
+            )
 
 
 def only(experiment: Experiment, label: str) -> Experiment:

@@ -129,12 +129,18 @@ class FolderStorage(Storage):
         megabytes of client states to hold in memory, besides those of the current round
     loggers
         makes the loggers of a run
+    accepted
+        called once a store belongs to the plan, before the run computes anything
+    interrupts
+        whether a stop request raises KeyboardInterrupt when the session ends, as in a script
     """
 
     folder: Path
     durability: str = "power"
     memory: float = 64
     loggers: Callable[[], Sequence[Logger]] = tuple
+    accepted: Callable[[], None] = lambda: None
+    interrupts: bool = False
 
     def __post_init__(self) -> None:
         require_range("memory", self.memory, at_least=0)
@@ -143,6 +149,8 @@ class FolderStorage(Storage):
     def session(self) -> Iterator[Callable[[], int]]:
         with locked_folder(self.folder), count_stop_requests(again=interrupt) as stop:
             yield stop
+            if self.interrupts and stop():
+                raise KeyboardInterrupt
 
     def ended(self, label: str, seed: int, plan: Plan) -> Ended | None:
         return ended(self.folder_of(label, seed), plan.rounds)
@@ -154,11 +162,15 @@ class FolderStorage(Storage):
     def open(self, label: str, spec: RunSpec, plan: Plan) -> Iterator[KeptRun]:
         self._describe(spec.losses)
         folder = self.folder_of(label, spec.seed)
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UndriftError(f"{folder} cannot be created: {first_line(error)}.") from error
         require_storable(spec.losses.ids)
         facts = run_facts(label, spec)
         store = Store(folder / STORE, facts, self.durability)
         try:
+            self.accepted()
             yield StoredRun(folder, store, label, facts, plan, self)
         finally:
             store.close()
@@ -302,7 +314,10 @@ def ended(folder: Path, rounds: int | None = None) -> Ended | None:
     status = found.get("status")
     if status not in DONE or not _has_model(folder):
         return None
-    extended = rounds is not None and int(found.get("rounds") or 0) < rounds
+    before = found.get("rounds")
+    if not isinstance(before, int):
+        raise UndriftError(f"{folder / RUN} is damaged: its rounds are {before!r}.")
+    extended = rounds is not None and before < rounds
     return None if status == FINISHED and extended else (status, found.get("reason"))
 
 
