@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import undrift as ud
-from commands import called
+from commands import called, command
 from undrift.report import read_runs
 from undrift.runs.loggers import Logger
 
