@@ -294,7 +294,8 @@ class TestWhatIsRefused:
     def test_a_delay_that_cannot_be_kept_as_the_loop_says_it(self):
         pace = {"kind": "asynchronous", "max_delay": 6}
         said = refused(alone("FedAsync", pace=pace))
-        assert said.startswith("pace.max_delay: AsTheyArrive's max_delay is 6, but with 8 clients")
+        words = "max_delay is 6, but must be at least 7 with 8 clients at work at once"
+        assert said.startswith(f"pace.max_delay: AsTheyArrive's {words}")
         own = refused(alone("FedAsync", method={"pace": pace}))
         assert own.startswith("method.FedAsync.pace.max_delay: AsTheyArrive's max_delay is 6")
         found = Experiment.from_dict(alone("FedAsync", pace=pace | {"max_delay": 7}))

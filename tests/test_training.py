@@ -482,7 +482,7 @@ REFUSED = [
     (lambda: quadratic(ud.FedAvg(), limit=lambda c, r: 0.5), "The limit of client"),
     (lambda: quadratic(ud.FedAvg(), device="foo"), "device 'foo' cannot be used"),
     (lambda: quadratic(ud.FedAvg(), problem="q"), "problem is 'q'"),
-    (lambda: quadratic(ud.FedAvg(), weights="w"), "weights means nothing"),
+    (lambda: quadratic(ud.FedAvg(), weights="w"), "weights has no meaning"),
     (lambda: ud.train(ud.FedAvg(), **network(loss="mse")), "loss is 'mse'"),
     (lambda: ud.train(ud.FedAvg(), **network(metrics=["f1"])), "metrics is ['f1']"),
     (lambda: ud.compare(ud.FedAvg(), problem=QUADRATICS, local=GD), "a list of methods"),

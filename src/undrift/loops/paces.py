@@ -229,9 +229,9 @@ class AsTheyArrive(Pace):
             return least
         require(
             self.max_delay >= least or self.stale == "discard",
-            f"AsTheyArrive's max_delay is {self.max_delay}, but must be at least {least}, because "
-            f"{at_once} clients are at work at once with {buffer} replies per update; or let fewer "
-            f"clients work at once.",
+            f"AsTheyArrive's max_delay is {self.max_delay}, but must be at least {least} with "
+            f"{at_once} clients at work at once and a buffer of {buffer}: allow that, or fewer "
+            f"clients at once.",
         )
         return self.max_delay
 
