@@ -103,12 +103,10 @@ def test_a_file_whose_code_was_edited_warns(tmp_path):
     assert called("run", "e.toml", "--out", "x", cwd=tmp_path).returncode == 0
     assert "was edited" not in called("resume", "x", "--rounds", "3", cwd=tmp_path).stderr
     text = (tmp_path / "mine.py").read_text()
-    (tmp_path / "mine.py").write_text(
-        text.replace("F.cross_entropy(o, t)", "5 * F.cross_entropy(o, t)")
-    )
-    changed = called("resume", "x", "--rounds", "4", cwd=tmp_path)
+    (tmp_path / "mine.py").write_text(text.replace("return", "return 5 *"))
+    changed = command("resume", "x", "--rounds", "4", cwd=tmp_path)
     assert changed.returncode == 0
-    assert "mine.py was edited since" in " ".join(changed.stderr.split())
+    assert "was edited since the runs of x began" in " ".join(changed.stderr.split())
 
 
 INTERRUPTED = """
