@@ -19,7 +19,7 @@ ASYNCHRONOUS = {"FedAsync": "", "FedBuff": "buffer = 2", "AsyncFedDR": "eta = 0.
 
 
 def simulated(file, out, **settings):
-    from undrift.runs.planning import run_experiment
+    from undrift.runs.experiment_runs import run_experiment
 
     run_experiment(Experiment.load(file, settings), out)
 

@@ -17,7 +17,7 @@ from undrift.experiments.building import build_data, build_losses, build_model
 from undrift.experiments.experiment import Experiment
 from undrift.nets.weights import load_weights, save_weights
 from undrift.report.recorded_runs import read_runs
-from undrift.runs.planning import run_experiment
+from undrift.runs.experiment_runs import run_experiment
 from undrift.runs.sweeps.sweep import run_sweep
 from undrift.utils.errors import UndriftError
 

@@ -46,7 +46,7 @@ def test_a_finished_run_of_an_earlier_version_is_extended(old, tmp_path):
     assert [result.records[-1].round for result in found] == [8, 8]
     shutil.copy(old / "tiny.toml", tmp_path / "again.toml")
     from undrift.experiments.experiment import Experiment
-    from undrift.runs.planning import run_experiment
+    from undrift.runs.experiment_runs import run_experiment
 
     longer = Experiment.load(tmp_path / "again.toml", {"rounds": 8})
     outcomes = run_experiment(longer, tmp_path / "whole")

@@ -40,10 +40,10 @@ from undrift.runs.arguments import (
     write_arguments,
 )
 from undrift.runs.driver import RunOutcome, execute
+from undrift.runs.experiment_runs import resumed, run_experiment
 from undrift.runs.folder import DIVERGED, EXPERIMENT, INTERRUPTED
 from undrift.runs.loggers import GuardedLogger, Logger, make_logger
 from undrift.runs.plan import Plan
-from undrift.runs.planning import resumed, run_experiment
 from undrift.runs.progress import progress_bars
 from undrift.runs.storage import FolderStorage
 from undrift.utils.errors import (

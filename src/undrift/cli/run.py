@@ -99,7 +99,7 @@ def run(
     those of a run that was never interrupted.
     """
     from undrift.experiments.experiment import Experiment
-    from undrift.runs.planning import only as only_method
+    from undrift.runs.experiment_runs import only as only_method
 
     changes = parse_settings(settings or []) | _engine(
         name=engine, workers=workers, address=address
@@ -146,7 +146,7 @@ def resume(
     Finished runs can be extended: `undrift resume FOLDER --rounds 200`.
     """
     from undrift.deploy.launch import is_deployed, resume_server
-    from undrift.runs.planning import resumed
+    from undrift.runs.experiment_runs import resumed
 
     longer = {} if rounds is None else {"rounds": rounds}
     found = resumed(folder, longer | _engine(workers=workers, address=address))
@@ -166,8 +166,8 @@ def _engine(**asked: str | int | None) -> dict[str, object]:
 def _do(
     experiment: Experiment, folder: Path, quiet: bool, as_json: bool, extend: bool = False
 ) -> None:
+    from undrift.runs.experiment_runs import run_experiment
     from undrift.runs.observers import make_observer
-    from undrift.runs.planning import run_experiment
 
     said = Console(stderr=True, highlight=False, markup=False, quiet=quiet or as_json)
     reading = said.status("reading the data") if redraws(said) else nullcontext()

@@ -20,8 +20,8 @@ from undrift.deploy.site import Site
 from undrift.deploy.site_names import require_site_name
 from undrift.experiments.experiment import Experiment
 from undrift.runs.driver import Observer, RunOutcome
+from undrift.runs.experiment_runs import claim
 from undrift.runs.folder import locked_folder, read_json, write_json
-from undrift.runs.planning import claim
 from undrift.utils.errors import UndriftError, require
 
 CONNECTION = "connection.json"

@@ -31,8 +31,8 @@ from undrift.experiments.tables.data import is_function
 from undrift.loops import Loop, RunSpec, StatesFactory
 from undrift.loops.paces import AsTheyArrive
 from undrift.runs.driver import Observer, RunOutcome, execute
+from undrift.runs.experiment_runs import claim, plan_of, storage_of
 from undrift.runs.folder import locked_folder, read_json, write_json
-from undrift.runs.planning import claim, plan_of, storage_of
 from undrift.utils.errors import UndriftError, require
 
 DEPLOYMENT = "deployment.json"

@@ -20,9 +20,9 @@ from undrift.experiments.settings import applied
 from undrift.experiments.tables import DataTable
 from undrift.report.recorded_runs import Runs, read_runs
 from undrift.reproduce.reproduction import Reproduction
+from undrift.runs.experiment_runs import claim, run_experiment
 from undrift.runs.folder import EXPERIMENT, locked_folder, read_json, run_folder, write_json
 from undrift.runs.observers import make_observer
-from undrift.runs.planning import claim, run_experiment
 from undrift.runs.storage import ended
 from undrift.utils.errors import UndriftError, require, require_choice
 from undrift.utils.files import slug

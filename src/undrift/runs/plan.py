@@ -1,7 +1,7 @@
 """`Plan`: several runs on the same clients, every method with every seed.
 
-`undrift.api` makes plans from Python arguments and `undrift.runs.planning` from experiment files;
-`undrift.runs.driver` executes them.
+Python arguments (`undrift.api`) and experiment files (`undrift.runs.experiment_runs`) both become a
+plan, which `undrift.runs.driver` executes.
 """
 
 from __future__ import annotations
