@@ -181,3 +181,12 @@ def test_odd_folders_get_a_sentence(tmp_path):
     (tmp_path / "arguments.toml").write_text('rounds = "abc"\n')
     with pytest.raises(ud.UndriftError, match=r"arguments.toml is damaged"):
         ud.resume(tmp_path, ud.FedAvg(), **{k: v for k, v in options().items() if k != "rounds"})
+
+
+def test_weights_from_the_folder_of_another_run(tmp_path):
+    first = ud.train(ud.FedAvg(), **options(), out=tmp_path / "x")
+    for place in (tmp_path / "x", first.folder, first.folder / "model.safetensors"):
+        warm = ud.train(ud.FedAvg(), **options(rounds=1), weights=place)
+        assert warm.records[0].metrics == first.records[-1].metrics
+    with pytest.raises(ud.UndriftError, match="There is no file and no run folder"):
+        ud.train(ud.FedAvg(), **options(), weights=tmp_path / "nothing")

@@ -118,7 +118,7 @@ def train(method: Method, **options: Unpack[Options]) -> Result:
         an `Evaluation`: how often to measure, which models, on which parts of the data, and from
         how many clients training metrics are estimated
     weights
-        a safetensors file with the initial weights
+        initial weights: a safetensors file, or the folder of a finished run
     limit
         the most epochs or steps a client can do in a round (None: all; 0: it does not reply): a
         mapping from client ids, a function of (client id, round), with rounds counted from 0, or
@@ -433,6 +433,7 @@ def check_arguments(methods: Mapping[str, Method], options: Options) -> None:
     for name, what in (("weights", "a safetensors file"), ("out", "a folder")):
         if options.get(name) is not None:
             require_type(name, options.get(name), (str, Path), what)
+            require(str(options.get(name)) not in ("", "."), f"{name} is empty: name {what}.")
     loggers = options.get("loggers") or ()
     require(
         isinstance(loggers, list | tuple)

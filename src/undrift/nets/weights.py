@@ -14,6 +14,9 @@ from torch import Tensor, nn
 from undrift.utils.errors import UndriftError, require
 from undrift.utils.files import written_whole
 
+MODEL_FILE = "model.safetensors"
+"""The trained model in the folder of a run."""
+
 
 def save_weights(module: nn.Module, path: Path) -> None:
     """Write a module's parameters and buffers; tied tensors are written once."""
@@ -28,8 +31,11 @@ def save_weights(module: nn.Module, path: Path) -> None:
 
 
 def load_weights(module: nn.Module, path: Path) -> None:
-    """Read a module's parameters and buffers from a file that `save_weights` wrote."""
-    require(path.is_file(), f"There is no file of initial weights at {path}.")
+    """Read a module's parameters and buffers from a file that `save_weights` wrote.
+
+    The path may also be a run folder with one finished run, or the folder of one run in it.
+    """
+    path = weights_file(path)
     try:
         found = load_file(path)
     except SafetensorError as error:
@@ -46,3 +52,20 @@ def load_weights(module: nn.Module, path: Path) -> None:
             f"{list(value.shape)}.",
         )
     module.load_state_dict({n: found[n] for n in wanted if n in found}, strict=False)
+
+
+def weights_file(path: Path) -> Path:
+    """The file itself, or the model file of the only run in a folder."""
+    if path.is_file():
+        return path
+    require(path.is_dir(), f"There is no file and no run folder {path}.")
+    patterns = (MODEL_FILE, f"seed-*/{MODEL_FILE}", f"*/seed-*/{MODEL_FILE}")
+    found = sorted(file for pattern in patterns for file in path.glob(pattern))
+    require(
+        bool(found),
+        f"{path} has no {MODEL_FILE}: it is not the folder of a finished run.",
+    )
+    folders = ", ".join(str(file.parent.relative_to(path)) for file in found[:20])
+    more = " …" if len(found) > 20 else ""
+    require(len(found) == 1, f"{path} has {len(found)} runs: name one of {folders}{more}.")
+    return found[0]

@@ -24,10 +24,9 @@ from undrift.experiments.components import (
     user_object_of,
 )
 from undrift.experiments.tables.fields import Plain, base_folder, named, or_none
+from undrift.nets.weights import weights_file
 from undrift.utils.errors import UndriftError, first_line, require, require_type
 
-MODEL_FILE = "model.safetensors"
-"""The trained model in the folder of a run."""
 SPREADS = ("client_accuracy_mean", "client_accuracy_std", "client_accuracy_worst_tenth")
 MEASURES = ("loss", "accuracy", "absolute_error", *SPREADS)
 """The metrics that undrift itself measures on each part of the data."""
@@ -98,26 +97,9 @@ def checked_weights(value: Any, info: ValidationInfo) -> str | None:
     if or_none(value) is None:
         return None
     require_type("weights", value, str, "a safetensors file or the folder of a run")
-    file = _weights_file(Path(absolute(value, base_folder(info))))
+    file = weights_file(Path(absolute(value, base_folder(info))))
     try:
         with safe_open(file, "pt"):
             return str(file)
     except (SafetensorError, OSError) as error:
         raise UndriftError(f"{file} is not a safetensors file: {first_line(error)}.") from None
-
-
-def _weights_file(path: Path) -> Path:
-    """The file itself, or the model file of the only run in a folder."""
-    if path.is_file():
-        return path
-    require(path.is_dir(), f"There is no file and no run folder {path}.")
-    patterns = (MODEL_FILE, f"seed-*/{MODEL_FILE}", f"*/seed-*/{MODEL_FILE}")
-    found = sorted(file for pattern in patterns for file in path.glob(pattern))
-    require(
-        bool(found),
-        f"{path} has no {MODEL_FILE}: it is not the folder of a finished run.",
-    )
-    folders = ", ".join(str(file.parent.relative_to(path)) for file in found[:20])
-    more = " …" if len(found) > 20 else ""
-    require(len(found) == 1, f"{path} has {len(found)} runs: name one of {folders}{more}.")
-    return found[0]
