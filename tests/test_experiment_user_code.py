@@ -299,7 +299,7 @@ class TestWeights:
 
     def test_are_refused_with_a_sentence(self, folder):
         (folder / "empty").mkdir()
-        assert "no file and no run folder" in refusal(folder, weights="nothing.safetensors")
+        assert "no file of initial weights" in refusal(folder, weights="nothing.safetensors")
         assert "has no model.safetensors" in refusal(folder, weights="empty")
         assert "not a safetensors file" in refusal(folder, weights="mine.py")
         assert refusal(folder, weights=3).startswith("weights is 3")

@@ -188,5 +188,5 @@ def test_weights_from_the_folder_of_another_run(tmp_path):
     for place in (tmp_path / "x", first.folder, first.folder / "model.safetensors"):
         warm = ud.train(ud.FedAvg(), **options(rounds=1), weights=place)
         assert warm.records[0].metrics == first.records[-1].metrics
-    with pytest.raises(ud.UndriftError, match="There is no file and no run folder"):
+    with pytest.raises(ud.UndriftError, match="There is no file of initial weights"):
         ud.train(ud.FedAvg(), **options(), weights=tmp_path / "nothing")

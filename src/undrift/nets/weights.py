@@ -58,7 +58,7 @@ def weights_file(path: Path) -> Path:
     """The file itself, or the model file of the only run in a folder."""
     if path.is_file():
         return path
-    require(path.is_dir(), f"There is no file and no run folder {path}.")
+    require(path.is_dir(), f"There is no file of initial weights and no run folder at {path}.")
     patterns = (MODEL_FILE, f"seed-*/{MODEL_FILE}", f"*/seed-*/{MODEL_FILE}")
     found = sorted(file for pattern in patterns for file in path.glob(pattern))
     require(
