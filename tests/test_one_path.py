@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -225,6 +226,7 @@ def test_a_killed_python_run_resumes_to_the_same_bits(app, tmp_path):
     # An extended run equals a longer run.
     longer = ud.resume(out, methods[0], **{**options, "rounds": 8})
     assert torch.equal(longer.x, ud.train(methods[0], **{**options, "rounds": 8}).x)
+    assert tomllib.loads((out / "arguments.toml").read_text())["rounds"] == 8
 
 
 def test_a_finished_file_run_is_extended_by_the_command(app, tmp_path):
@@ -239,6 +241,7 @@ def test_a_finished_file_run_is_extended_by_the_command(app, tmp_path):
     whole = ud.compare(methods, **{**options, "rounds": 7})
     for result, run in zip(whole, ud.resume(tmp_path / "x", progress=False), strict=True):
         assert torch.equal(result.x, run.x)
+    assert tomllib.loads((tmp_path / "x" / "experiment.toml").read_text())["rounds"] == 7
     shorter = called("resume", str(tmp_path / "x"), "--rounds", "3", cwd=app)
     assert "extended, not shortened" in shorter.stderr
 
