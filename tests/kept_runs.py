@@ -60,7 +60,7 @@ def _kill_in_write(number, moment):
     count = 0
     write = Store._write
 
-    def deadly(self, values, remove=()):
+    def deadly(self, values, remove=(), *head):
         nonlocal count
         count += 1
         if count == number and moment == "during":
@@ -70,7 +70,7 @@ def _kill_in_write(number, moment):
                 for key, value in list(values.items())[: len(values) // 2 + 1]:
                     txn.put(key, value())
                 os.kill(os.getpid(), signal.SIGKILL)
-        write(self, values, remove)
+        write(self, values, remove, *head)
         if count == number and moment == "after":
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -309,7 +309,7 @@ def test_a_store_of_another_run_is_refused(tmp_path):
 
 
 def test_the_store_grows_when_its_map_is_full(tmp_path, monkeypatch):
-    monkeypatch.setattr("undrift.runs.store.INITIAL_MAP_BYTES", 1 << 16)
+    monkeypatch.setattr("undrift.runs.store.entries.INITIAL_MAP_BYTES", 1 << 16)
     store = Store(tmp_path, {})
     big = {"x": torch.arange(50_000.0)}
     for round in range(6):

@@ -27,11 +27,13 @@ from undrift.runs.folder import (
     has_runs,
     locked_folder,
     refuse_other_rounds,
+    require_as_written,
+    write_description,
     write_json,
 )
 from undrift.runs.plan import Plan
 from undrift.utils.errors import UndriftError, first_line, require
-from undrift.utils.files import slug, written_whole
+from undrift.utils.files import slug
 
 NOT_COMPARED = ("rounds", "engine")
 """A resumed run may have more rounds and another engine."""
@@ -136,8 +138,7 @@ def claim_arguments(folder: Path, plan: Plan, extend: bool) -> None:
 
 def write_arguments(folder: Path, plan: Plan) -> None:
     """Write the description, with the number of rounds of the plan."""
-    with written_whole(folder / ARGUMENTS) as partial:
-        partial.write_text(tomlkit.dumps(_in_toml(folder, plan)), encoding="utf-8")
+    write_description(folder / ARGUMENTS, tomlkit.dumps(_in_toml(folder, plan)))
 
 
 def _require_folder_per_label(plan: Plan) -> None:
@@ -157,6 +158,7 @@ def read_arguments(folder: Path) -> dict[str, Any]:
     """The description of the arguments in a folder."""
     path = folder / ARGUMENTS
     require(path.is_file(), f"{folder} is not a run folder: it has no {EXPERIMENT} or {ARGUMENTS}.")
+    require_as_written(path)
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

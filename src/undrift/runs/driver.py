@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from undrift.core.losses import Federation
 from undrift.core.records import Record
@@ -20,6 +20,9 @@ from undrift.utils.errors import Diverged
 class Observer(Protocol):
     """Is told what happens to runs, to show it: as bars, lines of text or lines of JSON."""
 
+    def note(self, text: str, values: Mapping[str, Any]) -> None:
+        """A fact about all runs, before the first one: a sentence, and the same as values."""
+
     def begin(self, label: str, seed: int, round: int) -> None:
         """A run starts (round 0), or continues after a round."""
 
@@ -32,6 +35,9 @@ class Observer(Protocol):
 
 class SilentObserver:
     """Shows nothing."""
+
+    def note(self, text: str, values: Mapping[str, Any]) -> None:
+        pass
 
     def begin(self, label: str, seed: int, round: int) -> None:
         pass

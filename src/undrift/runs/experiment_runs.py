@@ -23,12 +23,15 @@ from undrift.runs.folder import (
     locked_folder,
     read_json,
     refuse_other_rounds,
+    require_as_written,
+    write_description,
     write_json,
 )
 from undrift.runs.loggers import Logger, make_logger
 from undrift.runs.plan import LoopFactory, Plan
 from undrift.runs.storage import FolderStorage
 from undrift.utils.errors import UndriftError, require, warn
+from undrift.utils.shapes import require_shapes
 
 
 def plan_of(
@@ -51,6 +54,7 @@ def plan_of(
         devices=experiment.device_profiles() if make_loop is None else None,
         paces=experiment.paces(),
         target=experiment.targets(),
+        robust=experiment.norm_bound(deployed=make_loop is not None),
         engine=experiment.engine_options(),
         description=experiment.resolved(),
         make_loop=make_loop,
@@ -66,10 +70,18 @@ def storage_of(experiment: Experiment, folder: Path) -> FolderStorage:
 
     def accepted() -> None:
         """Keep the number of rounds of runs that are extended."""
-        if Experiment.load(folder / EXPERIMENT).rounds < experiment.rounds:
-            experiment.write(folder / EXPERIMENT)
+        if load_description(folder).rounds < experiment.rounds:
+            write_description(folder / EXPERIMENT, experiment.to_toml())
 
-    return FolderStorage(folder, output.durability, output.memory, loggers, accepted)
+    return FolderStorage(
+        folder,
+        output.durability,
+        output.memory,
+        loggers,
+        accepted,
+        keep_rounds=output.keep_rounds,
+        keep_megabytes=output.keep_megabytes,
+    )
 
 
 def run_experiment(
@@ -119,7 +131,7 @@ def claim(experiment: Experiment, folder: Path, extend: bool = False) -> None:
             f"{folder} has runs that were started from Python: choose another folder with --out.",
         )
         if path.is_file() and has_runs(folder):
-            before = Experiment.load(path)
+            before = load_description(folder)
             require(
                 _runs_of(before) == _runs_of(experiment),
                 f"{folder} has the runs of another experiment: choose another folder with --out, "
@@ -131,7 +143,13 @@ def claim(experiment: Experiment, folder: Path, extend: bool = False) -> None:
         if has_runs(folder):
             raise UndriftError(f"{folder} has runs but no {EXPERIMENT}: choose another folder.")
         write_json(folder / ABOUT, {**about(), "code": _code_hashes(experiment)})
-        experiment.write(path)
+        write_description(path, experiment.to_toml())
+
+
+def load_description(folder: Path, settings: Mapping[str, Any] | None = None) -> Experiment:
+    """The experiment of a run folder, whose file must be as it was written."""
+    require_as_written(folder / EXPERIMENT)
+    return Experiment.load(folder / EXPERIMENT, settings)
 
 
 def _code_hashes(experiment: Experiment) -> dict[str, str]:
@@ -158,7 +176,12 @@ def _code_hashes(experiment: Experiment) -> dict[str, str]:
 def _warn_of_changed_code(experiment: Experiment, folder: Path) -> None:
     """Warn if code that the runs use was edited since they began."""
     path = folder / ABOUT
-    before = read_json(path).get("code", {}) if path.is_file() else {}
+    try:
+        before = read_json(path).get("code", {}) if path.is_file() else {}
+        require_shapes(path, {"code": before}, {"code": {str: str}})
+    except UndriftError as error:  # it only describes: the runs do not depend on it
+        warn(f"{str(error).rstrip('.')}; changes of your own code will not be noticed.")
+        before = {}
     for source, now in _code_hashes(experiment).items():
         if before.get(source, now) != now:
             warn(
@@ -194,4 +217,4 @@ def resumed(folder: Path, settings: Mapping[str, Any] | None = None) -> Experime
         path.is_file(),
         f"{folder} is not a run folder: it has no {EXPERIMENT}.",
     )
-    return Experiment.load(path, settings)
+    return load_description(folder, settings)

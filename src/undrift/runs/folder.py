@@ -4,30 +4,59 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from hashlib import blake2b, file_digest
 from importlib.metadata import version
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from filelock import FileLock, Timeout
 
-from undrift.utils.errors import UndriftError, first_line, require
+from undrift.utils.errors import UndriftError, first_line, require, require_choice
 from undrift.utils.files import slug, written_whole
+from undrift.utils.shapes import require_shapes
 
 # In the run folder.
 EXPERIMENT, ABOUT, DATA, PICTURE = "experiment.toml", "about.json", "data.json", "data.svg"
 ARGUMENTS = "arguments.toml"
 """Describes the arguments of `ud.train` or `ud.compare`, in place of an experiment file."""
+DEPLOYMENT = "deployment.json"
+"""What the sites of a deployment told about themselves, and what counts of it."""
+EXPELLED = "expelled.json"
+"""The sites that the operator of a deployment expelled: {name: when}."""
 # In the subfolder of each run.
 RUN, RECORDS, MODEL, STORE = "run.json", "records.jsonl", "model.safetensors", "store"
+CLIENTS = "clients.csv"
+
+DESCRIPTION_HEAD = "# Written by undrift, checksum {}; the runs in this folder depend on it.\n"
+DESCRIPTION_CHECKSUM = re.compile("# Written by undrift, checksum ([0-9a-f]*)")
 
 RUNNING, INTERRUPTED = "running", "interrupted"
 FINISHED, STOPPED, DIVERGED = "finished", "stopped", "diverged"
 DONE = (FINISHED, STOPPED, DIVERGED)
 """The statuses of a run that has ended."""
+STATUSES = (RUNNING, INTERRUPTED, *DONE)
+OPTIONAL_TEXT, OPTIONAL_WHOLE = (str, NoneType), (int, NoneType)
+RUN_SHAPES = {
+    "label": str,
+    "seed": int,
+    "status": str,
+    "reason": OPTIONAL_TEXT,
+    "method": OPTIONAL_TEXT,
+    "name": OPTIONAL_TEXT,
+    "paper": OPTIONAL_TEXT,
+    "rounds": OPTIONAL_WHOLE,
+    "parameters": OPTIONAL_WHOLE,
+    "model_checksum": OPTIONAL_TEXT,
+}
+"""The values of run.json; older versions wrote fewer."""
+LOCK_SECONDS = 1.0
+"""How long a command waits for the lock of a folder."""
 
 
 def run_folder(folder: Path, label: str, seed: int) -> Path:
@@ -39,12 +68,13 @@ def run_folder(folder: Path, label: str, seed: int) -> Path:
 def locked_folder(folder: Path) -> Iterator[None]:
     """Lock a folder for a block; an error if another process has locked it.
 
-    The operating system releases the lock of a killed process.
+    The operating system releases the lock of a killed process. If that process was just starting
+    another one, the new process holds the lock until it has loaded its program: wait for that.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / ".lock")
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=LOCK_SECONDS)
     except Timeout:
         raise UndriftError(
             f"Another process is running in {folder}: wait for it, or stop it first."
@@ -68,10 +98,64 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; an `UndriftError` if it cannot be read."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise UndriftError(f"{path} cannot be read: {first_line(error)}.") from error
+    except (ValueError, RecursionError) as error:
+        raise UndriftError(f"{path} is damaged and cannot be read: {first_line(error)}.") from error
     require(isinstance(found, dict), f"{path} must contain a JSON object.")
     return found
+
+
+def file_checksum(path: Path) -> str:
+    """A hash of the content of a file."""
+    try:
+        with path.open("rb") as file:
+            return file_digest(file, lambda: blake2b(digest_size=16)).hexdigest()
+    except OSError as error:
+        raise UndriftError(f"{path} cannot be read: {first_line(error)}.") from error
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """What run.json says about a run; an `UndriftError` if a value has a wrong type."""
+    found = read_json(path)
+    require_shapes(path, found, RUN_SHAPES)
+    for name in ("seed", "rounds", "parameters"):
+        require(
+            (found.get(name) or 0) >= 0,
+            f"{path} is damaged: its {name!r} is {found.get(name)}, but must be at least 0.",
+        )
+    require_choice(f"{path} is damaged: its status", found["status"], STATUSES)
+    return found
+
+
+def write_description(path: Path, text: str) -> None:
+    """Write experiment.toml or arguments.toml into a run folder, with a checksum in a comment.
+
+    The checksum is in the first line, so that a file that was cut off still has it.
+    """
+    with written_whole(path) as partial:
+        partial.write_text(DESCRIPTION_HEAD.format(_checksum(text)) + text, encoding="utf-8")
+
+
+def require_as_written(path: Path) -> None:
+    """Raise if the description of a run folder has a checksum that does not fit.
+
+    A changed setting would continue the runs with other results.
+    """
+    try:
+        head, _, text = path.read_text(encoding="utf-8").partition("\n")
+    except (OSError, ValueError) as error:
+        raise UndriftError(f"{path} cannot be read: {first_line(error)}.") from error
+    found = DESCRIPTION_CHECKSUM.match(head)  # older versions wrote none
+    require(
+        found is None or found[1] == _checksum(text),
+        f"{path} is not as undrift wrote it: put the original back or, if you changed it on "
+        f"purpose, remove its first line.",
+    )
+
+
+def _checksum(text: str) -> str:
+    return blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def about() -> dict[str, Any]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from undrift.core.records import Record
 from undrift.runs.driver import Observer
@@ -27,6 +28,9 @@ class LineObserver:
         self._tallies: dict[tuple[str, int], Tally] = {}
         self._last_time = time.monotonic()
         self._text = self._strategy = ""
+
+    def note(self, text: str, values: Mapping[str, Any]) -> None:
+        print(text, file=sys.stderr, flush=True)
 
     def begin(self, label: str, seed: int, round: int) -> None:
         self._tallies[label, seed] = Tally()
@@ -53,6 +57,9 @@ class LineObserver:
 
 class JsonObserver:
     """Prints every record, and how each run ended, as one line of JSON to standard output."""
+
+    def note(self, text: str, values: Mapping[str, Any]) -> None:
+        print(json.dumps(values, ensure_ascii=False), flush=True)
 
     def begin(self, label: str, seed: int, round: int) -> None:
         pass

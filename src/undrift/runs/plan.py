@@ -16,6 +16,7 @@ from undrift.core.method import Method
 from undrift.core.sampling import Sampler
 from undrift.core.targets import Target
 from undrift.core.uploads import UploadTransform
+from undrift.core.uploads.norm_bounds import NormBound
 from undrift.devices import Profiles
 from undrift.engines import EngineOptions
 from undrift.local.solvers import Local
@@ -43,7 +44,7 @@ class Plan:
         the number of rounds of each run, and the seeds to run every method with
     cohort
         the number of clients in a round, or a sampler; None for all clients
-    objective, evaluation, limit, devices, target, callbacks, transforms
+    objective, evaluation, limit, devices, target, callbacks, transforms, robust
         as in `RunSpec`, the same for all methods
     paces
         the paces by label; methods without an entry have their default pace
@@ -69,6 +70,7 @@ class Plan:
     target: Mapping[str, Target] = field(default_factory=dict)
     callbacks: Sequence[Callback] = ()
     transforms: Sequence[UploadTransform] = ()
+    robust: NormBound | None = None
     engine: EngineOptions = field(default_factory=EngineOptions)
     description: Mapping[str, Any] = field(default_factory=dict)
     make_loop: LoopFactory | None = None
@@ -101,6 +103,7 @@ class Plan:
             devices=self.devices,
             pace=self.paces.get(label),
             transforms=self.transforms,
+            robust=self.robust,
         )
 
     def loop(self, label: str, spec: RunSpec, states: StatesFactory) -> Loop:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
@@ -61,6 +62,10 @@ class BarObserver:
         self._tallies = {label: Tally() for label in labels}
         self._done = dict.fromkeys(labels, 0)
         self._strategy = ""
+
+    def note(self, text: str, values: Mapping[str, Any]) -> None:
+        if not self._bars.disable and not isinstance(self._bars, InNotebook):
+            self._bars.console.print(text, highlight=False, markup=False)
 
     def begin(self, label: str, seed: int, round: int) -> None:
         self._bars.start_task(self._tasks[label])

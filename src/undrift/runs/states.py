@@ -12,6 +12,7 @@ from torch import Tensor
 from undrift.core.clients import ClientStates
 from undrift.core.problem import Keep
 from undrift.runs.store import Store
+from undrift.utils.errors import require
 
 
 class StoredStates(ClientStates):
@@ -32,7 +33,7 @@ class StoredStates(ClientStates):
         bytes of states to hold in memory, besides those of the round in progress
     """
 
-    def __init__(self, kinds: Mapping[str, str], x0: Tensor, store: Store, memory: int):
+    def __init__(self, kinds: Mapping[str, str | Tensor], x0: Tensor, store: Store, memory: int):
         super().__init__(kinds, x0)
         self._store = store
         self._memory = memory
@@ -41,7 +42,7 @@ class StoredStates(ClientStates):
         self._cached_bytes = 0
         self._prefetched: dict[Hashable, Keep] = {}
         """states of this round's clients, read from the store"""
-        self._prefetching: Future[dict[Hashable, dict[str, Tensor]]] | None = None
+        self._prefetching: Future[dict[Hashable, Keep]] | None = None
         """states of the next round's clients, which a thread reads from the store"""
         self._reader = ThreadPoolExecutor(1)
         self._seen = set(store.clients())
@@ -55,25 +56,33 @@ class StoredStates(ClientStates):
             return self._prefetched[client]
         if client not in self._seen:
             return self.first()
-        found = self._store.client_state(client, self._x0.device)
-        return self.first() if found is None else Keep(**found)
+        return self._read([client])[client]
 
     def gather(self, clients: Sequence[Hashable]) -> Keep:
         if self.kinds:
             # In one transaction, which is faster than one per client in `get`.
             missing = self._only_in_store(clients)
-            self._prefetched |= _keeps(self._store.client_states(missing, self._x0.device))
+            self._prefetched |= self._read(list(missing))
         return super().gather(clients)
+
+    def _read(self, clients: Sequence[Hashable]) -> dict[Hashable, Keep]:
+        """The states of clients that have taken part, from the store."""
+        return _keeps(clients, self._store.client_states(clients, self._x0.device))
+
+    def oldest(self, client: Hashable) -> Keep:
+        round = self._store.oldest
+        found = self._store.client_states([client], self._x0.device, round)
+        return Keep(**found[client]) if client in found else self.first()
 
     def prefetch(self, clients: Iterable[Hashable]) -> None:
         # The loop calls this once per round, so the last call read the states of this round. They
         # are up to date: only clients of the round before got new states meanwhile, and the loop
         # does not ask for those in advance.
         if self._prefetching is not None:
-            self._prefetched = _keeps(self._prefetching.result())
+            self._prefetched = self._prefetching.result()
         most = int(self._memory // max(1, _bytes(self.first())))
         wanted = list(islice(self._only_in_store(clients), most))
-        self._prefetching = self._reader.submit(self._store.client_states, wanted, self._x0.device)
+        self._prefetching = self._reader.submit(self._read, wanted)
 
     def _only_in_store(self, clients: Iterable[Hashable]) -> Iterator[Hashable]:
         """Those of the clients whose states are in the store and not in memory."""
@@ -115,7 +124,12 @@ class StoredStates(ClientStates):
             self._cached_bytes -= _bytes(before)
 
 
-def _keeps(states: Mapping[Hashable, Mapping[str, Tensor]]) -> dict[Hashable, Keep]:
+def _keeps(
+    clients: Sequence[Hashable], states: Mapping[Hashable, Mapping[str, Tensor]]
+) -> dict[Hashable, Keep]:
+    for client in clients:
+        # Starting again from the initial state would give another result without a word.
+        require(client in states, f"The store has lost the state of client {client!r}.")
     return {client: Keep(**state) for client, state in states.items()}
 
 

@@ -25,10 +25,13 @@ from undrift.data.federated import FederatedData
 from undrift.data.fingerprint import fingerprint
 from undrift.devices import DeviceFile
 from undrift.loops import Loop, RunSpec
+from undrift.loops.measuring import client_rows
 from undrift.nets.module_losses import ModuleLosses
 from undrift.nets.weights import save_weights
+from undrift.runs.client_tables import write_clients
 from undrift.runs.folder import (
     DATA,
+    DIVERGED,
     DONE,
     FINISHED,
     MODEL,
@@ -37,8 +40,10 @@ from undrift.runs.folder import (
     RUN,
     RUNNING,
     STORE,
+    file_checksum,
     locked_folder,
     read_json,
+    read_run,
     run_folder,
     write_json,
 )
@@ -46,7 +51,7 @@ from undrift.runs.loggers import Logger, StartedRun
 from undrift.runs.plan import Plan
 from undrift.runs.states import StoredStates
 from undrift.runs.stopping import count_stop_requests, interrupt
-from undrift.runs.store import Store, require_storable
+from undrift.runs.store import KEEP_BYTES, KEEP_ROUNDS, Store, require_storable
 from undrift.utils.errors import UndriftError, first_line, require, require_range
 from undrift.utils.files import written_whole
 
@@ -59,7 +64,7 @@ Ended = tuple[str, str | None]
 class KeptRun:
     """One run while it is executed; this class keeps it in memory only."""
 
-    def states(self, kinds: Mapping[str, str], x0: Tensor) -> ClientStates:
+    def states(self, kinds: Mapping[str, str | Tensor], x0: Tensor) -> ClientStates:
         """The container of the clients' states."""
         return ClientStates(kinds, x0)
 
@@ -127,6 +132,8 @@ class FolderStorage(Storage):
         what a committed round survives: "power" (a power loss) or "process" (a killed process)
     memory
         megabytes of client states to hold in memory, besides those of the current round
+    keep_rounds, keep_megabytes
+        how many rounds a run can go back, as long as their states take at most this much disk
     loggers
         makes the loggers of a run
     accepted
@@ -141,6 +148,8 @@ class FolderStorage(Storage):
     loggers: Callable[[], Sequence[Logger]] = tuple
     accepted: Callable[[], None] = lambda: None
     interrupts: bool = False
+    keep_rounds: int = KEEP_ROUNDS
+    keep_megabytes: float = KEEP_BYTES / BYTES_PER_MB
 
     def __post_init__(self) -> None:
         require_range("memory", self.memory, at_least=0)
@@ -168,7 +177,13 @@ class FolderStorage(Storage):
             raise UndriftError(f"{folder} cannot be created: {first_line(error)}.") from error
         require_storable(spec.losses.ids)
         facts = run_facts(label, spec)
-        store = Store(folder / STORE, facts, self.durability)
+        store = Store(
+            folder / STORE,
+            facts,
+            self.durability,
+            self.keep_rounds,
+            self.keep_megabytes * BYTES_PER_MB,
+        )
         try:
             self.accepted()
             yield StoredRun(folder, store, label, facts, plan, self)
@@ -203,7 +218,7 @@ class StoredRun(KeptRun):
         self._storage = storage
         self._loggers: Sequence[Logger] = ()
 
-    def states(self, kinds: Mapping[str, str], x0: Tensor) -> ClientStates:
+    def states(self, kinds: Mapping[str, str | Tensor], x0: Tensor) -> ClientStates:
         memory = int(self._storage.memory * BYTES_PER_MB)
         return StoredStates(kinds, x0, self._store, memory)
 
@@ -253,6 +268,8 @@ class StoredRun(KeptRun):
     def end(self, run: Loop, status: str, reason: str | None) -> None:
         if status in DONE:
             _save_model(run, self._folder / MODEL)
+            if run.client_metrics and status != DIVERGED:
+                write_clients(client_rows(run), self._folder)
         for logger in self._loggers:
             logger.finish(status)
         self._write_status(run, status, reason)
@@ -268,8 +285,13 @@ class StoredRun(KeptRun):
                 "rounds": run.total,
                 "status": status,
                 "reason": reason,
+                **self._model_checksum(status),
             },
         )
+
+    def _model_checksum(self, status: str) -> dict[str, str]:
+        """The checksum of the final model, once there is one."""
+        return {"model_checksum": file_checksum(self._folder / MODEL)} if status in DONE else {}
 
 
 def run_facts(label: str, spec: RunSpec) -> dict[str, Any]:
@@ -308,10 +330,11 @@ def ended(folder: Path, rounds: int | None = None) -> Ended | None:
     A run that finished fewer than `rounds` rounds has not ended: it is to be extended.
     """
     try:
-        found = read_json(folder / RUN)
+        read_json(folder / RUN)
     except UndriftError:  # missing, or left empty by a power loss: look into the store
         return None
-    status = found.get("status")
+    found = read_run(folder / RUN)
+    status = found["status"]
     if status not in DONE or not _has_model(folder):
         return None
     before = found.get("rounds")
@@ -323,6 +346,9 @@ def ended(folder: Path, rounds: int | None = None) -> Ended | None:
 
 def _save_model(run: Loop, path: Path) -> None:
     """Write the final model: a module's weights, or the solution x of an analytic problem."""
+    if isinstance(run.losses, ModuleLosses):
+        save_weights(run.losses.module_with(run.server.x, run.buffers), path)
+        return
     flat = getattr(run.losses, "flat", None)
     if flat is not None:
         save_weights(flat.filled(run.server.x, run.buffers), path)

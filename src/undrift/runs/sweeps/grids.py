@@ -17,6 +17,7 @@ TUNED = (
     "method",
     "model",
     "loss",
+    "step",
     "weights",
     "sampling",
     "rounds",

@@ -11,8 +11,10 @@ from typing import Any
 
 from undrift.core.records import Record
 from undrift.core.targets import Target, reached
-from undrift.runs.folder import DONE, RECORDS, RUN, read_json, run_folder
+from undrift.runs.folder import DONE, OPTIONAL_TEXT, RECORDS, RUN, read_json, run_folder
+from undrift.runs.records_file import read_records
 from undrift.utils.errors import UndriftError, require, require_choice
+from undrift.utils.shapes import require_shapes
 
 METRICS = {"validation_accuracy": "above", "validation_loss": "below"}
 """The metrics that points may be chosen by, and whether larger or smaller values are better."""
@@ -89,6 +91,7 @@ class Judge:
         for seed in self.seeds:
             own = run_folder(folder, point.label, seed)
             about = read_json(own / RUN) if (own / RUN).is_file() else {}
+            require_shapes(own / RUN, about, {"status": OPTIONAL_TEXT, "reason": OPTIONAL_TEXT})
             if about.get("status") not in DONE:
                 return PointResult(point, UNFINISHED)
             runs.append((own, about))
@@ -97,7 +100,7 @@ class Judge:
                 return PointResult(point, "diverged", reason=about.get("reason") or f"see {own}")
         values, rounds = [], []
         for own, _ in runs:
-            records = [Record.from_json(line) for line in (own / RECORDS).read_text().splitlines()]
+            records = read_records(own / RECORDS)
             found = [r.metrics[self.metric] for r in records if self.metric in r.metrics]
             require(
                 len(found) > 0,

@@ -11,121 +11,35 @@ or whose grid has grown runs only the missing points.
 
 from __future__ import annotations
 
-import csv
-import io
-import math
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from statistics import fmean, pstdev
+from statistics import fmean
 from typing import Any
 
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from undrift.experiments.experiment import Experiment
 from undrift.experiments.settings import applied
-from undrift.runs.folder import locked_folder, write_json
+from undrift.runs.folder import locked_folder
 from undrift.runs.sweeps.grids import Space, canonical, digest, spaces
 from undrift.runs.sweeps.judging import Judge, PointResult, SweepPoint
+from undrift.runs.sweeps.results import POINTS, SweepResult, spread
 from undrift.runs.sweeps.search import Search
 from undrift.runs.sweeps.workers import Workers
-from undrift.utils.display import progress
+from undrift.utils.display import progress, progress_is_visible
 from undrift.utils.errors import UndriftError, require, require_whole
-from undrift.utils.files import slug, written_whole
+from undrift.utils.files import slug
 
 TRIALS = 20
 """Number of points that a search tries for each method by default."""
 UNDRIFT = (sys.executable, "-m", "undrift")
-POINTS, SEARCH, JSON, CSV, BEST = "points", "search.sqlite", "sweep.json", "sweep.csv", "best"
+SEARCH, BEST = "search.sqlite", "best"
 NOT_COMPUTED = ("name", "output", "sweep")
 """The keys of an experiment that do not change its results."""
-
-
-@dataclass
-class SweepResult:
-    """The results of a sweep.
-
-    Parameters
-    ----------
-    folder
-        the folder of the points and the results
-    judge
-        how points were compared
-    verdicts
-        the results of all points, by the label of the method
-    files
-        the experiment files with the best settings: one if the methods agree on shared keys
-    """
-
-    folder: Path
-    judge: Judge
-    verdicts: dict[str, list[PointResult]]
-    files: Sequence[Path] = field(default_factory=list)
-
-    def best(self) -> dict[str, PointResult]:
-        """The best point of every method of which a point finished."""
-        found = {label: self.judge.best(each) for label, each in self.verdicts.items()}
-        return {label: each for label, each in found.items() if each is not None}
-
-    def folders(self) -> dict[str, Path]:
-        """The run folders of the best points, for the report."""
-        return {k: self.folder / POINTS / each.point.id for k, each in self.best().items()}
-
-    def failed(self) -> list[PointResult]:
-        """The points whose process failed."""
-        return [v for each in self.verdicts.values() for v in each if v.status == "failed"]
-
-    def table(self) -> Table:
-        """A table with the best point of every method."""
-        table = Table(title=f"chosen by {self.judge.rule}", title_justify="left")
-        headings = ["method", "best settings", self.judge.metric]
-        headings += ["rounds to target"] if self.judge.target else []
-        for number, heading in enumerate([*headings, "points"]):
-            table.add_column(heading, justify="left" if number < 2 else "right")
-        best = self.best()
-        for label, verdicts in self.verdicts.items():
-            chosen = best.get(label)
-            row = [label, "no point finished", "–"] if chosen is None else self._row(chosen)
-            if self.judge.target:
-                row.append("–" if chosen is None else _rounds_text(fmean(chosen.rounds)))
-            table.add_row(*(escape(cell) for cell in [*row, _counts(verdicts)]))
-        return table
-
-    def _row(self, chosen: PointResult) -> list[str]:
-        point = chosen.point
-        own = f"method.{point.label}."
-        settings = [f"{k.removeprefix(own)} = {v}" for k, v in point.settings.items()]
-        return [point.label, "\n".join(settings) or "as in the file", _spread(chosen.values)]
-
-    def write(self) -> None:
-        """Write all points to `sweep.json` and `sweep.csv`."""
-        chosen = {each.point.id for each in self.best().values()}
-        rows = [_row(v, v.point.id in chosen) for each in self.verdicts.values() for v in each]
-        write_json(
-            self.folder / JSON,
-            {"metric": self.judge.metric, "rule": self.judge.rule, "points": rows},
-        )
-        keys = list(dict.fromkeys(key for row in rows for key in row["settings"]))
-        text = io.StringIO()
-        lines = csv.writer(text)
-        metric = self.judge.metric
-        lines.writerow(
-            ["point", "method", *keys, "status", metric, f"{metric}_std", "rounds", "chosen"]
-        )
-        for row in rows:
-            settings = row["settings"]
-            lines.writerow(
-                [row["point"], row["method"]]
-                + [_cell(settings[key]) if key in settings else "" for key in keys]
-                + [row["status"], row["mean"], row["std"], row["rounds_mean"], int(row["chosen"])]
-            )
-        with written_whole(self.folder / CSV) as partial:
-            partial.write_text(text.getvalue(), newline="")
 
 
 def run_sweep(
@@ -177,13 +91,15 @@ def run_sweep(
             return [*command, "resume", str(own), "--quiet"]
 
         workers = Workers(place, jobs, start, resume)
-        result = SweepResult(folder, sweep.judge, {label: [] for label in sweep.spaces})
-        with _bar(sweep.total, progress) as bar:
+        lists = {label: space.lists for label, space in sweep.spaces.items()}
+        verdicts: dict[str, list[PointResult]] = {label: [] for label in sweep.spaces}
+        result = SweepResult(folder, sweep.judge, verdicts, lists=lists)
+        with _progress_of_points(sweep.total, progress) as show:
 
             def note(verdict: PointResult) -> None:
                 result.verdicts[verdict.point.label].append(verdict)
                 result.write()
-                bar(result, verdict.point.label)
+                show(result, verdict)
 
             grids = [space for space in sweep.spaces.values() if not space.ranges]
             points = _unique(sweep.point(s.label, one) for s in grids for one in s.grid())
@@ -255,7 +171,9 @@ class _Sweep:
         except UndriftError as error:
             raise UndriftError(f"{path}: {error}") from None
         self.spaces = spaces(self.experiment.sweep, self._base["method"])
-        changes_loss = any(key.partition(".")[0] == "loss" for key in self.experiment.sweep)
+        changes_loss = any(
+            key.partition(".")[0] in ("loss", "step") for key in self.experiment.sweep
+        )
         require(
             not changes_loss or metric != "validation_loss",
             "[sweep] changes the loss, so its points cannot be compared by validation_loss: use "
@@ -348,9 +266,16 @@ def _own(key: str) -> bool:
     return key.startswith("method.")
 
 
+Show = Callable[[SweepResult, PointResult], None]
+"""Shows the newest of the points that a sweep has finished."""
+
+
 @contextmanager
-def _bar(total: int, shown: bool) -> Iterator[Callable[[SweepResult, str], None]]:
-    """A progress bar over the points, with the best value of the current method so far."""
+def _progress_of_points(total: int, shown: bool) -> Iterator[Show]:
+    """Progress over the points: a bar where one can be seen, else a line per point."""
+    if shown and not progress_is_visible():
+        yield partial(_print_point, total)
+        return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),
@@ -361,7 +286,8 @@ def _bar(total: int, shown: bool) -> Iterator[Callable[[SweepResult, str], None]
     with progress(*columns, shown=None if shown else False) as bars:
         task = bars.add_task("points", total=total, note="")
 
-        def advance(result: SweepResult, label: str) -> None:
+        def advance(result: SweepResult, verdict: PointResult) -> None:
+            label = verdict.point.label
             best = result.best().get(label)
             note = "" if best is None else f"{escape(label)}: {fmean(best.values):.4f} at best"
             done = sum(len(each) for each in result.verdicts.values())
@@ -370,44 +296,10 @@ def _bar(total: int, shown: bool) -> Iterator[Callable[[SweepResult, str], None]
         yield advance
 
 
-def _row(verdict: PointResult, chosen: bool) -> dict[str, Any]:
-    """A point as a row of `sweep.json`."""
-    values, rounds = list(verdict.values), [_finite(each) for each in verdict.rounds]
-    finite = verdict.status == "finished"
-    return {
-        "point": verdict.point.id,
-        "method": verdict.point.label,
-        "settings": dict(verdict.point.settings),
-        "status": verdict.status,
-        "reason": verdict.reason,
-        "values": [_finite(value) for value in values],
-        "mean": fmean(values) if finite else None,
-        "std": pstdev(values) if finite else None,
-        "rounds_to_target": rounds,
-        "rounds_mean": _finite(fmean(verdict.rounds)) if verdict.rounds else None,
-        "chosen": chosen,
-    }
-
-
-def _finite(value: float) -> float | None:
-    """The value, or None for infinity and NaN, which JSON lacks."""
-    return value if math.isfinite(value) else None
-
-
-def _cell(value: object) -> object:
-    return value if isinstance(value, str | int | float) else canonical(value)
-
-
-def _spread(values: Sequence[float]) -> str:
-    return f"{fmean(values):.4f}" + (f" ± {pstdev(values):.4f}" if len(values) > 1 else "")
-
-
-def _rounds_text(value: float) -> str:
-    return f"{value:g}" if math.isfinite(value) else "not reached"
-
-
-def _counts(verdicts: Sequence[PointResult]) -> str:
-    """The number of points, and how many did not finish."""
-    found = Counter(each.status for each in verdicts)
-    others = [f"{n} {status}" for status, n in found.items() if status != "finished"]
-    return ", ".join([str(len(verdicts)), *others])
+def _print_point(total: int, result: SweepResult, verdict: PointResult) -> None:
+    """Print a point that is done as one line to standard error, for files and pipes."""
+    point, done = verdict.point, sum(len(each) for each in result.verdicts.values())
+    settings = ", ".join(f"{key} = {value}" for key, value in point.settings.items())
+    value = spread(verdict.values) if verdict.status == "finished" else verdict.status
+    line = f"{done}/{total}  {point.label}  {settings or 'as in the file'}: {value}"
+    print(line, file=sys.stderr, flush=True)
