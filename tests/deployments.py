@@ -75,20 +75,35 @@ class InProcess(Transport):
     """
 
     def __init__(self, file: Path, state: Path, names=("a", "b", "c")):
+        self.file = file
         self.experiment = Experiment.load(file)
         self.state = state
         self.away: set[str] = set()
         self.silent: set[str] = set()
         self.spoil = lambda site, request, answer: answer
         self.asked: list[str] = []
+        self.limits = None
+        self.exchanged: list[tuple[str, bytes, bytes]] = []
+        """every site asked, with the request and its answer"""
         self._made: dict[str, Site] = {}
         self._names = names
         self._answers: queue.Queue[Answer] = queue.Queue()
         self._forgotten: set[str] = set()
 
+    def configure(self, **settings):
+        """Change settings in the sites' experiment files, and restart the sites."""
+        self.experiment = Experiment.load(self.file, settings)
+        self._made.clear()
+
     def restart(self, site):
         """Replace a site by a new one, as if its process had died: only its files are left."""
         self._made.pop(site, None)
+
+    def made(self, site):
+        """The site of this name."""
+        if site not in self._made:
+            self._made[site] = Site(self.experiment, site, self.state / site, self.limits)
+        return self._made[site]
 
     def sites(self):
         return [name for name in self._names if name not in self.away]
@@ -99,9 +114,8 @@ class InProcess(Transport):
         if site in self.away:
             self._answers.put(Answer(ticket, failure="away"))
         elif site not in self.silent:
-            if site not in self._made:
-                self._made[site] = Site(self.experiment, site, self.state / site)
-            answer = self._made[site].answer(request)
+            answer = self.made(site).answer(request)
+            self.exchanged.append((site, request, answer))
             self._answers.put(Answer(ticket, self.spoil(site, request, answer)))
         return ticket
 

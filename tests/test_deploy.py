@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 from commands import called
 from deployments import METHODS, InProcess, app
+from undrift.core.client_metrics import read_rows
 from undrift.deploy.server import serve
 from undrift.deploy.site import Site
 from undrift.deploy.wire_format import decode, encode
@@ -26,6 +27,7 @@ def simulated(file, out, **settings):
 
 def deployed(file, out, transport=None, **settings):
     transport = transport or InProcess(file, out.parent / "state")
+    transport.configure(**settings)
     return serve(Experiment.load(file, settings), out, transport)
 
 
@@ -47,9 +49,11 @@ def assert_same(one, other, label, tolerance=1e-6):
 @pytest.mark.parametrize("objective", ["samples", "clients"])
 def test_every_method_computes_what_it_computes_in_simulation(tmp_path, objective):
     labels = [*METHODS, "FedProx", "FedPD", "FedSplit", "VRLSGD", "FedAvgMin", "DistributedSGD"]
+    labels += ["FedSAM", "FedSpeed"]
     if objective == "samples":
         labels = [label for label in METHODS if label != "FedLGA"]
-    file = app(tmp_path / "app", labels, text=f'objective = "{objective}"\n')
+    text = f'objective = "{objective}"\nevaluation = {{every = 1}}\n'
+    file = app(tmp_path / "app", labels, text=text)
     simulated(file, tmp_path / "simulated")
     deployed(file, tmp_path / "deployed")
     for label in labels:
@@ -61,6 +65,13 @@ def test_every_method_computes_what_it_computes_in_simulation(tmp_path, objectiv
             for field in ("cohort", "steps", "gradients", "bytes_up", "bytes_down", "rejected"):
                 assert mine[field] == other[field], field
     assert called("report", str(tmp_path / "deployed"), cwd=tmp_path).returncode == 0
+
+
+def test_server_and_sites_agree_on_the_rounds_that_are_evaluated_by_default(tmp_path):
+    deployed(app(tmp_path / "app"), tmp_path / "out", rounds=7)
+    found = records(tmp_path / "out")
+    assert [record["round"] for record in found if record["metrics"]] == [0, 5, 7]
+    assert not any(record["rejected"] for record in found)
 
 
 @pytest.mark.parametrize("label", ASYNCHRONOUS)
@@ -77,6 +88,27 @@ def test_asynchronous_methods_take_answers_as_they_arrive(tmp_path, label):
     assert all(sorted(record["cohort"]) == ["a", "b", "c"] for record in found[1:])
     times = [record["virtual_seconds"] for record in found]
     assert times == sorted(times) and times[-1] > 0
+
+
+def test_the_server_keeps_the_metrics_of_every_site(tmp_path):
+    file = app(tmp_path / "app")
+    settings = {"evaluation.clients": True, "rounds": 2}
+    deployed(file, tmp_path / "out", **settings)
+    options = [word for k, v in settings.items() for word in ("--set", f"{k}={str(v).lower()}")]
+    place = tmp_path / "app"
+    called(
+        "run", file.name, "--only", "FedAvg", "--out", str(tmp_path / "sim"), *options, cwd=place
+    )
+    sites, simulated = (
+        read_rows(tmp_path / out / "FedAvg" / "seed-3" / "clients.csv") for out in ("out", "sim")
+    )
+    assert [row["client"] for row in sites] == ["a", "b", "c"]
+    for mine, other in zip(sites, simulated, strict=True):
+        assert mine["train_loss"] == pytest.approx(other["train_loss"], rel=1e-5)
+        assert mine["samples"] == other["samples"]
+    last = records(tmp_path / "out")[-1]["metrics"]
+    worst = max(row["train_loss"] for row in sites)
+    assert last["train_client_loss_worst_tenth"] == pytest.approx(worst)
 
 
 # Failures
@@ -121,14 +153,20 @@ def test_a_finished_deployment_is_extended_only_when_asked(tmp_path, label):
     file = app(tmp_path / "app", [label])
     short, long = (Experiment.load(file, {"rounds": n}) for n in (2, 4))
     out, transport = tmp_path / "out", InProcess(file, tmp_path / "state")
+    transport.configure(rounds=2)
     serve(short, out, transport)
     with pytest.raises(UndriftError, match="have 2 rounds, not 4: extend them"):
         serve(long, out, transport)
+    with pytest.raises(UndriftError, match="rounds is 2 here and 4 at the server"):
+        serve(long, out, transport, extend=True)
+    transport.configure(rounds=4)
     (outcome,) = serve(long, out, transport, extend=True)
     assert outcome.status == "finished" and not outcome.before
     assert [record["round"] for record in records(out, label)] == [0, 1, 2, 3, 4]
     if label == "SCAFFOLD":  # asynchronous runs depend on the time of arrival
-        serve(long, tmp_path / "whole", InProcess(file, tmp_path / "other"))
+        other = InProcess(file, tmp_path / "other")
+        other.configure(rounds=4)
+        serve(long, tmp_path / "whole", other)
         assert_same(tmp_path / "whole", out, label, tolerance=0)
 
 
@@ -258,7 +296,8 @@ def test_sites_leave_and_come_back(tmp_path):
 
 
 def test_with_too_few_answers_a_round_is_skipped(tmp_path):
-    file = app(tmp_path / "app", ["FedAvg"], text='pace = {kind = "all", min_replies = 2}\n')
+    text = 'pace = {kind = "all", min_replies = 2}\nevaluation = {every = 1}\n'
+    file = app(tmp_path / "app", ["FedAvg"], text=text)
     transport = InProcess(file, tmp_path / "state")
     send = transport.send
 

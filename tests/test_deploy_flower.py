@@ -23,6 +23,7 @@ from undrift.deploy.flower.environment import environment
 from undrift.deploy.flower.processes import free_port, last_lines, stop
 from undrift.deploy.flower.superlink import APP
 from undrift.deploy.launch import sites_here, start_site
+from undrift.deploy.private_files import OTHERS
 
 pytestmark = pytest.mark.deploy
 
@@ -91,6 +92,10 @@ def test_one_start_serves_all_methods_and_computes_what_a_simulation_computes(tm
     asynchronous = records(tmp_path / "out", "FedAsync")
     assert sum(record["updates"] for record in asynchronous) == 15  # one for every answer
     assert asynchronous[-1]["metrics"]["train_loss"] < asynchronous[0]["metrics"]["train_loss"]
+    # What server, SuperLink, sites and SuperNodes wrote is for their owner alone.
+    written = [tmp_path / "out", *(tmp_path / "out").rglob("*")]
+    assert len(written) > 50
+    assert not [path for path in written if path.lstat().st_mode & OTHERS]
     assert called("report", "out", cwd=tmp_path).returncode == 0
     # Nothing is left running.
     left = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True)
@@ -169,6 +174,21 @@ def _kill(site):
     site.wait()
 
 
+def test_a_site_whose_server_is_gone_ends_within_five_seconds(tmp_path):
+    file = app(tmp_path / "app")
+    site = start_site(file, "a", f"127.0.0.1:{free_port()}", tmp_path / "sites")
+    try:
+        wait(lambda: "cannot be reached" in _said(tmp_path / "sites"))
+        began = time.monotonic()
+        site.terminate()
+        assert site.wait(30) == 0
+        assert time.monotonic() - began < 5
+    finally:
+        stop([site])
+    left = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True)
+    assert not left.stdout.split()
+
+
 def test_a_server_that_is_killed_ends_as_if_it_had_not_been(tmp_path):
     file = app(tmp_path / "app", ["SCAFFOLD"])
     file.write_text(file.read_text() + ONCE)
@@ -204,9 +224,11 @@ def test_a_local_deployment_loses_its_superlink_and_goes_on(tmp_path):
     assert "The connection to the SuperLink is lost" in " ".join(words.split())
     assert "Traceback" not in words
     assert committed(out, "FedAvg") < 13
-    done = command("resume", str(out), "--quiet", cwd=tmp_path)
+    # The sites started here get the new number of rounds with the server.
+    done = command("resume", str(out), "--rounds", "14", "--quiet", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert committed(out, "FedAvg") == 13
+    assert committed(out, "FedAvg") == 15
+    assert not any(record["rejected"] for record in records(out, "FedAvg"))
 
 
 def test_the_apps_run_by_flowers_own_means(tmp_path):
@@ -290,6 +312,34 @@ def test_with_certificates_only_those_who_have_a_key_get_in(tmp_path):
         assert model(out, "FedAvg")
     finally:
         stop([running, *strangers])
+
+
+def test_the_key_of_a_site_that_is_expelled_during_a_run_is_revoked(tmp_path):
+    file = app(tmp_path / "app", ["FedAvg"])
+    file.write_text(file.read_text().replace("rounds = 5", "rounds = 1000") + ONCE)
+    sites = [part for name in "abc" for part in ("--site", name)]
+    made = called("deploy", "certs", "certs", "--host", "127.0.0.1", *sites, cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    out, port, own = tmp_path / "out", free_port(), tmp_path / "certs"
+    running = server(file, out, port, "--certs", str(own / "server"))
+    try:
+        with sites_here(file, "abc", f"127.0.0.1:{port}", tmp_path / "sites", own / "sites"):
+            wait(lambda: committed(out, "FedAvg") > 1)
+            assert called("deploy", "expel", str(out), "c", cwd=tmp_path).returncode == 0
+            wait(
+                lambda: "does not know this site's key" in _said(tmp_path / "sites" / "c"),
+                what="its key is still valid",
+            )
+            rounds = committed(out, "FedAvg")
+            wait(lambda: committed(out, "FedAvg") > rounds + 1, what="the others do not go on")
+            # While its sites are there: a server that waits for them ends only after the wait, and
+            # killed meanwhile it would leave its SuperLink behind.
+            running.terminate()
+            running.wait(60)
+        last = records(out)[-1]
+        assert last["expelled"] == ["c"] and "c" not in last["cohort"]
+    finally:
+        stop([running])
 
 
 def _strange(folder):

@@ -20,8 +20,8 @@ from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
 from flwr.supernode.nodestate import NodeStateFactory  # noqa: E402
 
 from undrift.deploy.flower import supernode  # noqa: E402
-from undrift.deploy.flower.superlink import write_secret  # noqa: E402
 from undrift.deploy.flower.supernode_process import patch_ended_runs  # noqa: E402
+from undrift.deploy.private_files import write_secret  # noqa: E402
 
 RUN = 7
 
@@ -116,3 +116,8 @@ def test_a_sites_port_is_never_its_servers(monkeypatch):
 
     monkeypatch.setattr(socket, "socket", Fake)
     assert free_port(besides=47987) == 50000
+
+
+@pytest.mark.parametrize(("sites", "seconds"), [(1, 0.5), (25, 0.5), (100, 2.0), (10_000, 3.0)])
+def test_many_sites_ask_less_often(sites, seconds):
+    assert supernode.sleep_seconds(sites) == seconds

@@ -38,7 +38,7 @@ from flwr.supercore.inflatable.inflatable_object import (  # noqa: E402
 from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
 
 from undrift.deploy import launch  # noqa: E402
-from undrift.deploy.flower import answers, heartbeats, supernode, transport  # noqa: E402
+from undrift.deploy.flower import answers, heartbeats, messages, supernode, transport  # noqa: E402
 from undrift.deploy.flower.certificates import make_certificates  # noqa: E402
 from undrift.deploy.flower.messages import answer_message, request_message  # noqa: E402
 from undrift.deploy.flower.superlink import SuperLink  # noqa: E402
@@ -105,7 +105,13 @@ def answered(runtime, most):
         return answer
 
 
-@pytest.mark.parametrize("length", [0, 5, 1_000_000])
+def in_pieces(monkeypatch, size):
+    """Have answers sent as an array in pieces of so many bytes."""
+    monkeypatch.setattr(messages, "MAX_RECORD_BYTES", 0)
+    monkeypatch.setattr(array, "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", size)
+
+
+@pytest.mark.parametrize("length", [0, 5, 1_000_000, messages.MAX_RECORD_BYTES + 1])
 def test_an_answer_of_the_size_that_was_asked_for_arrives(length):
     runtime = Runtime(os.urandom(length))
     assert answered(runtime, length).data == runtime.data
@@ -114,7 +120,7 @@ def test_an_answer_of_the_size_that_was_asked_for_arrives(length):
 
 def test_a_large_answer_is_refused_before_it_is_there(monkeypatch):
     monkeypatch.setattr(answers, "FRAME_BYTES", 2000)
-    monkeypatch.setattr(array, "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", 10_000)
+    in_pieces(monkeypatch, 10_000)
     runtime = Runtime(os.urandom(500_000))
     answer = answered(runtime, 30_000)
     assert answer.failure == "refused: the answer is larger than 30000 bytes"
@@ -125,7 +131,7 @@ def test_a_large_answer_is_refused_before_it_is_there(monkeypatch):
 def test_a_piece_that_is_repeated_counts_each_time(monkeypatch):
     """Flower stores chunks by content: a small upload may be assembled into a huge answer."""
     monkeypatch.setattr(answers, "FRAME_BYTES", 2000)
-    monkeypatch.setattr(array, "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", 10_000)
+    in_pieces(monkeypatch, 10_000)
     opened = []
     monkeypatch.setattr(answers, "_assemble", lambda *arguments: opened.append(arguments))
     runtime = Runtime(os.urandom(10_000) * 50)
@@ -135,7 +141,7 @@ def test_a_piece_that_is_repeated_counts_each_time(monkeypatch):
 
 
 def test_a_tree_of_very_many_parts_is_not_fetched(monkeypatch):
-    monkeypatch.setattr(array, "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", 100)
+    in_pieces(monkeypatch, 100)
     runtime = Runtime(os.urandom(10_000))
     assert "refused" in answered(runtime, 30_000).failure
     assert runtime.pulled == 0
@@ -218,7 +224,7 @@ def test_a_site_beats_no_more_when_it_closes_its_task(tmp_path, monkeypatch):
     monkeypatch.setattr(
         RuntimeHttpClient, "from_server_address", lambda *_, **__: SimpleNamespace(close=int)
     )
-    message = request_message(b"?", 1, 10.0)
+    message = request_message(b"?", 1, 10.0, 100)
     monkeypatch.setattr(run_clientapp, "pull_task_input", lambda _: (message, None, None, None))
     monkeypatch.setattr(run_clientapp, "push_message", lambda *_: order.append("answers"))
     monkeypatch.setattr(run_clientapp, "push_task_output", lambda *_: order.append("closes"))
@@ -327,7 +333,7 @@ def test_a_site_that_ends_is_said_with_its_reason(tmp_path, monkeypatch):
         return SimpleNamespace(poll=lambda: 1)
 
     monkeypatch.setattr(launch, "start_site", start)
-    monkeypatch.setattr(launch, "_serve", lambda *arguments: arguments[-1](["a"]))
+    monkeypatch.setattr(launch, "_serve", lambda *arguments: arguments[6](["a"]))
     file = app(tmp_path / "app")
     words = "Site 'a' waits.\nerror: The data cannot be read: no\n/data/x.npz.\n"
     with pytest.raises(UndriftError, match=r"ended: error: The data cannot be read: no /data/x"):

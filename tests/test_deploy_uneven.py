@@ -258,6 +258,7 @@ def test_the_trouble_of_a_site_that_is_waited_for_is_told(tmp_path):
         return send(site, request, seconds, max_bytes)
 
     transport.send = troubled
+    transport.configure(rounds=1)
     serve(Experiment.load(file, {"rounds": 1}), tmp_path / "out", transport, waiting=told.append)
     assert ["b (its process died)"] in told
 

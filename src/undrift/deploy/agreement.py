@@ -1,4 +1,4 @@
-"""Checks that the server and a site have the same experiment, as far as a site computes with it."""
+"""Checks that the server and a site have the same experiment, as far as a site derives from it."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from typing import Any
 
 from undrift.experiments.experiment import Experiment
 
-COMMON = ("data", "model", "local", "method", "loss", "metrics", "weights")
-"""The tables that a site computes with; rounds and cohorts are decided by the server alone."""
+OWN = ("name", "output", "engine", "deploy", "target", "sweep", "system")
+"""The settings that may differ: they change nothing that a site computes or sends."""
 
 
 def facts(experiment: Experiment) -> dict[str, Any]:
-    """The settings that server and sites must agree on; paths of Python files without folders."""
-    resolved = experiment.resolved()
-    found = {key: resolved[key] for key in COMMON if key in resolved}
+    """The settings that server and sites must agree on; paths of Python files without folders.
+
+    A site derives its work from them, so they are all settings that could change it.
+    """
+    found = {key: value for key, value in experiment.resolved().items() if key not in OWN}
     if "weights" in found:
         found["weights"] = _checksum(Path(found["weights"]))
-    return _plain({**found, "evaluation": {"models": resolved["evaluation"]["models"]}})
+    return _plain(found)
 
 
 def first_difference(mine: Mapping[str, Any], theirs: Any, where: str = "") -> str | None:

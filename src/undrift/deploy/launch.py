@@ -11,21 +11,32 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import NoneType
 
 from undrift.deploy.flower.environment import require_flower
 from undrift.deploy.flower.processes import PARENT, free_port, last_error, stop
+from undrift.deploy.policy.gate import Approve
+from undrift.deploy.policy.limits import LIMITS_FILE, Limits
 from undrift.deploy.remote import Waiting
-from undrift.deploy.server import DEPLOYMENT, require_deployable, serve, sites_of
+from undrift.deploy.server import require_deployable, serve, sites_of
 from undrift.deploy.site import Site
 from undrift.deploy.site_names import require_site_name
+from undrift.deploy.stopping import Stopping
 from undrift.experiments.experiment import Experiment
 from undrift.runs.driver import Observer, RunOutcome
 from undrift.runs.experiment_runs import claim
-from undrift.runs.folder import locked_folder, read_json, write_json
+from undrift.runs.folder import DEPLOYMENT, locked_folder, read_json, write_json
 from undrift.utils.errors import UndriftError, require
+from undrift.utils.shapes import require_shapes
 
 CONNECTION = "connection.json"
 """The file of a run folder that says where its server listens, and which sites it starts itself."""
+CONNECTION_SHAPES = {
+    "host": str,
+    "port": int,
+    "certs": (str, NoneType),
+    "sites": ([str], NoneType),
+}
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 SERVER_FILES = ("ca.crt", "server.pem", "server.key", "secret")
 SITE_FILES = ("ca.crt", "key", "secret")
@@ -74,7 +85,7 @@ def run_server(
     if certs is not None:
         certs = _require_files(certs, SERVER_FILES, "server")
     with _reserved(experiment, folder, host, port, certs, extend=extend):
-        return _serve(experiment, folder, host, port, certs, observer, waiting)
+        return _serve(experiment, folder, host, port, certs, observer, waiting, extend)
 
 
 def resume_server(
@@ -88,16 +99,23 @@ def resume_server(
     The experiment may have more rounds than the one in the folder: the runs are then extended.
     """
     found = read_json(folder / CONNECTION)
+    require_shapes(folder / CONNECTION, found, CONNECTION_SHAPES)
     if found.get("sites"):
         return _run_all_here(experiment, folder, observer, waiting, extend=True)
-    certs = None if found["certs"] is None else Path(found["certs"])
     host, port = found["host"], found["port"]
+    certs = certs_of(folder)
     return run_server(experiment, folder, host, port, certs, observer, waiting, extend=True)
 
 
 def is_deployed(folder: Path) -> bool:
     """Whether a run folder belongs to a deployment."""
     return (folder / CONNECTION).is_file()
+
+
+def certs_of(folder: Path) -> Path | None:
+    """The server's folder of certificates that a run folder was started with, if any."""
+    found = read_json(folder / CONNECTION)["certs"]
+    return None if found is None else Path(found)
 
 
 def _require_ready(experiment: Experiment) -> None:
@@ -138,16 +156,24 @@ def _serve(
     certs: Path | None,
     observer: Observer | None,
     waiting: Waiting,
+    extend: bool,
 ) -> list[RunOutcome]:
     from undrift.deploy.flower.superlink import SuperLink
     from undrift.deploy.flower.transport import FlowerTransport
+    from undrift.deploy.signing.keys import SigningKey, SiteKeys
+    from undrift.deploy.signing.server import SignedTransport
 
+    key = keys = None
+    if certs is not None:
+        key = SigningKey(certs / "server.key", certs / "server.pem")
+        keys = SiteKeys(certs / "sites")
     with (
-        SuperLink(folder / "flower", host, port, certs) as link,
+        SuperLink(folder / "flower", host, port, certs, len(sites_of(experiment))) as link,
         link.grid() as grid,
-        FlowerTransport(grid) as transport,
+        FlowerTransport(grid, link.revoke) as transport,
     ):
-        return serve(experiment, folder, transport, observer, waiting)
+        signed = SignedTransport(transport, key, keys)
+        return serve(experiment, folder, signed, observer, waiting, extend)
 
 
 # Sites
@@ -161,6 +187,9 @@ def run_site(
     certs: Path | None,
     stopped: Callable[[], bool],
     say: Callable[[str], None],
+    limits: Limits | None = None,
+    approve: Approve | None = None,
+    stopping: Stopping | None = None,
 ) -> None:
     """Be a site until `stopped` returns True.
 
@@ -176,6 +205,10 @@ def run_site(
         the site's folder of the certificates; None for no encryption, on the server's machine only
     say
         is told what happens, in sentences
+    limits, approve
+        the site's own limits, and whom to ask before a run, as for `Site`
+    stopping
+        ends the process on signals; it learns what the site is doing
     """
     _require_ready(experiment)
     require_site_name(name)
@@ -193,12 +226,25 @@ def run_site(
         f"one: give the site's certificates with --certs.",
     )
     if certs is not None:
+        _require_signed(certs)
         certs = _require_files(certs, SITE_FILES, "site")
     from undrift.deploy.flower.supernode import SuperNode
+    from undrift.deploy.signing.site import SignedSite
 
-    site = Site(experiment, name, state / "state")
-    say(f"Site {name!r} has {len(site.data.train)} training samples and waits for its server.")
-    SuperNode(site, superlink, state / "flower" / name, certs, say).serve(stopped)
+    if stopping is not None:
+        stopping.doing = lambda: "reading its data"
+    with locked_folder(state / "state" / name):
+        site = Site(experiment, name, state / "state", limits, approve)
+        say(f"Site {name!r} has {len(site.data.train)} training samples and waits for its server.")
+        say(f"It logs every request in {site.audit.path}.")
+        signed = SignedSite(site, certs, say)
+        node = SuperNode(
+            signed, superlink, state / "flower" / name, certs, say, len(sites_of(experiment))
+        )
+        if stopping is not None:
+            stopping.doing = lambda: site.doing
+            stopping.last_acts += [site.audit.stopped, lambda *_: node.kill()]
+        node.serve(stopped)
 
 
 @contextmanager
@@ -257,7 +303,8 @@ def run_local(
             f"for: name more of them in data.sites.",
         )
         experiment = experiment.with_settings({"data.sites": names[:sites]})
-    return _run_all_here(experiment, folder, observer, waiting)
+    limits = Limits.beside(experiment_file(app))
+    return _run_all_here(experiment, folder, observer, waiting, limits=limits)
 
 
 def _run_all_here(
@@ -266,7 +313,9 @@ def _run_all_here(
     observer: Observer | None,
     waiting: Waiting,
     extend: bool = False,
+    limits: Limits | None = None,
 ) -> list[RunOutcome]:
+    """Run a server and its sites; without `limits`, the sites have those of their last start."""
     from undrift.deploy.flower.superlink import PROCESS_FILE
 
     _require_ready(experiment)
@@ -277,6 +326,8 @@ def _run_all_here(
     file, own = folder / "app.toml", folder / "sites"
     with _reserved(experiment, folder, "127.0.0.1", port, sites=names, extend=extend):
         experiment.write(file)
+        if limits is not None:
+            limits.write(folder / LIMITS_FILE)
         with sites_here(file, names, f"127.0.0.1:{port}", own) as processes:
 
             def watch(missing: Collection[str]) -> None:
@@ -288,7 +339,17 @@ def _run_all_here(
                             f"The process of site {name!r} ended: {error or 'it gave no reason.'}"
                         )
 
-            return _serve(experiment, folder, "127.0.0.1", port, None, observer, watch)
+            return _serve(experiment, folder, "127.0.0.1", port, None, observer, watch, extend)
+
+
+def _require_signed(certs: Path) -> None:
+    from undrift.deploy.signing.key_requests import is_unsigned
+
+    require(
+        not is_unsigned(certs, SITE_FILES),
+        f"{certs} has a key that was not registered: send its .request file to where the CA is, "
+        f"have it registered with undrift deploy sign, and copy the ca.crt that this writes here.",
+    )
 
 
 def _require_files(certs: Path, files: Sequence[str], role: str) -> Path:

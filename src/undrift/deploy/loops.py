@@ -7,33 +7,40 @@ available, when a round ends, and where replies come from.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from undrift.core.messages import Reply
-from undrift.core.method import Conditions
+from undrift.core.messages import Assignment, Reply
+from undrift.core.method import Conditions, Method
+from undrift.core.problem import ServerState
 from undrift.core.records import Record, Span
 from undrift.core.round_result import RoundResult
 from undrift.core.sampling import All, Cohort
+from undrift.core.targets import reached
+from undrift.core.uploads.norm_bounds import NormLimits
+from undrift.deploy.guards.targets import is_supported
+from undrift.deploy.protocol import REPORTED
 from undrift.deploy.remote import RemoteEngine
-from undrift.deploy.transport import REFUSED
 from undrift.devices import ARRIVES
 from undrift.loops import Asynchronous, Loop, Synchronous
 from undrift.loops.asynchronous import Dispatched
 from undrift.loops.cohorts import draw_cohort
 from undrift.loops.dispatch import Dispatch, dispatch_without_clock
+from undrift.loops.evaluation_schedule import EvaluationSchedule, deployed_schedule
 from undrift.loops.event_queue import ANYBODY, WAKES, EventQueue, Trip
 from undrift.loops.paces import RoundPace, WaitForAll
 from undrift.loops.spec import EngineFactory, RunSpec, StatesFactory
-from undrift.utils.errors import UndriftError
+from undrift.utils.errors import Diverged, UndriftError
 from undrift.utils.keys import generator
 
 POLL_SECONDS = 1.0
 """How often the server checks whether a site is connected again."""
 ABSENCE_LIMIT_SECONDS = 3600.0
 """How long the server waits for a site to connect before it gives up."""
+UNUSABLE = "the update was not used"
+"""The first words of the reason why replies are rejected that gave an unusable server state."""
 MAX_WASTED_ROUNDS = 10
 """A run stops after this many rounds in a row without progress because answers were rejected."""
 
@@ -56,25 +63,64 @@ class DeployedLoop(Loop):
 
     engine: RemoteEngine
     _wasted_rounds = 0
+    _failing: frozenset[Hashable] = frozenset()
+    """sites whose training failed in the present row of wasted rounds"""
 
     def step(self) -> Record:
         self.engine.begin_round(self.states)
         record = super().step()
+        record.expelled = [*sorted(self.engine.expelled_sites())]
         # Steps without an update are progress: accepted replies wait in the buffer.
-        progress = record.updates or record.steps
-        self._wasted_rounds = self._wasted_rounds + 1 if record.rejected and not progress else 0
+        if record.rejected and not (record.updates or record.steps):
+            self._wasted_rounds += 1
+            self._failing |= {c for c, why in record.rejected if _is_of_training(why)}
+        else:
+            self._wasted_rounds, self._failing = 0, frozenset()
         if self._wasted_rounds >= MAX_WASTED_ROUNDS:
-            site, why = record.rejected[-1]
-            raise UndriftError(
-                f"The last {MAX_WASTED_ROUNDS} rounds changed nothing because answers were "
-                f"rejected (site {site!r}, {why}); undrift resume continues from round "
-                f"{self.round - 1}."
-            )
+            self._give_up(*record.rejected[-1])
         return record
 
-    def _measure(self, record: Record) -> None:
-        super()._measure(record)
+    def _give_up(self, site: Hashable, why: str) -> None:
+        """End after too many wasted rounds.
+
+        A single site must not be able to end a run for good: only if the training of most sites
+        failed, the run has diverged. Otherwise it can be resumed.
+        """
+        if 2 * len(self._failing) > len(self.roster):
+            raise Diverged(
+                f"In the last {MAX_WASTED_ROUNDS} rounds no site sent a usable update (site "
+                f"{site!r}: {why}); a smaller learning rate may help."
+            )
+        raise UndriftError(
+            f"The last {MAX_WASTED_ROUNDS} rounds changed nothing because answers were rejected "
+            f"(site {site!r}, {why}); undrift deploy expel removes a site, and undrift resume "
+            f"continues from round {self.round - 1}."
+        )
+
+    def require_members(self) -> None:
+        """Raise if all sites are expelled."""
+        if self.engine.expelled_sites() >= {str(id) for id in self.roster.ids}:
+            raise UndriftError(
+                "All sites are expelled: undrift deploy expel --undo takes one back."
+            )
+
+    def _evaluation_schedule(self) -> EvaluationSchedule:
+        clients = self._clients_per_round()
+        return deployed_schedule(self.evaluation, self.roster, self.local, clients)
+
+    def _measure(self, record: Record, last: bool) -> None:
+        self.engine.site_metrics.clear()
+        self.engine.measure_next(record.round, self.evaluation.models)
+        super()._measure(record, last)
         record.rejected += self.engine.take_rejected_metrics()
+
+    def _target_reached(self, metrics: Mapping[str, float]) -> str | None:
+        for metric, target in self.target.items():
+            # A metric is missing if no site sent it: then its target is not reached.
+            found = reached({metric: target}, metrics) if metric in metrics else None
+            if found is not None and is_supported(self, metric, target, metrics):
+                return found
+        return None
 
 
 class DeployedSynchronous(DeployedLoop, Synchronous):
@@ -105,15 +151,41 @@ class DeployedSynchronous(DeployedLoop, Synchronous):
         super().restore(part, records)
         self._clock = WallClock(self.now)
 
+    def _run_again(
+        self,
+        method: Method,
+        assignments: Sequence[Assignment],
+        diagnosed: bool,
+        limits: NormLimits,
+    ) -> RoundResult:
+        # The sites are not asked twice: the engine still has their answers.
+        return self.engine.add_up(method, assignments, self.round, diagnosed, limits)
+
+    def _folded(
+        self, server: ServerState, result: RoundResult, record: Record
+    ) -> ServerState | None:
+        # What sites sent must not end the run: the round is skipped, and its sites are named.
+        folded = self.method.fold(server, result.replies)
+        fault = self._state_fault(folded)
+        if fault is None:
+            return folded
+        record.rejected += [(client, f"{UNUSABLE}: {fault}") for client in result.kept]
+        return None
+
     def _failed_in_training(self, result: RoundResult, dispatch: Dispatch) -> dict[Hashable, str]:
-        # A refused answer says nothing about training: the site may be damaged or malicious.
-        return {c: why for c, why in result.rejected.items() if not why.startswith(REFUSED)}
+        # A site may say anything: `DeployedLoop` gives up when most sites fail, round after round.
+        return {}
 
     def _cohort(self) -> Cohort:
         sampler = All() if self._asks_everyone() else self.sampler
         available = self._wait_for_sites()
         # Without a mask the sampler draws as in a simulation, which gives the same cohorts.
         mask = None if available.all() else available
+        # Every site draws the cohort itself, and needs to know among whom.
+        there = [
+            str(id) for id, is_there in zip(self.roster.ids, available, strict=True) if is_there
+        ]
+        self.engine.available = None if mask is None else tuple(there)
         return draw_cohort(sampler, self.roster, self.seed, self.round, mask)
 
     def _asks_everyone(self) -> bool:
@@ -125,11 +197,16 @@ class DeployedSynchronous(DeployedLoop, Synchronous):
         everyone = self.method.needs_all or self._asks_everyone()
         while True:
             idle = self.engine.idle_sites()
+            self.require_members()
+            if everyone:
+                self._require_everyone()
             available = np.array([id in idle for id in self.roster.ids])
             if available.all() or (available.any() and not everyone):
                 self.engine.waiting([])
                 return available
-            missing = [str(id) for id in self.roster.ids if id not in idle]
+            expelled = self.engine.expelled_sites()
+            away = [str(id) for id in self.roster.ids if id not in idle]
+            missing = [site for site in away if site not in expelled]
             self.engine.waiting(missing)
             if time.monotonic() > until:
                 which = f"The site {missing[0]!r} has" if everyone else "All sites have"
@@ -138,6 +215,16 @@ class DeployedSynchronous(DeployedLoop, Synchronous):
                     f"{self.round + 1}; undrift resume continues when they are back."
                 )
             time.sleep(POLL_SECONDS)
+
+    def _require_everyone(self) -> None:
+        """Raise if a site is expelled, in a round that needs every site."""
+        expelled = sorted(self.engine.expelled_sites())
+        if expelled:
+            raise UndriftError(
+                f"The site {expelled[0]!r} is expelled, but {self.method.name} needs every site in "
+                f"round {self.round + 1}: start a new run without that site in data.sites, or take "
+                f"it back with undrift deploy expel --undo."
+            )
 
     def _dispatch(self, cohort: Cohort, draw: Callable[[str], float]) -> Dispatch:
         self._round_start = self._clock.now
@@ -172,14 +259,27 @@ class DeployedAsynchronous(DeployedLoop, Asynchronous):
         return self.queue.reply_of(dispatched.trip.k)
 
     def _indicates_divergence(self, dispatched: Dispatched, reply: Reply) -> bool:
-        # A refused answer says nothing about training: the site may be damaged or malicious.
-        return not str(reply.wrong).startswith(REFUSED)
+        # A site may say anything: `DeployedLoop` gives up when most sites fail, round after round.
+        return False
+
+    def _drop_buffer(self, fault: str, record: Record) -> None:
+        # What sites sent must not end the run: their replies are dropped, and the sites are named.
+        for reply in self._buffer:
+            record.rejected.append((reply.client.id, f"{UNUSABLE}: {fault}"))
+            record.steps -= min(record.steps, reply.steps)
+            record.wasted_steps += reply.steps
+        self._buffer = []
 
     def restore(self, part: Callable[[str], dict[str, Any]], records: Sequence[Record]) -> None:
         # The requests of the stopped server are lost, and so are their answers: every site is asked
         # again, with the restored model. What the store says about trips under way is not used.
         super().restore(part, records)
         self.reset()
+
+
+def _is_of_training(why: str) -> bool:
+    """Whether a reply was rejected because training failed, rather than for its form or size."""
+    return why.startswith((REPORTED, UNUSABLE))
 
 
 class SiteEventQueue(EventQueue):
@@ -214,7 +314,7 @@ class SiteEventQueue(EventQueue):
 
     def is_available(self, k: int) -> bool:
         id = self._loop.roster.ids[k]
-        return k not in self._busy and id in self._loop.engine.transport.sites()
+        return k not in self._busy and id in self._loop.engine.connected_sites()
 
     def pick(self) -> int | None:
         idle = [k for k in range(len(self._loop.roster)) if self.is_available(k)]
@@ -267,8 +367,9 @@ class SiteEventQueue(EventQueue):
     def _require_not_alone(self) -> None:
         """Give up when no site has answered or connected for too long."""
         engine = self._loop.engine
-        connected = engine.transport.sites()
-        engine.waiting([str(id) for id in self._loop.roster.ids if id not in connected])
+        self._loop.require_members()
+        known = engine.connected_sites() | engine.expelled_sites()
+        engine.waiting([str(id) for id in self._loop.roster.ids if id not in known])
         if time.monotonic() - self._last_answer > ABSENCE_LIMIT_SECONDS:
             raise UndriftError(
                 f"All sites have been away for {ABSENCE_LIMIT_SECONDS / 60:.0f} minutes; undrift "

@@ -1,13 +1,13 @@
-"""The messages of a deployment: requests that the server sends, and answers that it checks.
+"""The answers of a deployment: a site makes them, and the server checks them.
 
-`wire_format` turns them into bytes, and a `Transport` carries those. The server checks every answer
-against what the method declares before it uses it.
+`orders` has the requests that they answer. The server checks every answer against what the method
+declares before it uses it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +16,12 @@ from torch import Tensor
 from undrift.core.diagnostics import A_NORM, MOVED, SQUARE
 from undrift.core.messages import CHANGE, COHORT, Reply, TrackedModels, buffer_bytes, bytes_of
 from undrift.core.method import Method
-from undrift.core.problem import Client, Download, Keep, Named, Upload, Work
+from undrift.core.problem import Client, Keep, Upload, Work
+from undrift.deploy.orders import DESCRIBE as DESCRIBE
+from undrift.deploy.orders import EVALUATE as EVALUATE
+from undrift.deploy.orders import IDENTIFY as IDENTIFY
+from undrift.deploy.orders import WORK as WORK
+from undrift.deploy.orders import WorkOrder, add_prefix, split, with_prefix
 from undrift.deploy.wire_format import (
     InvalidMessage,
     TensorSpec,
@@ -27,10 +32,8 @@ from undrift.deploy.wire_format import (
     size_bytes,
 )
 from undrift.methods.traffic import traffic_of
-from undrift.utils.errors import UndriftError
+from undrift.utils.plain_text import plain_text
 
-IDENTIFY, DESCRIBE, WORK, EVALUATE = "identify", "describe", "work", "evaluate"
-"""The kinds of requests: say your name, describe your data and model, train, evaluate a model."""
 MAX_REQUEST_BYTES = 4_000_000_000
 """The largest request that a site accepts."""
 OVERHEAD_BYTES = 1_000_000
@@ -38,89 +41,39 @@ OVERHEAD_BYTES = 1_000_000
 VERSION = "@version"
 """The server's state of a client: the version of the client's state, kept at its site, that the
 server accepted last."""
+REPORTED = "its training failed"
+"""The first words of the reason why a reply is rejected that says itself that it is unusable."""
 SHOWN_CHARACTERS = 300
 """Records quote at most this much of what a site says."""
 
 
 @dataclass(frozen=True)
 class WorkRequest:
-    """A client's assignment as it is sent to its site, with the state to start from."""
+    """A work order that the server has sent, with what it expects of the answer."""
 
-    run: str
-    """identifies the run: sites keep states by run"""
-    label: str
-    """the method's label in the experiment"""
-    seed: int
+    order: WorkOrder
     client: Client
     work: Work
-    base: int
-    """the version of the client's state to start from; 0 if it has not taken part yet"""
-    committed: int
-    """the version that a restarted server continues from: the site keeps it and all that follow"""
-    version: int
-    """the version of the new state"""
     diagnose: bool
-    """whether to upload what the diagnostics of a round need"""
-    budget: float | None
-    """the seconds within which the site does as many steps as it can; None for all steps"""
-    download: Download
-    buffers: Mapping[str, Tensor]
+    """whether the upload has what the diagnostics of a round need"""
 
-    def encoded(self) -> bytes:
-        """The request as bytes; `parse_work_request` is the inverse."""
-        numbers, vectors = _split(self.download)
-        values = {
-            "kind": WORK,
-            "run": self.run,
-            "label": self.label,
-            "seed": self.seed,
-            "client": {f.name: getattr(self.client, f.name) for f in fields(Client)},
-            "work": asdict(self.work),
-            "base": self.base,
-            "committed": self.committed,
-            "version": self.version,
-            "diagnose": self.diagnose,
-            "budget": self.budget,
-            "numbers": numbers,
-        }
-        tensors = _add_prefix("down ", vectors) | _add_prefix("buffers ", self.buffers)
-        return encode(values, tensors)
+    @property
+    def buffers(self) -> Mapping[str, Tensor]:
+        """The buffers that were sent."""
+        return self.order.buffers
 
     def rejected(self, why: str, steps: int = 0, evaluations: int = 0) -> Reply:
         """The reply that stands for an unusable answer to this request."""
-        down = bytes_of(self.download) | buffer_bytes(self.buffers)
+        down = bytes_of(self.order.download) | buffer_bytes(self.buffers)
         return _reply(self, Upload(), {}, steps, evaluations, down, {}, why)
 
 
-def parse_work_request(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> WorkRequest:
-    """The request with these decoded values and tensors."""
-    try:
-        return WorkRequest(
-            run=str(values["run"]),
-            label=str(values["label"]),
-            seed=int(values["seed"]),
-            client=Client(**values["client"]),
-            work=Work(**values["work"]),
-            base=int(values["base"]),
-            committed=int(values["committed"]),
-            version=int(values["version"]),
-            diagnose=bool(values["diagnose"]),
-            budget=None if values["budget"] is None else float(values["budget"]),
-            download=Download(**values["numbers"], **_with_prefix("down ", tensors)),
-            buffers=_with_prefix("buffers ", tensors),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise InvalidMessage(
-            f"The work request is incomplete ({type(error).__name__}: {error})."
-        ) from None
-
-
-def encode_work_answer(request: WorkRequest, reply: Reply) -> bytes:
-    """A site's answer to a work request; of an unusable reply it has only the reason."""
+def encode_work_answer(order: WorkOrder, reply: Reply) -> bytes:
+    """A site's answer to a work order; of an unusable reply it has only the reason."""
     values: dict[str, Any] = {
-        "run": request.run,
-        "client": request.client.id,
-        "version": request.version,
+        "run": order.terms.key,
+        "client": reply.client.id,
+        "version": order.version,
         "steps": reply.steps,
         "evaluations": reply.evaluations,
         "wrong": reply.wrong,
@@ -128,8 +81,8 @@ def encode_work_answer(request: WorkRequest, reply: Reply) -> bytes:
     }
     if reply.wrong is not None:
         return encode(values, {})
-    values["numbers"], vectors = _split(reply.upload)
-    tensors = _add_prefix("up ", vectors) | _add_prefix("buffers ", reply.buffers)
+    values["numbers"], vectors = split(reply.upload)
+    tensors = add_prefix("up ", vectors) | add_prefix("buffers ", reply.buffers)
     return encode(values, tensors)
 
 
@@ -151,9 +104,9 @@ class ExpectedAnswer:
         values, tensors = decode(data, self.max_bytes)
         raise_site_error(values)
         for name, wanted in (
-            ("run", request.run),
+            ("run", request.order.terms.key),
             ("client", request.client.id),
-            ("version", request.version),
+            ("version", request.order.version),
         ):
             # True == 1, so a bool would pass for the version.
             if values.get(name) != wanted or isinstance(values.get(name), bool):
@@ -162,12 +115,13 @@ class ExpectedAnswer:
         evaluations = _integer(values, "evaluations", 2**62)
         wrong = values.get("wrong")
         if wrong is not None:
-            return request.rejected(str(wrong)[:SHOWN_CHARACTERS], steps, evaluations)
+            why = f"{REPORTED}: {plain_text(wrong, SHOWN_CHARACTERS)}"
+            return request.rejected(why, steps, evaluations)
         numbers = values.get("numbers")
         if not isinstance(numbers, dict):
             raise InvalidMessage("'numbers' is missing")
         found = check_numbers(numbers, self.numbers)
-        vectors, buffers = _with_prefix("up ", tensors), _with_prefix("buffers ", tensors)
+        vectors, buffers = with_prefix("up ", tensors), with_prefix("buffers ", tensors)
         if len(vectors) + len(buffers) != len(tensors):
             raise InvalidMessage("it has tensors that were not asked for")
         check_tensors(vectors, self.vectors)
@@ -176,14 +130,14 @@ class ExpectedAnswer:
         # Names with @ are diagnostics and tracked models, which the cost of a method leaves out.
         counted = {n: v for n, v in upload.items() if not n.startswith("@")}
         up = bytes_of(Upload(**counted)) | buffer_bytes(buffers)
-        down = bytes_of(request.download) | buffer_bytes(request.buffers)
+        down = bytes_of(request.order.download) | buffer_bytes(request.buffers)
         return _reply(request, upload, buffers, steps, evaluations, down, up, None)
 
 
 def raise_site_error(values: Mapping[str, Any]) -> None:
     """Raise the error that a site sent in place of an answer, if it did."""
     if "error" in values:
-        raise InvalidMessage(f"the site reports: {str(values['error'])[:SHOWN_CHARACTERS]}")
+        raise InvalidMessage(f"the site reports: {plain_text(values['error'], SHOWN_CHARACTERS)}")
 
 
 def expected_answer(
@@ -225,7 +179,7 @@ def _reply(
     up: dict[str, int],
     wrong: str | None,
 ) -> Reply:
-    version = torch.tensor([request.version], dtype=torch.float64)
+    version = torch.tensor([request.order.version], dtype=torch.float64)
     return Reply(
         client=request.client,
         upload=upload,
@@ -245,25 +199,3 @@ def _integer(values: Mapping[str, Any], name: str, most: int) -> int:
     if not isinstance(found, int) or isinstance(found, bool) or not 0 <= found <= most:
         raise InvalidMessage(f"{name!r} must be an integer in [0, {most}]")
     return found
-
-
-def _split(named: Named) -> tuple[dict[str, float], dict[str, Tensor]]:
-    """The numbers and the vectors among named values."""
-    numbers, vectors = {}, {}
-    for name, value in named.items():
-        if isinstance(value, Tensor) and value.dim():
-            vectors[name] = value
-        elif value is None:
-            raise UndriftError(f"{type(named).__name__}.{name} is None and cannot be sent.")
-        else:
-            numbers[name] = float(value)
-    return numbers, vectors
-
-
-def _add_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {prefix + name: value for name, value in tensors.items()}
-
-
-def _with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors whose names start with the prefix, by their names without it."""
-    return {n.removeprefix(prefix): v for n, v in tensors.items() if n.startswith(prefix)}

@@ -1,96 +1,52 @@
 """The engine of a deployment: it asks the sites for the clients' work, and collects the answers.
 
-`RemoteFederation` and `RemoteEngine` take the place of the losses and the engine of a simulation.
+`RemoteEngine` takes the place of the engine of a simulation.
 """
 
 from __future__ import annotations
 
-import json
-import math
-import re
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
-from hashlib import blake2b
 from typing import NamedTuple
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from undrift.core.client_metrics import ClientMetrics
 from undrift.core.clients import ClientStates
-from undrift.core.losses import Federation
 from undrift.core.messages import Assignment, Reply
 from undrift.core.method import Method
 from undrift.core.problem import Client
 from undrift.core.round_result import RoundResult
-from undrift.core.targets import PARTS
+from undrift.core.uploads.norm_bounds import NormLimits
+from undrift.deploy.federation import RemoteFederation
+from undrift.deploy.guards.metrics import combined_metrics, metrics_in
+from undrift.deploy.orders import EvaluationOrder, RunTerms, WorkOrder
 from undrift.deploy.protocol import (
-    EVALUATE,
     OVERHEAD_BYTES,
     VERSION,
     ExpectedAnswer,
     WorkRequest,
     expected_answer,
-    raise_site_error,
 )
 from undrift.deploy.transport import REFUSED, Answer, Transport
-from undrift.deploy.wire_format import InvalidMessage, decode, encode
+from undrift.deploy.wire_format import InvalidMessage
 from undrift.engines.base import Engine, Job
 from undrift.loops.paces import Deadline, FirstToRespond, Pace
-from undrift.nets.flat import FlatModule
 from undrift.utils.keys import generator
+from undrift.utils.plain_text import plain_text
 
-MAX_METRICS = 100
-"""The most metrics that one site may send."""
-METRIC_NAME = re.compile(r"\w[\w .²-]{0,60}")
-"""Allowed names of metrics, after the part and an underscore."""
 DRAIN_SECONDS = 0.01
 """How long to wait for each answer that may already be there."""
+EXPULSION_SECONDS = 1.0
+"""How often the server checks, while it waits for answers, whether a site was expelled."""
 NO_ANSWER = "no answer"
 """The reason recorded for a site that did not answer in time."""
+EXPELLED = "expelled"
+"""The reason recorded for a site that was expelled while it was at work."""
 
 Waiting = Callable[[Collection[str]], None]
 """Is told which sites the server waits for; an empty collection when it waits no more."""
-
-
-class RemoteFederation(Federation):
-    """The clients of a deployment: the server has the model and the sites' numbers of samples.
-
-    Parameters
-    ----------
-    module
-        the initial model
-    samples
-        the number of samples of each site, by part
-    moving
-        the names of the model's buffers that training changes
-    """
-
-    def __init__(
-        self, module: nn.Module, samples: Mapping[str, Mapping[str, int]], moving: Collection[str]
-    ):
-        self.flat = FlatModule(module, torch.device("cpu"))
-        self.samples = samples
-        self.ids = list(samples)
-        self.sizes = torch.tensor([samples[site]["train"] for site in samples])
-        self.dimension = len(self.flat.x)
-        self._initial = self.flat.x.clone()
-        buffers = self.flat.buffers()
-        self._buffers = {name: buffers[name] for name in sorted(moving)}
-
-    def initial(self) -> Tensor:
-        return self._initial.clone()
-
-    def initial_buffers(self) -> dict[str, Tensor]:
-        return {name: value.clone() for name, value in self._buffers.items()}
-
-    def fingerprint(self) -> str:
-        return blake2b(json.dumps(self.samples).encode(), digest_size=16).hexdigest()
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        found = {part for own in self.samples.values() for part in own}
-        return tuple(part for part in PARTS if part in found)
 
 
 class WorkResult(NamedTuple):
@@ -118,15 +74,22 @@ class RemoteEngine(Engine):
     transport
         carries requests and answers
     run
-        identifies the run at the sites
+        identifies the run folder at the sites
     label
         the method's label in the experiment
+    rounds
+        the number of rounds of the run
+    attempt
+        how often the server has been started with this run folder
     timeout
         the seconds that a site may take to answer
     pace
         when a round ends
     waiting
         is told which sites the server waits for
+    expelled
+        returns the sites that are expelled at the moment: they are not asked, and their answers
+        are refused
     """
 
     losses: RemoteFederation
@@ -139,16 +102,31 @@ class RemoteEngine(Engine):
         transport: Transport,
         run: str,
         label: str,
+        rounds: int,
+        attempt: int,
         timeout: float,
         pace: Pace,
         waiting: Waiting = lambda sites: None,
+        expelled: Callable[[], Collection[str]] = frozenset,
     ):
         self.losses = losses
         self.job = job
+        self._expelled = expelled
+        self._revoked: set[str] = set()
+        self._answers: tuple[dict[Hashable, Reply], dict[Hashable, str]] = {}, {}
+        """the replies of the last round, and the sites that were lost in it"""
+        self.site_metrics: list[dict[Hashable, dict[str, float]]] = []
+        """the metrics of each site, one entry per evaluated model"""
         self.transport = transport
         self.waiting = waiting
-        self._run = run
-        self._label = label
+        roster = job.roster
+        numbers = zip(roster.sizes.tolist(), roster.weights.tolist(), strict=True)
+        rows = dict(zip(map(str, roster.ids), numbers, strict=True))
+        self._terms = RunTerms(run, label, job.seed, attempt, rounds, rows)
+        self.available: tuple[str, ...] | None = None
+        """the sites among which the cohort of the round was drawn; None for all"""
+        self._to_measure: deque[tuple[int, str]] = deque()
+        """the round and the names of the models that are evaluated next"""
         self._timeout = timeout
         self._pace = pace
         self._open: dict[str, WorkRequest] = {}
@@ -158,16 +136,16 @@ class RemoteEngine(Engine):
         self._deferred: deque[Answer] = deque()
         """answers to work requests that arrived while the engine waited for something else"""
         self._committed: dict[Hashable, int] = {}
-        """the version of each client's state that a restarted server continues from"""
+        """the oldest version of each client's state that a restarted server may continue from"""
         self._rejected_metrics: list[tuple[Hashable, str]] = []
 
     def begin_round(self, states: ClientStates) -> None:
         """Note the versions of the clients' states that the store has when a round begins.
 
-        If the server dies during the round, it resumes with these versions. The sites are told so
-        with every request, and keep them until a later round is committed.
+        If the server dies during the round, or goes back to an earlier one, it resumes with these
+        versions or later ones. The sites are told so with every request, and keep them.
         """
-        self._committed = {id: _version(states, id) for id in states.seen()}
+        self._committed = {id: int(getattr(states.oldest(id), VERSION)) for id in states.seen()}
 
     def idle_sites(self) -> set[str]:
         """The connected sites, except those still at work for a round that ended without them."""
@@ -180,7 +158,19 @@ class RemoteEngine(Engine):
             if time.monotonic() > until:
                 self.transport.forget(ticket)
                 del self._overdue[ticket]
-        return set(self.transport.sites()) - {site for site, _ in self._overdue.values()}
+        return self.connected_sites() - {site for site, _ in self._overdue.values()}
+
+    def expelled_sites(self) -> set[str]:
+        """The expelled sites; the key of one that is new among them is revoked."""
+        expelled = set(self._expelled())
+        for site in expelled - self._revoked:
+            self.transport.revoke(site)
+        self._revoked = expelled
+        return expelled
+
+    def connected_sites(self) -> set[str]:
+        """The connected sites that are not expelled."""
+        return set(self.transport.sites()) - self.expelled_sites()
 
     def next_answer(self, seconds: float) -> Answer | None:
         """The next answer, or None if there is none within `seconds`."""
@@ -200,25 +190,19 @@ class RemoteEngine(Engine):
         """Send a client's assignment to its site, and return the ticket."""
         id = assignment.client.id
         base = _version(states, id) if id in set(states.seen()) else 0
-        request = WorkRequest(
-            run=self._run,
-            label=self._label,
-            seed=self.job.seed,
-            client=assignment.client,
-            work=assignment.work,
+        order = WorkOrder(
+            terms=self._terms,
+            round=assignment.work.round,
+            turn=assignment.work.turn,
             base=base,
             committed=self._committed.get(id, 0),
-            # Grows from one request of a client to the next. A resumed server uses the numbers
-            # after its last commit again, and the site overwrites those files. A base is always a
-            # version whose answer the server accepted, so it is never a leftover.
-            version=assignment.work.turn + 1,
-            diagnose=diagnose,
-            budget=self._pace.budget if isinstance(self._pace, Deadline) else None,
+            available=self.available,
             download=assignment.download,
             buffers=assignment.buffers,
         )
+        request = WorkRequest(order, assignment.client, assignment.work, diagnose)
         max_bytes = self._expected(method, request).max_bytes
-        ticket = self.transport.send(str(id), request.encoded(), self._seconds(), max_bytes)
+        ticket = self.transport.send(str(id), order.encoded(), self._seconds(), max_bytes)
         self._open[ticket] = request
         return ticket
 
@@ -227,10 +211,14 @@ class RemoteEngine(Engine):
         request = self._open.pop(answer.ticket, None)
         if request is None:
             return None
+        if request.client.id in self.expelled_sites():
+            return WorkResult(request.client, None, EXPELLED)
         if answer.failure is not None:
-            refused = answer.failure.startswith(REFUSED)
-            reply = request.rejected(answer.failure) if refused else None
-            return WorkResult(request.client, reply, answer.failure)
+            failure = plain_text(answer.failure)
+            refused = failure.startswith(REFUSED)
+            return WorkResult(
+                request.client, request.rejected(failure) if refused else None, failure
+            )
         try:
             reply = self._expected(method, request).parse(answer.data, request)
         except InvalidMessage as error:
@@ -252,19 +240,19 @@ class RemoteEngine(Engine):
         states: ClientStates,
         round: int,
         diagnose: bool = True,
+        limits: NormLimits | None = None,
     ) -> RoundResult:
         assignments = list(assignments)
-        result = self.job.result(method, round, diagnose)
         waiting = {
             self.request_work(method, assignment, states, diagnose): assignment.client
             for assignment in assignments
         }
         replies: dict[Hashable, Reply] = {}
+        lost: dict[Hashable, str] = {}
         began = time.monotonic()
         ends = began + self._seconds()
         while waiting and not self._has_enough(replies):
-            left = ends - time.monotonic()
-            answer = self.next_answer(left) if left > 0 else None
+            answer = self._next_of_round(waiting, ends, lost)
             if answer is None:
                 break
             waiting.pop(answer.ticket, None)
@@ -274,11 +262,42 @@ class RemoteEngine(Engine):
             if found.reply is not None:
                 replies[found.client.id] = found.reply
             else:
-                result.lost[found.client.id] = found.failure
+                lost[found.client.id] = found.failure
         for ticket, client in waiting.items():
             del self._open[ticket]
             self._overdue[ticket] = str(client.id), began + self._timeout
-            result.lost[client.id] = "late" if self._has_enough(replies) else NO_ANSWER
+            lost[client.id] = "late" if self._has_enough(replies) else NO_ANSWER
+        self._answers = replies, lost
+        return self.add_up(method, assignments, round, diagnose, limits)
+
+    def _next_of_round(
+        self, waiting: dict[str, Client], ends: float, lost: dict[Hashable, str]
+    ) -> Answer | None:
+        """The next answer of a round that ends at `ends`; sites expelled meanwhile are lost."""
+        while waiting and (left := ends - time.monotonic()) > 0:
+            asked, seconds = time.monotonic(), min(left, EXPULSION_SECONDS)
+            answer = self.next_answer(seconds)
+            if answer is not None or time.monotonic() - asked < seconds / 2:
+                return answer  # None this early: no answer can arrive any more
+            expelled = self.expelled_sites()
+            for ticket in [t for t, client in waiting.items() if client.id in expelled]:
+                lost[waiting.pop(ticket).id] = EXPELLED
+                del self._open[ticket]
+                self.transport.forget(ticket)
+        return None
+
+    def add_up(
+        self,
+        method: Method,
+        assignments: Iterable[Assignment],
+        round: int,
+        diagnose: bool,
+        limits: NormLimits | None,
+    ) -> RoundResult:
+        """The result of the last round's answers, within these limits on norms."""
+        replies, lost = self._answers
+        result = self.job.result(method, round, diagnose, limits)
+        result.lost |= lost
         # In the order of the assignments, not of arrival: floating-point sums depend on the order.
         for assignment in assignments:
             if assignment.client.id in replies:
@@ -298,25 +317,30 @@ class RemoteEngine(Engine):
 
     # Evaluation
 
+    def measure_next(self, round: int, models: Iterable[str]) -> None:
+        """Say what the next calls of `evaluate` are about: the models of a round, in this order."""
+        self._to_measure = deque((round, model) for model in models)
+
     def evaluate(
         self,
         x: Tensor,
         weights: Tensor,
         buffers: Mapping[str, Tensor],
         parts: Collection[str],
+        clients: ClientMetrics | None = None,
+        train_samples: int | None = None,
     ) -> dict[str, float]:
         """Metrics over the sites that answer: the training loss by q_k, the others by samples."""
         idle = self.idle_sites()
-        request = encode(
-            {"kind": EVALUATE, "seed": self.job.seed, "parts": list(parts)},
-            {"x": x, **{f"buffers {name}": value for name, value in buffers.items()}},
-        )
+        round, model = self._to_measure.popleft()
+        request = EvaluationOrder(self._terms, round, model, x, buffers).encoded()
         waiting = {
             self.transport.send(str(site), request, self._timeout, OVERHEAD_BYTES): site
             for site in self.losses.ids
             if site in idle
         }
         found: dict[Hashable, dict[str, float]] = {}
+        self.site_metrics.append(found)
         ends = time.monotonic() + self._timeout
         while waiting and time.monotonic() < ends:
             answer = self._receive(ends - time.monotonic())
@@ -328,13 +352,17 @@ class RemoteEngine(Engine):
             site = waiting.pop(answer.ticket, None)
             if site is not None:
                 try:
-                    found[site] = _metrics_in(answer, parts)
+                    found[site] = metrics_in(answer, parts)
                 except InvalidMessage as error:
                     self._reject_metrics(site, str(error))
         for ticket, site in waiting.items():
             self.transport.forget(ticket)
             self._reject_metrics(site, NO_ANSWER)
-        return _combined(self.losses, weights, self._consistent(found))
+        found = self._consistent(found)
+        if clients is not None:
+            for client in self.losses.ids:
+                clients.add(client, found.get(client, {}))
+        return combined_metrics(self.losses, weights, found)
 
     def _consistent(
         self, found: dict[Hashable, dict[str, float]]
@@ -348,7 +376,8 @@ class RemoteEngine(Engine):
         return found
 
     def _reject_metrics(self, site: Hashable, why: str) -> None:
-        self._rejected_metrics.append((site, f"{REFUSED}: evaluation, {why.rstrip('.')}"))
+        reason = f"{REFUSED}: evaluation, {plain_text(why).rstrip('.')}"
+        self._rejected_metrics.append((site, reason))
 
     def take_rejected_metrics(self) -> list[tuple[Hashable, str]]:
         """The sites whose metrics were rejected since the last call, with the reasons."""
@@ -358,68 +387,3 @@ class RemoteEngine(Engine):
 
 def _version(states: ClientStates, id: Hashable) -> int:
     return int(getattr(states.get(id), VERSION))
-
-
-def _metrics_in(answer: Answer, parts: Collection[str]) -> dict[str, float]:
-    """The metrics in an answer, checked to be of the parts that were asked for."""
-    if answer.failure is not None:
-        raise InvalidMessage(answer.failure)
-    values, tensors = decode(answer.data, OVERHEAD_BYTES)
-    raise_site_error(values)
-    found = values.get("metrics")
-    if tensors or not isinstance(found, dict) or not 0 < len(found) <= MAX_METRICS:
-        raise InvalidMessage("it has no metrics")
-    for name, value in found.items():
-        part, _, metric = name.partition("_")
-        shown = repr(name[:40])
-        if part not in parts or not METRIC_NAME.fullmatch(metric):
-            raise InvalidMessage(f"{shown} was not asked for")
-        if value is None:  # undefined at this site
-            continue
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise InvalidMessage(f"{shown} must be a number")
-        if metric == "accuracy" and not 0 <= value <= 1:
-            raise InvalidMessage(f"{shown} must be in [0, 1]")
-    return {name: math.nan if value is None else float(value) for name, value in found.items()}
-
-
-def _combined(
-    losses: RemoteFederation, weights: Tensor, found: Mapping[Hashable, Mapping[str, float]]
-) -> dict[str, float]:
-    """The metrics of all sites from those of each: training losses by q_k, others by samples.
-
-    A site on which a metric is undefined does not count in it; an undefined loss is not hidden.
-    """
-    q = dict(zip(losses.ids, weights.tolist(), strict=True))
-    names = dict.fromkeys(name for metrics in found.values() for name in metrics)
-    combined = {}
-    for name in names:
-        part = name.partition("_")[0]
-        shares = {
-            site: q[site] if name == "train_loss" else losses.samples[str(site)].get(part, 0)
-            for site, metrics in found.items()
-            if name in metrics and (name.endswith("_loss") or not math.isnan(metrics[name]))
-        }
-        total = sum(shares.values())
-        if total:
-            combined[name] = sum(w / total * found[site][name] for site, w in shares.items())
-    combined |= _accuracy_spread(found)
-    if "train_loss" not in combined:
-        combined["train_loss"] = float("nan")
-    return combined
-
-
-def _accuracy_spread(found: Mapping[Hashable, Mapping[str, float]]) -> dict[str, float]:
-    """Accuracy per site: mean, standard deviation, and mean of the worst tenth of the sites."""
-    for part in ("test", "train"):
-        name = f"{part}_accuracy"
-        each = [metrics[name] for metrics in found.values() if name in metrics]
-        if len(each) > 1:
-            values = torch.tensor(each, dtype=torch.float64).sort().values
-            worst = values[: max(1, len(values) // 10)]
-            return {
-                f"{part}_client_accuracy_mean": float(values.mean()),
-                f"{part}_client_accuracy_std": float(values.std(correction=0)),
-                f"{part}_client_accuracy_worst_tenth": float(worst.mean()),
-            }
-    return {}

@@ -7,38 +7,47 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 import undrift
 from undrift.core.clients import ClientStates
-from undrift.core.losses import Federation
+from undrift.core.losses import Federation, objective_weights
 from undrift.core.method import NUMBER
+from undrift.core.targets import PARTS
 from undrift.deploy.agreement import facts
+from undrift.deploy.federation import RemoteFederation
+from undrift.deploy.guards.claims import claim_line, claim_rows, counted_samples
+from undrift.deploy.guards.expulsions import Expulsions
 from undrift.deploy.loops import DeployedAsynchronous, DeployedSynchronous
 from undrift.deploy.protocol import DESCRIBE, OVERHEAD_BYTES, VERSION
-from undrift.deploy.remote import RemoteEngine, RemoteFederation, Waiting
+from undrift.deploy.remote import RemoteEngine, Waiting
 from undrift.deploy.transport import Transport
 from undrift.deploy.wire_format import InvalidMessage, decode, encode
 from undrift.engines.base import Job
 from undrift.experiments.building import build_model
 from undrift.experiments.experiment import Experiment
+from undrift.experiments.tables import DeployTable
 from undrift.experiments.tables.data import is_function
 from undrift.loops import Loop, RunSpec, StatesFactory
 from undrift.loops.paces import AsTheyArrive
 from undrift.runs.driver import Observer, RunOutcome, execute
 from undrift.runs.experiment_runs import claim, plan_of, storage_of
-from undrift.runs.folder import locked_folder, read_json, write_json
+from undrift.runs.folder import DEPLOYMENT, locked_folder, read_json, write_json
 from undrift.utils.errors import UndriftError, require
+from undrift.utils.plain_text import plain_text
+from undrift.utils.shapes import require_shapes
 
-DEPLOYMENT = "deployment.json"
-"""The file of a run folder with the descriptions of its sites."""
-DEFAULT_TIMEOUT_SECONDS = 600.0
-"""How long a site may take to answer if the experiment does not say."""
+DEPLOYMENT_SHAPES = {"run": str, "samples": {str: {str: int}}, "moving": [str]}
+MAX_BUFFERS = 10_000
+"""The most buffers of a model that a site may name."""
+MAX_NAME_CHARACTERS = 1000
+"""The longest name of a buffer."""
 DESCRIBE_SECONDS = 60.0
 """How long a site may take to describe itself."""
 POLL_SECONDS = 0.2
@@ -54,9 +63,13 @@ class SiteDescriptions:
     run: str
     """a random name for this run folder, by which sites keep states"""
     samples: Mapping[str, Mapping[str, int]]
-    """the number of samples of each site, by part"""
+    """the number of samples of each site, by part, as the site claims"""
+    counted: Mapping[str, Mapping[str, int]]
+    """the numbers that count in weights and metrics, which the operator may have capped"""
     moving: tuple[str, ...]
     """the names of the model's buffers that training changes"""
+    starts: int = 1
+    """how often a server has been started with the run folder"""
 
 
 @dataclass(frozen=True)
@@ -68,6 +81,8 @@ class Deployment:
     timeout: float
     """the seconds that a site may take to answer"""
     waiting: Waiting
+    expelled: Callable[[], Collection[str]] = frozenset
+    """returns the sites that the operator has expelled"""
 
     def loop(self, label: str, spec: RunSpec, states: StatesFactory) -> Loop:
         """The loop of a run with sites; a `LoopFactory`."""
@@ -75,12 +90,21 @@ class Deployment:
 
         def engine(losses: Federation, job: Job) -> RemoteEngine:
             assert isinstance(losses, RemoteFederation)
-            run = f"{self.descriptions.run} {label} {spec.seed}"
             return RemoteEngine(
-                losses, job, self.transport, run, label, self.timeout, pace, self.waiting
+                losses,
+                job,
+                self.transport,
+                self.descriptions.run,
+                label,
+                spec.rounds,
+                self.descriptions.starts,
+                self.timeout,
+                pace,
+                self.waiting,
+                self.expelled,
             )
 
-        def versions(kinds: Mapping[str, str], x0: Tensor) -> ClientStates:
+        def versions(kinds: Mapping[str, str | Tensor], x0: Tensor) -> ClientStates:
             # The states are at the sites; the server keeps the version that it accepted.
             return states({VERSION: NUMBER}, x0)
 
@@ -110,17 +134,38 @@ def serve(
     """
     require_deployable(experiment)
     claim(experiment, folder, extend)
-    descriptions = describe_sites(experiment, folder, transport, waiting)
-    deploy = experiment.deploy
-    timeout = DEFAULT_TIMEOUT_SECONDS if deploy is None else deploy.timeout
-    deployment = Deployment(transport, descriptions, timeout, waiting)
+    expelled = Expulsions(folder)
+    descriptions = describe_sites(experiment, folder, transport, waiting, expelled)
+    if observer is not None:
+        _announce(descriptions, experiment.objective, expelled(), observer)
+    timeout = _settings(experiment).timeout
+    deployment = Deployment(transport, descriptions, timeout, waiting, expelled)
 
     def federation(seed: int) -> RemoteFederation:
         model = build_model(experiment, None, seed)  # type: ignore[arg-type]
-        return RemoteFederation(model, descriptions.samples, descriptions.moving)
+        told = descriptions
+        return RemoteFederation(model, told.samples, told.moving, told.counted)
 
     plan = plan_of(experiment, federation, deployment.loop)
     return execute(plan, storage_of(experiment, folder), observer)
+
+
+def _settings(experiment: Experiment) -> DeployTable:
+    return DeployTable() if experiment.deploy is None else experiment.deploy
+
+
+def _announce(
+    descriptions: SiteDescriptions, objective: str, expelled: Collection[str], observer: Observer
+) -> None:
+    """Show what the sites claim, and what counts of it."""
+    counted = descriptions.counted
+    numbers = torch.tensor([own["train"] for own in counted.values()])
+    shares = objective_weights(numbers, objective).tolist()
+    weights = dict(zip(counted, shares, strict=True))
+    for row in claim_rows(descriptions.samples, counted, weights):
+        row["expelled"] = row["site"] in expelled
+        text = claim_line(row) + (" It is expelled." if row["expelled"] else "")
+        observer.note(text, row)
 
 
 def sites_of(experiment: Experiment) -> list[str]:
@@ -142,16 +187,22 @@ def require_deployable(experiment: Experiment) -> None:
     )
     evaluation = experiment.evaluation_settings()
     require(
-        "own" not in evaluation.models,
-        "A deployment cannot evaluate the models 'own': remove them from evaluation.models.",
+        not {"own", "tuned"} & {*evaluation.models},
+        "A deployment cannot evaluate the models 'own' and 'tuned': remove them from "
+        "evaluation.models.",
+    )
+    require(
+        experiment.personal is None,
+        "A deployment cannot keep personal parameters at the sites: remove personal.",
     )
     require(
         evaluation.gradient_mapping is None,
         "A deployment cannot compute evaluation.gradient_mapping: remove it.",
     )
     require(
-        evaluation.train_clients is None,
-        "A deployment evaluates on all sites: remove evaluation.train_clients.",
+        evaluation.train_clients is None and evaluation.train_samples is None,
+        "A deployment evaluates on all sites and samples: remove evaluation.train_clients and "
+        "evaluation.train_samples.",
     )
     for name in ("test", "validation"):
         held = getattr(experiment.data, name)
@@ -167,7 +218,11 @@ def require_deployable(experiment: Experiment) -> None:
 
 
 def describe_sites(
-    experiment: Experiment, folder: Path, transport: Transport, waiting: Waiting
+    experiment: Experiment,
+    folder: Path,
+    transport: Transport,
+    waiting: Waiting,
+    expelled: Callable[[], Collection[str]] = frozenset,
 ) -> SiteDescriptions:
     """The descriptions of all sites: asked for in a new run, read from the folder in a resumed one.
 
@@ -177,13 +232,31 @@ def describe_sites(
     with locked_folder(folder):
         if path.is_file():
             known = read_json(path)
-            _wait_for_known(known["samples"], transport, waiting)
-            return SiteDescriptions(known["run"], known["samples"], tuple(known["moving"]))
+            require_shapes(path, known, DEPLOYMENT_SHAPES)
+            # Before any site is asked: an order of this server is not one of the last server's.
+            known["starts"] = known.get("starts", 1) + 1
+            write_json(path, known)
+            there = [site for site in known["samples"] if site not in expelled()]
+            _wait_for_known(there, transport, waiting)
+            _require_agreement(experiment, there, transport)
+            return SiteDescriptions(
+                known["run"],
+                known["samples"],
+                known.get("counted", known["samples"]),
+                tuple(known["moving"]),
+                known["starts"],
+            )
         sites = sites_of(experiment)
         found: dict[str, Mapping[str, Any]] = {}
         failures: dict[str, str] = {}
         request = encode({"kind": DESCRIBE, "experiment": facts(experiment)}, {})
         while missing := [site for site in sites if site not in found]:
+            for site in expelled():
+                require(
+                    site not in sites,
+                    f"The site {site!r} is expelled, but the run has not begun: remove it from "
+                    f"data.sites, or take it back with undrift deploy expel --undo.",
+                )
             waiting([f"{s} ({failures[s]})" if s in failures else s for s in missing])
             connected = [site for site in missing if site in transport.sites()]
             open_requests = {
@@ -194,11 +267,11 @@ def describe_sites(
                 answer = transport.next(DESCRIBE_SECONDS)
                 if answer is None:
                     break
-                site = open_requests.pop(answer.ticket, None)
-                if site is not None and answer.failure is None:
-                    found[site] = _parse_description(site, answer.data)
-                elif site is not None:
-                    failures[site] = str(answer.failure)
+                asked = open_requests.pop(answer.ticket, None)
+                if asked is not None and answer.failure is None:
+                    found[asked] = _parse_description(asked, answer.data)
+                elif asked is not None:
+                    failures[asked] = plain_text(answer.failure)
             if not connected:
                 time.sleep(POLL_SECONDS)
         waiting([])
@@ -208,10 +281,31 @@ def describe_sites(
             {
                 "run": descriptions.run,
                 "samples": descriptions.samples,
+                "counted": descriptions.counted,
                 "moving": list(descriptions.moving),
+                "starts": descriptions.starts,
             },
         )
         return descriptions
+
+
+def _require_agreement(
+    experiment: Experiment, sites: Collection[str], transport: Transport
+) -> None:
+    """Compare the experiment of a resumed run with those of the sites that are connected."""
+    request = encode({"kind": DESCRIBE, "experiment": facts(experiment)}, {})
+    asked = {
+        transport.send(site, request, DESCRIBE_SECONDS, OVERHEAD_BYTES): site
+        for site in sites
+        if site in transport.sites()
+    }
+    until = time.monotonic() + DESCRIBE_SECONDS
+    while asked and (answer := transport.next(max(0.0, until - time.monotonic()))) is not None:
+        site = asked.pop(answer.ticket, None)
+        if site is not None and answer.failure is None:
+            _parse_description(site, answer.data)
+    for ticket in asked:
+        transport.forget(ticket)
 
 
 def _wait_for_known(sites: Collection[str], transport: Transport, waiting: Waiting) -> None:
@@ -229,20 +323,30 @@ def _parse_description(site: str, data: bytes) -> Mapping[str, Any]:
     try:
         values, _ = decode(data, OVERHEAD_BYTES)
     except InvalidMessage as error:
-        raise UndriftError(f"The site {site!r} sent an invalid description: {error}") from None
-    require("error" not in values, str(values.get("error"))[:1000])
+        why = plain_text(error)
+        raise UndriftError(f"The site {site!r} sent an invalid description: {why}") from None
+    require("error" not in values, plain_text(values.get("error"), 1000))
     samples = values.get("samples")
     require(
         isinstance(samples, dict)
         and "train" in samples
-        and all(isinstance(n, int) and 0 < n < 2**53 for n in samples.values())
+        and samples.keys() <= {*PARTS}
+        and all(type(n) is int and 0 < n < 2**53 for n in samples.values())
         and values.get("site") == site,
         f"The site {site!r} did not send its numbers of samples.",
+    )
+    moving = values.get("moving")
+    require(
+        type(values.get("parameters")) is int
+        and isinstance(moving, list)
+        and len(moving) <= MAX_BUFFERS
+        and all(isinstance(n, str) and len(n) <= MAX_NAME_CHARACTERS for n in moving),
+        f"The site {site!r} did not send the size and the buffers of its model.",
     )
     version = values.get("undrift")
     require(
         version == undrift.__version__,
-        f"The site {site!r} has undrift {str(version)[:20]}, but the server has "
+        f"The site {site!r} has undrift {plain_text(version, 20)}, but the server has "
         f"{undrift.__version__}: install the same version everywhere.",
     )
     return values
@@ -264,7 +368,7 @@ def _consistent(
     require(
         not unknown,
         f"The model of site {sites[0]!r} has buffers that the server's does not have: "
-        f"{', '.join(sorted(unknown))[:100]}.",
+        f"{plain_text(', '.join(sorted(unknown)), 100)}.",
     )
     for site in sites:
         for name, words in (("parameters", "number of parameters"), ("moving", "buffers")):
@@ -279,4 +383,5 @@ def _consistent(
             f"and test must be the same everywhere.",
         )
     samples = {site: dict(found[site]["samples"]) for site in sites}
-    return SiteDescriptions(secrets.token_hex(8), samples, tuple(map(str, first["moving"])))
+    counted = counted_samples(samples, _settings(experiment))
+    return SiteDescriptions(secrets.token_hex(8), samples, counted, tuple(first["moving"]))

@@ -1,6 +1,7 @@
 """A site: it holds its own data, trains and evaluates on them, and answers the server's requests.
 
 The transport hands each request to `Site.answer` and sends back the bytes that it returns.
+`undrift.deploy.policy` decides which requests are carried out.
 """
 
 from __future__ import annotations
@@ -17,21 +18,29 @@ from torch import Tensor
 
 import undrift
 from undrift.core.clients import ClientStates, Roster
-from undrift.core.messages import LAST, Assignment, Reply, TrackedModels
-from undrift.core.method import INITIAL, Method
-from undrift.core.problem import Keep
-from undrift.core.targets import PARTS
+from undrift.core.messages import LAST, Assignment, Reply
+from undrift.core.method import INITIAL
+from undrift.core.problem import Keep, Work
 from undrift.deploy.agreement import facts, first_difference
-from undrift.deploy.protocol import (
+from undrift.deploy.orders import (
     DESCRIBE,
     EVALUATE,
     IDENTIFY,
-    MAX_REQUEST_BYTES,
     WORK,
-    WorkRequest,
-    encode_work_answer,
-    parse_work_request,
+    EvaluationOrder,
+    RunTerms,
+    WorkOrder,
+    parse_evaluation_order,
+    parse_work_order,
+    split,
 )
+from undrift.deploy.policy.agreed_run import AgreedRun
+from undrift.deploy.policy.audit import DONE, FAILED, REFUSED, AuditLog, described
+from undrift.deploy.policy.gate import Approve, Gate
+from undrift.deploy.policy.ledger import Ledger
+from undrift.deploy.policy.limits import LIMITS_FILE, Limits, secret_key
+from undrift.deploy.policy.time_limit import TookTooLong, time_limit
+from undrift.deploy.protocol import MAX_REQUEST_BYTES, encode_work_answer
 from undrift.deploy.state_files import StateFiles
 from undrift.deploy.wire_format import InvalidMessage, decode, encode
 from undrift.engines.base import Job, SimulationEngine
@@ -44,13 +53,15 @@ from undrift.utils.threads import one_thread
 
 COMPUTING_SHARE = 0.7
 """The share of a deadline that a site plans to compute for; the rest is for the transport."""
+LOGGED = {"run": "run", "label": "method", "seed": "seed", "attempt": "attempt", "round": "round"}
+"""The fields of an order that the audit log has, with their names there."""
 
 
 class Site:
     """One site of a deployment.
 
-    A site never executes code that the server sends: the server can only ask for what is in the
-    site's own copy of the experiment.
+    A site never executes code that the server sends. It does only the work and the evaluations of
+    its own copy of the experiment, each once, within its own limits, and logs every request.
 
     Parameters
     ----------
@@ -59,44 +70,95 @@ class Site:
     name
         which of the experiment's sites this is
     state
-        the folder for the states of its client
+        the folder for the states of its client, its ledger and its audit log
+    limits
+        the site's own limits; None for the defaults
+    approve
+        asks a person before the first order of a run; None to ask nobody
     """
 
-    def __init__(self, experiment: Experiment, name: str, state: Path):
+    def __init__(
+        self,
+        experiment: Experiment,
+        name: str,
+        state: Path,
+        limits: Limits | None = None,
+        approve: Approve | None = None,
+    ):
         sites = experiment.data.parameters.get("sites", [])
         require_choice("The site", name, sites)
         self.name = name
         self.experiment = experiment
+        self.limits = Limits() if limits is None else limits
+        for label in self.limits.methods or []:
+            require_choice(f"One of methods in {LIMITS_FILE}", label, experiment.labels)
         self.data = build_data(experiment.with_settings({"data.sites": [name]}))
         self.state_files = StateFiles(state)
+        # Two sites of one machine may share a state folder, but neither a ledger nor a log.
+        self.audit = AuditLog(state / name)
+        self.doing: str | None = None
+        """the order that is being carried out, in words; None between orders"""
+        self._accepted = False
+        """whether the request that is being answered is an accepted order"""
+        self._secret = self.limits.secret_bytes()
+        self._ledger = Ledger(state / name)
+        samples = len(self.data.train)
+        self._gate = Gate(experiment, name, samples, self.limits, self._ledger, approve)
         self._losses: dict[int, ModuleLosses] = {}
-        self._engines: dict[tuple[str, int], tuple[Method, SimulationEngine]] = {}
-        self._seconds_per_step: float | None = None
-        """as measured in the last work request"""
+        self._engines: dict[str, SimulationEngine] = {}
+        self._seconds_per_step: dict[str, float] = {}
+        """by method, as measured in its last order"""
 
     def answer(self, request: bytes) -> bytes:
         """The answer to a request; one that cannot be met is answered with an error sentence."""
+        asked: dict[str, Any] = {"kind": "invalid"}
         try:
             values, tensors = decode(request, MAX_REQUEST_BYTES)
-            kind = values.get("kind")
-            if kind == IDENTIFY:
-                return encode({"site": self.name}, {})
-            if kind == DESCRIBE:
-                return self._describe(values)
-            if kind == WORK:
-                return self._work(parse_work_request(values, tensors))
-            if kind == EVALUATE:
-                return self._evaluate(values, tensors)
+            asked = _logged(values)
+            self.doing = _in_words(asked)
+            return self._answer(values, tensors, asked)
+        except InvalidMessage as error:
+            self.audit.request(REFUSED, {**asked, "reason": str(error)})
+            return encode({"error": str(error)[:1000]}, {})
+        except TookTooLong:
+            reason = f"it took longer than {self.limits.max_seconds:g} s, its limit max_seconds"
+            self._log_failure({**asked, "reason": reason})
+            return encode({"error": f"The site {self.name!r} ended the work: {reason}."}, {})
+        except Exception as error:  # in the user's model or data, or caused by it in an engine
+            # The type only: the message may quote data, which must not leave the site.
+            kind = type(error.__cause__ or error).__name__
+            if self._log_failure({**asked, "reason": kind}):
+                traceback.print_exc()
+            return encode({"error": f"The site {self.name!r} failed with {kind}; see its log."}, {})
+        finally:
+            self.doing = None
+            self._accepted = False
+
+    def _log_failure(self, what: Mapping[str, Any]) -> bool:
+        """Log an order that failed; False if it was not accepted and there is a flood of them."""
+        if not self._accepted:
+            return self.audit.request(FAILED, what)
+        self.audit.order(FAILED, what)
+        return True
+
+    def _answer(
+        self, values: Mapping[str, Any], tensors: Mapping[str, Tensor], asked: Mapping[str, Any]
+    ) -> bytes:
+        kind = values.get("kind")
+        if kind == WORK:
+            return self._work(parse_work_order(values, tensors))
+        if kind == EVALUATE:
+            return self._evaluate(parse_evaluation_order(values, tensors))
+        if kind == IDENTIFY:
+            answer = encode({"site": self.name}, {})
+        elif kind == DESCRIBE:
+            answer = self._describe(values)
+        else:
             raise InvalidMessage(
                 f"The site {self.name!r} does not know requests of kind {str(kind)[:40]!r}."
             )
-        except InvalidMessage as error:
-            return encode({"error": str(error)[:1000]}, {})
-        except Exception as error:  # in the user's model or data, or caused by it in an engine
-            traceback.print_exc()
-            # The type only: the message may quote data, which must not leave the site.
-            kind = type(error.__cause__ or error).__name__
-            return encode({"error": f"The site {self.name!r} failed with {kind}; see its log."}, {})
+        self.audit.request(DONE, {**asked, "bytes": len(answer)})
+        return answer
 
     def _describe(self, values: Mapping[str, Any]) -> bytes:
         """The site's numbers of samples and its model; fails if the experiments differ."""
@@ -104,7 +166,7 @@ class Site:
         _require(
             difference is None, f"The site {self.name!r} has another experiment: {difference}."
         )
-        losses = self._losses_of(self.experiment.seeds[0])
+        losses = self.losses_of(self.experiment.seeds[0])
         return encode(
             {
                 "site": self.name,
@@ -116,130 +178,228 @@ class Site:
             {},
         )
 
-    def _work(self, request: WorkRequest) -> bytes:
+    # Training
+
+    def _work(self, order: WorkOrder) -> bytes:
         """Do a client's work, write its new state to disk, and return the answer."""
-        _require(
-            request.client.id == self.name,
-            f"The site {self.name!r} received a request for the client {request.client.id!r}.",
-        )
-        method, engine = self._engine(request.label, request.seed)
-        losses = self._losses_of(request.seed)
-        for name, value in request.download.items():
-            wrong = isinstance(value, Tensor) and value.shape != losses.flat.x.shape
-            _require(not wrong, f"The server's {name!r} does not have the shape of the model here.")
-        states = self._states(method, request, losses)
+        run = self._admit_run(order.terms)
+        client, work = run.work(order, self.limits.max_attempts)
+        losses = self.losses_of(run.seed)
+        run.check_download(order, losses.flat.x, losses.initial_buffers())
+        states = self._states(run, order, losses)
+        self._require_in_time(order, work)
+        admitted = self._gate.admit_work(order, run, client, work, states.get(self.name))
+        self._accepted = True
+        if self._secret is not None:
+            work = replace(work, key=secret_key(self._secret, order.terms.key, work.key))
+        assignment = Assignment(client, work, order.download, order.buffers)
         began = time.perf_counter()
-        with one_thread():
-            assignment = Assignment(request.client, request.work, request.download, request.buffers)
-            if request.budget is not None:
-                assignment = self._within(request.budget, method, engine, assignment, states)
-            reply = self._reply(method, engine, assignment, states, request.diagnose)
+        with time_limit(self.limits.max_seconds), one_thread():
+            if admitted.steps is not None:
+                # The same answer as before, however fast the site is now.
+                assignment = _with_steps(assignment, admitted.steps)
+            elif run.budget is not None:
+                assignment = self._within(run.budget, run, order, assignment, states)
+            reply = self._reply(run, order, assignment, states, run.diagnosed(order))
         seconds = time.perf_counter() - began
-        self._seconds_per_step = seconds / max(1, reply.steps)
+        self._seconds_per_step[order.terms.label] = seconds / max(1, reply.steps)
+        if run.budget is not None and admitted.steps is None:
+            steps = assignment.work.steps
+            self._ledger.add_steps(order.terms, order.turn, admitted.digest, steps)
         if reply.wrong is None and states.kinds:
-            states.put(self.name, reply.keep)
-            kept = dict(states.get(self.name).items())
-            # Before the answer leaves: a version that the server accepts must survive a crash here.
-            self.state_files.put(
-                request.run,
-                self.name,
-                request.version,
-                request.base,
-                kept,
-                oldest=request.committed,
-            )
-        return encode_work_answer(request, reply)
+            self._keep(order, states, reply, admitted.repeated)
+        answer = encode_work_answer(order, reply)
+        self._log_work(order, reply, seconds, len(answer))
+        return answer
+
+    def _require_in_time(self, order: WorkOrder, work: Work) -> None:
+        """Refuse work that would take too long at the speed of the last order."""
+        known = self._seconds_per_step.get(order.terms.label, 0.0)
+        _require(
+            known * work.steps <= self.limits.max_seconds,
+            f"The site {self.name!r} would need {known * work.steps:.0f} s for {work.steps} steps, "
+            f"more than its limit max_seconds, {self.limits.max_seconds:g} s.",
+        )
 
     def _within(
         self,
         budget: float,
-        method: Method,
-        engine: SimulationEngine,
+        run: AgreedRun,
+        order: WorkOrder,
         assignment: Assignment,
         states: ClientStates,
     ) -> Assignment:
         """The assignment with as many steps as fit into `budget` seconds, at least one.
 
-        Before the first work request it takes one step, without keeping it, to measure the speed.
+        Before a method's first order it takes one step, without keeping it, to measure the speed.
         """
-        if self._seconds_per_step is None:
+        if order.terms.label not in self._seconds_per_step:
             began = time.perf_counter()
-            once = replace(assignment, work=replace(assignment.work, steps=1))
-            self._reply(method, engine, once, states, diagnose=False)
-            self._seconds_per_step = time.perf_counter() - began
-        steps = min(assignment.work.steps, int(COMPUTING_SHARE * budget / self._seconds_per_step))
-        return replace(assignment, work=replace(assignment.work, steps=max(1, steps)))
+            self._reply(run, order, _with_steps(assignment, 1), states, diagnose=False)
+            self._seconds_per_step[order.terms.label] = time.perf_counter() - began
+        fitting = int(COMPUTING_SHARE * budget / self._seconds_per_step[order.terms.label])
+        least = max(1, self._gate.smallest_steps(run))
+        return _with_steps(assignment, min(assignment.work.steps, max(least, fitting)))
 
     def _reply(
         self,
-        method: Method,
-        engine: SimulationEngine,
+        run: AgreedRun,
+        order: WorkOrder,
         assignment: Assignment,
         states: ClientStates,
         diagnose: bool,
     ) -> Reply:
-        (reply,) = engine.replies(method, [assignment], states, diagnose)
+        engine = self._engine(run, order.terms)
+        (reply,) = engine.replies(run.method, [assignment], states, diagnose)
         return reply
 
-    def _states(self, method: Method, request: WorkRequest, losses: ModuleLosses) -> ClientStates:
+    def _states(self, run: AgreedRun, order: WorkOrder, losses: ModuleLosses) -> ClientStates:
         """The state that the client starts from: the one that the server accepted last."""
-        _, engine = self._engine(request.label, request.seed)
-        kinds = method.kept() | engine.job.uploads.init()
-        kinds |= {LAST: INITIAL} if self._tracked().last else {}
+        kinds = run.method.kept() | run.job.uploads.init() | dict(run.job.local.keeps)
+        kinds |= {LAST: INITIAL} if run.tracked.last else {}
         states = ClientStates(kinds, losses.initial())
-        if kinds and request.base:
+        if kinds and order.base:
+            key = order.terms.key
             _require(
-                self.state_files.has(request.run, self.name, request.base),
-                f"The site {self.name!r} has lost version {request.base} of its state.",
+                self.state_files.has(key, self.name, order.base),
+                f"The site {self.name!r} has lost version {order.base} of its state.",
             )
-            kept = self.state_files.load(request.run, self.name, request.base)
-            states.put(self.name, Keep(**kept))
+            states.put(self.name, Keep(**self.state_files.load(key, self.name, order.base)))
         return states
 
-    def _evaluate(self, values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
-        """Metrics of a model on the site's own data."""
-        losses = self._losses_of(int(values.get("seed", 0)))
-        x = tensors.get("x")
-        _require(
-            x is not None and x.shape == losses.flat.x.shape,
-            f"The model to evaluate does not have the shape of the model of site {self.name!r}.",
+    def _keep(self, order: WorkOrder, states: ClientStates, reply: Reply, repeated: bool) -> None:
+        """Write the client's new state to disk.
+
+        Before the answer leaves: a version that the server accepts must survive a crash here.
+        """
+        if repeated and self.state_files.has(order.terms.key, self.name, order.version):
+            return
+        states.put(self.name, reply.keep)
+        self.state_files.put(
+            order.terms.key,
+            self.name,
+            order.version,
+            order.base,
+            dict(states.get(self.name).items()),
+            oldest=order.committed,
+            keep_newer=repeated,
         )
-        assert x is not None
-        buffers = {n.removeprefix("buffers "): v for n, v in tensors.items() if n != "x"}
-        parts = [part for part in PARTS if part in values.get("parts", ())]
-        metrics = losses.evaluate_own(0, x, buffers, parts)
+
+    def _log_work(self, order: WorkOrder, reply: Reply, seconds: float, size: int) -> None:
+        numbers, vectors = split(reply.upload)
+        sent = {} if reply.wrong is not None else described({**vectors, **reply.buffers})
+        self.audit.order(
+            DONE,
+            {
+                **_logged({"kind": WORK, **order.terms.values(), "round": order.round}),
+                "turn": order.turn,
+                "computed": {
+                    "steps": reply.steps,
+                    "gradients": reply.evaluations,
+                    "seconds": round(seconds, 3),
+                },
+                "sent": {"tensors": sent, "numbers": numbers, "bytes": size},
+                "wrong": reply.wrong,
+            },
+        )
+
+    # Evaluation
+
+    def _evaluate(self, order: EvaluationOrder) -> bytes:
+        """Metrics of a model of the experiment on the site's own data."""
+        run = self._admit_run(order.terms)
+        losses = self.losses_of(run.seed)
+        run.check_evaluation(order, losses.flat.x, losses.initial_buffers())
+        self._gate.admit_evaluation(order)
+        self._accepted = True
+        began = time.perf_counter()
+        with time_limit(self.limits.max_seconds):
+            metrics = losses.evaluate_own(0, order.x, order.buffers, run.evaluation.parts)
+        seconds = time.perf_counter() - began
         # A metric may be undefined on a site's samples, as the AUC of a single class is.
         sent = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        return encode({"site": self.name, "metrics": sent}, {})
+        answer = encode({"site": self.name, "metrics": sent}, {})
+        self.audit.order(
+            DONE,
+            {
+                **_logged({"kind": EVALUATE, **order.terms.values(), "round": order.round}),
+                "model": order.model,
+                "computed": {"parts": list(run.evaluation.parts), "seconds": round(seconds, 3)},
+                "sent": {"metrics": sent, "bytes": len(answer)},
+            },
+        )
+        return answer
 
-    def _engine(self, label: str, seed: int) -> tuple[Method, SimulationEngine]:
-        if (label, seed) not in self._engines:
-            _require(
-                label in self.experiment.labels,
-                f"The experiment of site {self.name!r} has no method {label[:60]!r}.",
+    # What requests need
+
+    def _admit_run(self, terms: RunTerms) -> AgreedRun:
+        """The run of an order, as agreed; a new run is logged with the site's place in it."""
+        new = terms.run not in self._ledger.runs
+        run = self._gate.admit_run(terms)
+        if new:
+            place = run.roster.position[self.name]
+            self.audit.order(
+                DONE,
+                {
+                    "kind": "run",
+                    "run": terms.run,
+                    "samples": {"own": len(self.data.train), "roster": terms.roster[self.name][0]},
+                    "weight": {
+                        "by_samples": float(run.roster.derived[place]),
+                        "roster": terms.roster[self.name][1],
+                    },
+                },
             )
-            method = self.experiment.of(label).build()
-            losses = self._losses_of(seed)
+        return run
+
+    def _engine(self, run: AgreedRun, terms: RunTerms) -> SimulationEngine:
+        if terms.key not in self._engines:
+            losses = self.losses_of(terms.seed)
+            # The engine has the losses of this site's client only.
             roster = Roster(losses.ids, losses.sizes)
-            job = Job(roster, self.experiment.local_of(label), seed, self._tracked())
+            job = Job(roster, run.job.local, terms.seed, run.tracked)
             options = self.experiment.engine.build()
             options = EngineOptions("serial") if options.name in ("ray", "auto") else options
-            self._engines = {(label, seed): (method, options(losses, job))}
-        return self._engines[label, seed]
+            self._engines = {terms.key: options(losses, job)}
+        return self._engines[terms.key]
 
-    def _losses_of(self, seed: int) -> ModuleLosses:
+    def losses_of(self, seed: int) -> ModuleLosses:
+        """The loss of the site's client, with the initial model of a seed."""
         if seed not in self._losses:
             self._losses = {seed: build_losses(self.experiment, self.data, seed)}
+            self._engines = {}
         return self._losses[seed]
-
-    def _tracked(self) -> TrackedModels:
-        models = self.experiment.evaluation.build().models
-        return TrackedModels(cohort="cohort" in models, last="all" in models)
 
     def _parts(self) -> dict[str, Any]:
         parts = {"train": self.data.train, "test": self.data.test}
         parts["validation"] = self.data.validation
         return {name: part for name, part in parts.items() if part is not None and len(part)}
+
+
+def _with_steps(assignment: Assignment, steps: int) -> Assignment:
+    return replace(assignment, work=replace(assignment.work, steps=steps))
+
+
+def _logged(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What the audit log has of a request; `round` is counted from 1, as in records."""
+    kind = values.get("kind")
+    found: dict[str, Any] = {
+        "kind": kind if kind in (IDENTIFY, DESCRIBE, WORK, EVALUATE) else "unknown"
+    }
+    for name, shown in LOGGED.items():
+        value = values.get(name)
+        if isinstance(value, str | int) and not isinstance(value, bool):
+            found[shown] = value
+    if kind == WORK and isinstance(found.get("round"), int):
+        found["round"] += 1
+    return found
+
+
+def _in_words(asked: Mapping[str, Any]) -> str:
+    """A request, for the sentence about what a stopped site left undone."""
+    place = f"round {asked.get('round')} of {asked.get('method')}"
+    kinds = {WORK: f"the work of {place}", EVALUATE: f"the evaluation after {place}"}
+    return kinds.get(asked["kind"], f"the request to {asked['kind']} itself")
 
 
 def _require(condition: bool, sentence: str) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from undrift.deploy.wire_format import InvalidMessage, decode, encode
+from undrift.runs.checking import Finding
 from undrift.utils.errors import UndriftError, first_line, require, require_type, require_whole
 from undrift.utils.files import synced, written_whole
 
@@ -37,7 +38,7 @@ class StateFiles:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        _make_folder(folder)
+        make_folder(folder)
 
     def has(self, run: str, client: str, version: int) -> bool:
         """Whether the state of a client at this version is on disk."""
@@ -72,6 +73,7 @@ class StateFiles:
         base: int,
         values: Mapping[str, Tensor],
         oldest: int | None = None,
+        keep_newer: bool = False,
     ) -> None:
         """Write a version of a client's state, then remove the versions nobody can ask for.
 
@@ -83,6 +85,8 @@ class StateFiles:
         oldest
             the version that a restarted server continues from; it is kept with all that follow.
             None for `base`
+        keep_newer
+            whether to keep later versions: this one is computed again, as it was before
         """
         require_whole("version", version, 1)
         file = self._file(run, client, version)
@@ -92,12 +96,13 @@ class StateFiles:
             version != base, f"Version {version} cannot replace the version it was computed from."
         )
         data = encode(_header(run, client, version, values), values)
-        _make_folder(file.parent)
+        make_folder(file.parent)
         with written_whole(file) as partial:
             partial.write_bytes(data)
         for other in _files(file.parent):
             found = VERSION_FILE.fullmatch(other.name)
-            needed = found is not None and since <= int(found[1]) <= version
+            last = MAX_VERSION if keep_newer else version
+            needed = found is not None and since <= int(found[1]) <= last
             if other not in kept and not needed:
                 _remove(other)
 
@@ -127,18 +132,18 @@ def _header(
         "run": _folder_name("run", run),
         "client": _folder_name("client", client),
         "version": int(version),
-        "checksum": _checksum(tensors),
+        "checksum": checksum(tensors),
     }
 
 
-def _checksum(tensors: Mapping[str, Tensor]) -> str:
+def checksum(tensors: Mapping[str, Tensor]) -> str:
     """A checksum of names, types, shapes and contents that does not depend on their order."""
-    checksum = hashlib.sha256()
+    found = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().resolve_conj().resolve_neg().contiguous()
-        checksum.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
-        checksum.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return checksum.hexdigest()
+        found.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
+        found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -161,7 +166,7 @@ def _remove(file: Path) -> None:
         raise UndriftError(f"{file} cannot be removed: {first_line(error)}.") from error
 
 
-def _make_folder(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
     """Create a folder with its parents, synced to disk so that they survive a power loss."""
     try:
         missing = [each for each in (folder, *folder.parents) if not each.exists()]
@@ -173,3 +178,31 @@ def _make_folder(folder: Path) -> None:
         raise UndriftError(
             f"The folder {folder} cannot be created: {first_line(error)}."
         ) from error
+
+
+def has_state_files(folder: Path) -> bool:
+    """Whether a folder holds the states of a site's clients."""
+    return any(VERSION_FILE.fullmatch(file.name) for file in folder.glob("*/*/*.safetensors"))
+
+
+def check_state_files(folder: Path) -> list[Finding]:
+    """Examine every state in a site's folder; nothing is changed."""
+    files = sorted(folder.glob("*/*/*.safetensors"))
+    return [_check_state(file) for file in files if VERSION_FILE.fullmatch(file.name)]
+
+
+def _check_state(file: Path) -> Finding:
+    try:
+        data = file.read_bytes()
+        header, tensors = decode(data, len(data))
+    except (OSError, InvalidMessage) as error:
+        return Finding(file, False, f"is damaged: {first_line(error)}.")
+    expected = {
+        "run": file.parent.parent.name,
+        "client": file.parent.name,
+        "version": int(file.stem),
+        "checksum": checksum(tensors),
+    }
+    if header != expected:
+        return Finding(file, False, "its checksum does not fit its content or its place.")
+    return Finding(file, True, f"version {file.stem}, {len(data)} bytes")

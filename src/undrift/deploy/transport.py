@@ -41,8 +41,14 @@ class Transport(ABC):
 
     @abstractmethod
     def next(self, seconds: float) -> Answer | None:
-        """The next answer or failure; None if there is none within `seconds`."""
+        """The next answer or failure; None if there is none within `seconds`.
+
+        It may return None earlier only if no answer can arrive any more.
+        """
 
     @abstractmethod
     def forget(self, ticket: str) -> None:
         """Drop a request: `next` will not return its answer."""
+
+    def revoke(self, site: str) -> None:
+        """Refuse the key of a site from now on; without keys there is nothing to do."""

@@ -15,7 +15,11 @@ from flwr.serverapp import Grid, ServerApp
 
 from undrift.deploy.flower.messages import answer_message, payload
 from undrift.deploy.flower.transport import FlowerTransport
+from undrift.deploy.policy.limits import Limits
+from undrift.deploy.private_files import written_privately
 from undrift.deploy.server import serve
+from undrift.deploy.signing.server import SignedTransport
+from undrift.deploy.signing.site import SignedSite
 from undrift.deploy.site import Site
 from undrift.experiments.experiment import Experiment
 
@@ -27,19 +31,22 @@ server = ServerApp()
 def answer(message: Message, context: Context) -> Message:
     """Answer a request as the site that the node-config names: experiment, site, state."""
     config = context.node_config
-    site = _site(str(config["experiment"]), str(config["site"]), str(config["state"]))
-    return answer_message(site.answer(payload(message)), message)
+    with written_privately():
+        site = _site(str(config["experiment"]), str(config["site"]), str(config["state"]))
+        return answer_message(site.answer(payload(message)), message)
 
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the experiment that the run-config names: experiment, out."""
     config = context.run_config
-    with FlowerTransport(grid) as transport:
+    with written_privately(), FlowerTransport(grid) as transport:
         experiment = Experiment.load(Path(str(config["experiment"])))
-        serve(experiment, Path(str(config["out"])), transport)
+        serve(experiment, Path(str(config["out"])), SignedTransport(transport))
 
 
 @cache
-def _site(experiment: str, name: str, state: str) -> Site:
-    return Site(Experiment.load(Path(experiment)), name, Path(state))
+def _site(experiment: str, name: str, state: str) -> SignedSite:
+    file = Path(experiment)
+    site = Site(Experiment.load(file), name, Path(state), Limits.beside(file))
+    return SignedSite(site)

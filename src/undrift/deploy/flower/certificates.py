@@ -89,7 +89,7 @@ class Certificates:
             f"{self.server / 'server.pem'} and call this again with every --host to renew it."
         )
 
-    def _write(self, path: Path, content: bytes, private: bool = False) -> None:
+    def write(self, path: Path, content: bytes, private: bool = False) -> None:
         """Write a new file, readable by this user alone from the start if it is private."""
         with written_whole(path) as partial:
             partial.unlink(missing_ok=True)  # left by a killed process, perhaps readable by others
@@ -124,8 +124,8 @@ def make_certificates(
     found = Certificates(folder)
     earlier = sorted(path.stem for path in (found.server / "sites").glob("*.pub"))
     found.sites = tuple(dict.fromkeys([*sites, *earlier]))
-    _require_distinct(found.sites)
-    _make_folder(found.server / "sites")
+    require_distinct(found.sites)
+    make_folder(found.server / "sites")
     key, ca = _make_ca(found, days)
     _make_server(found, hosts, days, key, ca)
     for site in found.sites:
@@ -174,8 +174,8 @@ def _make_ca(found: Certificates, days: int) -> tuple[Key, x509.Certificate]:
             f"{path} exists, but its key {found.ca_key} does not: put the key back, or use another "
             f"folder.",
         )
-        key = _new_key()
-        found._write(found.ca_key, _private_pem(key), private=True)
+        key = new_key()
+        found.write(found.ca_key, _private_pem(key), private=True)
     if path.exists():
         ca = _read_certificate(path)
         require(
@@ -190,7 +190,7 @@ def _make_ca(found: Certificates, days: int) -> tuple[Key, x509.Certificate]:
         (_key_usage(key_cert_sign=True, crl_sign=True), True),
     ]
     ca = _issue("undrift CA", key, end, extensions, key)
-    found._write(path, _certificate_pem(ca))
+    found.write(path, _certificate_pem(ca))
     return key, ca
 
 
@@ -204,7 +204,7 @@ def _make_server(
     """The server's certificate, key and secret; refuses hosts that an existing one lacks."""
     path, key_path, secret = (found.server / n for n in ("server.pem", "server.key", "secret"))
     if not secret.exists():
-        found._write(secret, secrets.token_bytes(SECRET_BYTES), private=True)
+        found.write(secret, secrets.token_bytes(SECRET_BYTES), private=True)
     if path.exists() and key_path.exists():
         certificate = _read_certificate(path)
         found.hosts, found.expires = _hosts_of(certificate), certificate.not_valid_after_utc
@@ -220,7 +220,7 @@ def _make_server(
         x509.IPAddress(ip_address(host)) if _is_address(host) else x509.DNSName(host)
         for host in found.hosts
     ]
-    key = _new_key()
+    key = new_key()
     end = min(datetime.now(UTC) + timedelta(days=days), ca.not_valid_after_utc)
     extensions = [
         (x509.BasicConstraints(ca=False, path_length=None), True),
@@ -231,8 +231,8 @@ def _make_server(
     certificate = _issue("undrift server", key, end, extensions, ca_key)
     found.expires = certificate.not_valid_after_utc
     # The certificate last: if this process is killed before, both are written again.
-    found._write(key_path, _private_pem(key), private=True)
-    found._write(path, _certificate_pem(certificate))
+    found.write(key_path, _private_pem(key), private=True)
+    found.write(path, _certificate_pem(certificate))
 
 
 def _make_site(found: Certificates, site: str) -> None:
@@ -243,22 +243,23 @@ def _make_site(found: Certificates, site: str) -> None:
         f"{own} has a key that the server does not know: delete the folder, or copy its key.pub to "
         f"{found.public_key(site)}.",
     )
-    _make_folder(own)
-    key = _new_key()
+    make_folder(own)
+    key = new_key()
     private = key.private_bytes(pem.Encoding.PEM, pem.PrivateFormat.OpenSSH, pem.NoEncryption())
     public = key.public_key().public_bytes(pem.Encoding.OpenSSH, pem.PublicFormat.OpenSSH) + b"\n"
-    found._write(own / "ca.crt", (found.server / "ca.crt").read_bytes())
-    found._write(own / "secret", secrets.token_bytes(SECRET_BYTES), private=True)
-    found._write(own / "key.pub", public)
-    found._write(own / "key", private, private=True)
+    found.write(own / "ca.crt", (found.server / "ca.crt").read_bytes())
+    found.write(own / "secret", secrets.token_bytes(SECRET_BYTES), private=True)
+    found.write(own / "key.pub", public)
+    found.write(own / "key", private, private=True)
     # Last: a site is complete once the server knows its key.
-    found._write(found.public_key(site), public)
+    found.write(found.public_key(site), public)
 
 
 # Keys and certificates
 
 
-def _new_key() -> Key:
+def new_key() -> Key:
+    """A new private key."""
     return ec.generate_private_key(ec.SECP384R1())
 
 
@@ -376,7 +377,7 @@ def _is_address(host: str) -> bool:
     return "%" not in host  # a scoped address means something on one machine only
 
 
-def _require_distinct(sites: Sequence[str]) -> None:
+def require_distinct(sites: Sequence[str]) -> None:
     """Refuse names that are one file on a file system that ignores case."""
     seen: dict[str, str] = {}
     for site in sites:
@@ -387,7 +388,7 @@ def _require_distinct(sites: Sequence[str]) -> None:
         )
 
 
-def _make_folder(path: Path) -> None:
+def make_folder(path: Path) -> None:
     """Create a folder and its parents, accessible to this user alone."""
     try:
         for each in reversed([path, *path.parents]):

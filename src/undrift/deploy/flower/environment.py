@@ -9,7 +9,7 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
-from undrift.utils.errors import UndriftError
+from undrift.utils.errors import UndriftError, require
 
 OBJECT_POLL_SECONDS = 0.05
 """The first pause between two checks for the parts of a message; Flower's default is one second."""
@@ -24,14 +24,18 @@ OFFLINE = {
 
 
 def require_flower() -> None:
-    """Raise an error that says how to install Flower, if it is missing."""
+    """Raise an error that says what to install, if Flower is missing or another version."""
     configure_flower()
     try:
-        import flwr  # noqa: F401
+        import flwr
     except ImportError:
         raise UndriftError(
             "A deployment needs Flower, which is not installed: pip install 'undrift[flower]'."
         ) from None
+    from undrift.deploy.flower.compatibility import version_difference
+
+    difference = version_difference(flwr.__version__)
+    require(difference is None, difference or "")
 
 
 def configure_flower() -> None:

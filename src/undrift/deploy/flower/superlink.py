@@ -20,10 +20,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from undrift.deploy.flower.clocks import (
+    OFFSET,
+    SERVER_MODULES,
+    current_offset,
+    use_steady_clock,
+)
 from undrift.deploy.flower.environment import environment, poll_objects_often, without_proxy
 from undrift.deploy.flower.heartbeats import heartbeats
 from undrift.deploy.flower.processes import last_lines, start, stop, stop_foreign
-from undrift.deploy.flower.superlink_process import ALIVE, HEADER, TOKEN
+from undrift.deploy.flower.superlink_process import ALIVE, KEYS, SITES, TOKEN
+from undrift.deploy.flower.superlink_side.guard import HEADER
+from undrift.deploy.private_files import write_private, write_secret
 from undrift.utils.errors import UndriftError, require
 
 START_SECONDS = 60.0
@@ -34,6 +42,8 @@ RETRY_SECONDS = 120.0
 """How long the server tries to restore a lost connection."""
 APP = Path(__file__).parent / "app"
 """The folder of the Flower app."""
+MANY_SITES = 200
+"""How many sites are expected if their number is not given."""
 PROCESS_FILE = "superlink.json"
 """The file with the process, port and token of the SuperLink; removed when that is stopped."""
 OWN_ADDRESS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -58,18 +68,24 @@ class SuperLink:
         where it listens
     certs
         the folder `server` of the certificates; None for no encryption, on one machine only
+    sites
+        the number of sites, which share the limits of one machine if there are no certificates
     """
 
-    def __init__(self, folder: Path, host: str, port: int, certs: Path | None = None):
+    def __init__(
+        self, folder: Path, host: str, port: int, certs: Path | None = None, sites: int = MANY_SITES
+    ):
         self.folder = folder
         self.port = port
         self._bind = host.strip("[]")
         self.host = OWN_ADDRESS.get(self._bind, self._bind)
         self._certs = certs
+        self._sites = sites
         self._token = secrets.token_hex(16)
         self._process: subprocess.Popen[bytes] | None = None
         self._taken_over: int | None = None
         """the id of the process that a killed server left running"""
+        self._clock_offset = current_offset()
         self._ended = threading.Event()
         self.log = folder / "superlink.log"
 
@@ -121,7 +137,9 @@ class SuperLink:
             arguments += ["--ssl-keyfile", str(self._certs / "server.key")]
             arguments += ["--ssl-ca-certfile", str(self._certs / "ca.crt")]
             arguments.append("--enable-supernode-auth")
-        own = {TOKEN: self._token, ALIVE: str(self._alive)}
+        keys = "" if self._certs is None else str(self._certs / "sites")
+        own = {TOKEN: self._token, ALIVE: str(self._alive), OFFSET: repr(self._clock_offset)}
+        own |= {KEYS: keys, SITES: str(self._sites)}
         variables = environment(self.folder / "home", **own)
         module = "undrift.deploy.flower.superlink_process"
         self._process = start(module, arguments, self.log, variables)
@@ -130,10 +148,8 @@ class SuperLink:
         except BaseException:
             stop([self._process])
             raise
-        write_private(
-            self._process_file,
-            json.dumps({"process": self._process.pid, "port": self.port, "token": self._token}),
-        )
+        left = {"process": self._process.pid, "port": self.port, "token": self._token}
+        write_private(self._process_file, json.dumps({**left, "clock": self._clock_offset}))
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
@@ -176,6 +192,8 @@ class SuperLink:
             left = json.loads(self._process_file.read_text("utf-8"))
             require(left["port"] == self.port, "it listens on another port")
             process, token = int(left["process"]), str(left["token"])
+            # One that an older undrift started has no clock of its own.
+            offset = float(left.get("clock", self._clock_offset))
         except (OSError, ValueError, TypeError, KeyError, UndriftError):
             return False
         mine, self._token = self._token, token
@@ -184,7 +202,7 @@ class SuperLink:
                 for number, run in control.ListRuns(ListRunsRequest()).run_dict.items():
                     if run.status.status != Status.FINISHED:
                         control.StopRun(StopRunRequest(run_id=number))
-            self._taken_over = process
+            self._taken_over, self._clock_offset = process, offset
             return True
         except Exception:  # it has ended, or another process has its port
             self._token = mine
@@ -254,6 +272,24 @@ class SuperLink:
                             f"{error.response.text[:200]}"
                         ) from error
 
+    def revoke(self, site: str) -> None:
+        """Refuse the key of a site from now on; for good, as Flower registers no key twice."""
+        import httpx
+        from flwr.proto.control_pb2 import ListNodesRequest, UnregisterNodeRequest
+
+        if self._certs is None:
+            return  # without certificates nobody has a key
+        with self._control() as control:
+            for node in control.ListNodes(ListNodesRequest()).nodes_info:
+                if node.name == site and node.status != "unregistered":
+                    try:
+                        control.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
+                    except httpx.HTTPStatusError as error:
+                        raise UndriftError(
+                            f"The key of site {site!r} cannot be revoked: "
+                            f"{error.response.text[:200]}"
+                        ) from error
+
     def _control(self) -> Any:
         from flwr.supercore.control import ControlHttpClient
         from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
@@ -273,8 +309,10 @@ class SuperLink:
         from flwr.superlink.grid import HttpGrid
 
         poll_objects_often()
+        use_steady_clock(SERVER_MODULES, self._clock_offset)
         run = self._start_run()
         grid = HttpGrid(self.address, self.ca is None, self.ca, token=self._acquire(run))
+        grid._runtime_client._interceptors += (_AddToken(self._token),)
         grid._retry_invoker.should_giveup = self._gives_up
         grid._retry_invoker.max_time = RETRY_SECONDS
         found = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
@@ -325,7 +363,7 @@ class SuperLink:
 
         wanted = AcquireTaskRequest(supported_task_types=["flwr-serverapp"])
         until = time.monotonic() + START_SECONDS
-        with runtime_client(self.address, self.ca, self.secret) as client:
+        with runtime_client(self.address, self.ca, self.secret, self._token) as client:
             while time.monotonic() < until:
                 found = client.AcquireTask(wanted)
                 if found.token and found.task.run_id == run:
@@ -345,8 +383,11 @@ class _AddToken:
         return call_next(context)
 
 
-def runtime_client(address: str, ca: bytes | None, secret: Path) -> Any:
-    """A client of the service that hands out tasks, which is protected by the secret."""
+def runtime_client(address: str, ca: bytes | None, secret: Path, token: str = "") -> Any:
+    """A client of the service that hands out tasks, which is protected by the secret.
+
+    A SuperLink's guard asks for the token as well; a SuperNode has none.
+    """
     from flwr.supercore.auth import load_superexec_auth_secret
     from flwr.supercore.interceptors import (
         RuntimeVersionHttpInterceptor,
@@ -360,7 +401,7 @@ def runtime_client(address: str, ca: bytes | None, secret: Path) -> Any:
     )
     version = RuntimeVersionHttpInterceptor(component_name="SuperExec")
     return RuntimeHttpClient.from_server_address(
-        address, ca is None, ca, interceptors=[version, secret_auth]
+        address, ca is None, ca, interceptors=[version, secret_auth, _AddToken(token)]
     )
 
 
@@ -372,19 +413,3 @@ def _gives_up(error: Exception) -> bool:
     if any(word in str(error).lower() for word in ("certificate", "ssl", "tls")):
         return True
     return status is not None and status not in (502, 503, 504)
-
-
-def write_private(path: Path, text: str) -> None:
-    """Write a file that only this user can read."""
-    path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-
-
-def write_secret(path: Path) -> None:
-    """Write a new secret that only this user can read, unless the file exists."""
-    if not path.is_file():
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(secrets.token_bytes(32))

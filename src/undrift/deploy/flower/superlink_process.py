@@ -1,100 +1,95 @@
-"""The process of Flower's SuperLink, with a guard in front of it.
+"""The process of Flower's SuperLink, with a guard in front of it, a ledger and a steady clock.
 
-Flower lets everyone who reaches a SuperLink start runs and register nodes. The guard allows that
-only to the server that started the process and knows its token, and limits the size of requests.
+`guard` says which requests reach Flower, `orders` what sites may store, and `clocks` why time-outs
+do not depend on the machine's clock.
 """
 
 from __future__ import annotations
 
-import hmac
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import Any
+
+from undrift.deploy.flower.clocks import (
+    SUPERLINK_MODULES,
+    LifeSign,
+    given_offset,
+    use_steady_clock,
+    widen_clock_tolerance,
+)
+from undrift.deploy.flower.superlink_side import database
+from undrift.deploy.flower.superlink_side.deliveries import Deliveries, track_deliveries
+from undrift.deploy.flower.superlink_side.guard import Guard, Limits, RegisteredKeys
+from undrift.deploy.flower.superlink_side.orders import Ledger, guard_uploads
+from undrift.deploy.flower.superlink_side.polls import Polls
+from undrift.deploy.private_files import PRIVATE_UMASK
 
 TOKEN = "UNDRIFT_SUPERLINK_TOKEN"
 """The environment variable with the token of the server."""
 ALIVE = "UNDRIFT_SUPERLINK_ALIVE"
 """The environment variable with the file that a living server touches."""
+KEYS = "UNDRIFT_SUPERLINK_KEYS"
+"""The environment variable with the folder of the sites' public keys; empty for none."""
+SITES = "UNDRIFT_SUPERLINK_SITES"
+"""The environment variable with the number of sites."""
 ORPHAN_SECONDS = 900.0
 """How long the process lives on without a server, so that one that was killed can come back."""
 CHECK_SECONDS = 1.0
 """How often the process checks whether its server lives."""
-HEADER = b"x-undrift-token"
-OPEN_PATHS = ("/v1/fleet/", "/v1/runtime/")
-"""The paths that sites use; Flower checks the sites' own keys there."""
-MAX_REQUEST_BYTES = 64 * 2**20
-"""The largest HTTP request; Flower splits tensors into chunks of five megabytes."""
-
-
-class Guard:
-    """ASGI middleware that rejects requests without permission, and those that are too large."""
-
-    def __init__(self, app: Callable[..., Any]):
-        self._app = app
-        self._token = os.environ[TOKEN].encode()
-
-    async def __call__(
-        self, scope: MutableMapping[str, Any], receive: Callable[..., Any], send: Callable[..., Any]
-    ) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        headers = dict(scope["headers"])
-        path = scope["path"]
-        from_server = hmac.compare_digest(headers.get(HEADER, b""), self._token)
-        if not (path.startswith(OPEN_PATHS) or path == "/health" or from_server):
-            await _reject(send, 404, b"not found")
-            return
-        length = headers.get(b"content-length", b"0")
-        if not length.isdigit() or int(length) > MAX_REQUEST_BYTES:
-            await _reject(send, 413, b"too large")
-            return
-        received = 0
-
-        async def receive_limited() -> Any:
-            # A request without a length, or with a wrong one, is counted as it arrives.
-            nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > MAX_REQUEST_BYTES:
-                raise RuntimeError("the request is too large")
-            return message
-
-        await self._app(scope, receive_limited, send)
-
-
-async def _reject(send: Callable[..., Any], status: int, why: bytes) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": []})
-    await send({"type": "http.response.body", "body": why})
+HTTP = {"http": "h11", "ws": "none", "access_log": False, "timeout_graceful_shutdown": 1}
+"""How requests are read: by the parser that limits their headers to 64 kB, and without a line in
+the log for each, which would let anybody fill the disk. At the end, questions of sites that wait
+are not waited for."""
 
 
 def _end_without_server(alive: Path) -> None:
-    """End this process when no server has touched the file for a while."""
-    while True:
+    """End this process when no server has touched the file for a while, or it was removed."""
+    server = LifeSign(alive)
+    while server.silent_seconds() <= ORPHAN_SECONDS:
         time.sleep(CHECK_SECONDS)
-        try:
-            silent = time.time() - alive.stat().st_mtime
-        except OSError:
-            silent = ORPHAN_SECONDS + 1  # the run folder was removed
-        if silent > ORPHAN_SECONDS:
-            os.kill(os.getpid(), signal.SIGTERM)
-            return
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def main() -> None:
     """Run a SuperLink; the command-line arguments are Flower's."""
+    os.umask(PRIVATE_UMASK)
     alive = Path(os.environ[ALIVE])
     threading.Thread(target=_end_without_server, args=(alive,), daemon=True).start()
+    import uvicorn
     from flwr.superlink import extensions
     from flwr.superlink.cli import flower_superlink
+    from flwr.superlink.servicer.fleet import fleet_handlers
+    from flwr.superlink.servicer.runtime import runtime_handlers
     from starlette.middleware import Middleware
 
-    extensions.get_middleware = lambda: (Middleware(Guard),)
+    use_steady_clock(SUPERLINK_MODULES, given_offset())
+    widen_clock_tolerance()
+    deliveries = wrap_handlers(fleet_handlers, runtime_handlers)
+    keys, limits = None, Limits.on_one_machine(int(os.environ[SITES]))
+    if os.environ[KEYS]:
+        keys, limits = RegisteredKeys(Path(os.environ[KEYS])), Limits()
+    held, token = Polls(deliveries), os.environ[TOKEN]
+    guard = Middleware(Guard, token=token, keys=keys, limits=limits, held=held)
+    extensions.get_middleware = lambda: (guard,)
+    run: Any = uvicorn.run
+    uvicorn.run = lambda *arguments, **options: run(*arguments, **{**options, **HTTP})
     flower_superlink()
+
+
+def wrap_handlers(fleet: Any, runtime: Any) -> Deliveries:
+    """Put undrift's rules around Flower's handlers of the sites and of the server."""
+    database.use_one_at_a_time()
+    # Inside the others, so that what they note is true also when a transaction fails.
+    database.answer_in_one_transaction(fleet, database.SITE_HANDLERS)
+    database.answer_in_one_transaction(runtime, database.SERVER_HANDLERS)
+    deliveries = Deliveries()
+    track_deliveries(deliveries, fleet, runtime)
+    # Outermost: it decides what is allowed at all.
+    guard_uploads(Ledger(), fleet, runtime)
+    return deliveries
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import subprocess
 import time
@@ -15,14 +17,19 @@ from typing import Any
 from undrift.deploy.flower import heartbeats
 from undrift.deploy.flower.environment import environment, poll_objects_often
 from undrift.deploy.flower.processes import free_port, last_lines, log_lines, start, stop
-from undrift.deploy.flower.superlink import runtime_client, write_secret
-from undrift.deploy.site import Site
+from undrift.deploy.flower.superlink import runtime_client
+from undrift.deploy.private_files import write_secret
+from undrift.deploy.signing.site import Answering
 from undrift.utils.errors import first_line
 
 POLL_SECONDS = 0.25
 """How often the site asks its SuperNode for a request."""
-SUPERNODE_SLEEP_SECONDS = 0.5
-"""The longest time that the SuperNode sleeps."""
+MIN_SLEEP_SECONDS, MAX_SLEEP_SECONDS = 0.5, 3.0
+"""The limits of the time that the SuperNode sleeps before it asks for a request again; Flower's own
+is three seconds."""
+MAX_POLLS_PER_SECOND = 50
+"""How often all sites together ask the SuperLink, unless they sleep for the longest time already;
+it answers fewer than 200 requests a second."""
 RESTART_SECONDS = 5.0
 """How long after its last start a SuperNode that ended is started again."""
 UNREACHABLE_SECONDS = 5.0
@@ -39,6 +46,11 @@ CAUSES = {
 """What the log of a SuperNode that ended contains, and what that means."""
 
 Say = Callable[[str], None]
+
+
+def sleep_seconds(sites: int) -> float:
+    """How long the SuperNodes of a deployment with this number of sites sleep at most."""
+    return min(max(MIN_SLEEP_SECONDS, sites / MAX_POLLS_PER_SECOND), MAX_SLEEP_SECONDS)
 
 
 class SuperNode:
@@ -60,17 +72,21 @@ class SuperNode:
         the site's folder of the certificates; None for no encryption
     say
         is told what happens, in sentences
+    sites
+        the number of sites of the deployment: many ask the server less often
     """
 
     def __init__(
         self,
-        site: Site,
+        site: Answering,
         superlink: str,
         folder: Path,
         certs: Path | None = None,
         say: Say = lambda sentence: None,
+        sites: int = 1,
     ):
         self.site = site
+        self._sites = sites
         self._superlink = superlink
         self._folder = folder
         self._certs = certs
@@ -103,6 +119,11 @@ class SuperNode:
             if self._process is not None:
                 stop([self._process])
 
+    def kill(self) -> None:
+        """End the SuperNode's process at once, from any thread."""
+        if self._process is not None and self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)  # it leads a group of its own
+
     @property
     def _secret(self) -> Path:
         return (self._folder if self._certs is None else self._certs) / "secret"
@@ -128,7 +149,7 @@ class SuperNode:
         self._port = free_port(besides=int(self._superlink.rpartition(":")[2]))
         self._disconnect()
         self._client = runtime_client(f"127.0.0.1:{self._port}", None, self._secret)
-        arguments = [str(SUPERNODE_SLEEP_SECONDS), "--superlink", self._superlink]
+        arguments = [str(sleep_seconds(self._sites)), "--superlink", self._superlink]
         arguments += ["--host", "127.0.0.1", "--port", str(self._port), "--isolation", "process"]
         arguments += ["--superexec-auth-secret-file", str(self._secret)]
         if self._certs is None:

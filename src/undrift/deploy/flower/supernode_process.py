@@ -1,27 +1,32 @@
-"""The process of Flower's SuperNode, patched to poll more often and to survive a killed server.
+"""The process of Flower's SuperNode, patched to poll more often and to survive killed servers.
 
 The first command-line argument is the longest time that it sleeps, in seconds (Flower's own is
-three); the others are Flower's.
+three); the others are Flower's. Time-outs do not depend on jumps of the machine's clock.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from types import SimpleNamespace
 from typing import Any
 
+from undrift.deploy.flower.clocks import SUPERNODE_MODULES, current_offset, use_steady_clock
 from undrift.deploy.flower.environment import poll_objects_often
 from undrift.deploy.flower.processes import die_with_parent
+from undrift.deploy.private_files import PRIVATE_UMASK
 
 
 def main() -> None:
     """Run a SuperNode."""
     die_with_parent()
+    os.umask(PRIVATE_UMASK)
     import flwr.supernode.start_client_internal as node
     from flwr.supernode.cli import flower_supernode
 
     poll_objects_often()
+    use_steady_clock(SUPERNODE_MODULES, current_offset())
     max_seconds = float(sys.argv.pop(1))
     # A copy of the module `time` for Flower's module alone: others must sleep as long as they ask.
     own_time = SimpleNamespace(**{name: getattr(time, name) for name in dir(time)})

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import queue
-import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from undrift.deploy.flower.answers import NO_ANSWER, fetch_answer
+from undrift.deploy.flower.answers import AnswerPoller
 from undrift.deploy.flower.messages import request_message
 from undrift.deploy.protocol import IDENTIFY, OVERHEAD_BYTES
-from undrift.deploy.transport import REFUSED, Answer, Transport
+from undrift.deploy.transport import Answer, Transport
 from undrift.deploy.wire_format import InvalidMessage, decode, encode
 from undrift.utils.errors import UndriftError, first_line
 
 POLL_SECONDS = 0.25
-"""How often the SuperLink is asked for each answer."""
+"""How often the SuperLink is asked for the answers to all open requests."""
 NODES_FRESH_SECONDS = 0.5
 """How long the list of connected nodes is used before it is fetched again."""
 IDENTIFY_SECONDS = 30.0
@@ -53,21 +52,21 @@ class FlowerTransport(Transport):
     ----------
     grid
         connected, with a run
+    revoke
+        has the SuperLink refuse the key of a site
     """
 
-    def __init__(self, grid: Any):
+    def __init__(self, grid: Any, revoke: Callable[[str], None] = lambda site: None):
         self._grid = grid
-        self._answers: queue.Queue[Answer] = queue.Queue()
-        """filled by one thread per request"""
-        self._stop = threading.Event()
+        self._revoke = revoke
+        self._poller = AnswerPoller(grid, POLL_SECONDS)
+        self._answers = self._poller.answers
         self._open: set[str] = set()
         """tickets whose answer is wanted"""
         self._nodes: dict[int, _Node] = {}
         self._node_of: dict[str, int] = {}
         """the node of each connected site"""
         self._nodes_fetched = float("-inf")
-        self._connection_error: BaseException | None = None
-        """set by a thread that lost the connection, raised by `next`"""
 
     def __enter__(self) -> Self:
         return self
@@ -78,7 +77,7 @@ class FlowerTransport(Transport):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._stop.set()
+        self._poller.stop()
 
     def sites(self) -> Collection[str]:
         if time.monotonic() - self._nodes_fetched > NODES_FRESH_SECONDS:
@@ -96,8 +95,9 @@ class FlowerTransport(Transport):
     def next(self, seconds: float) -> Answer | None:
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
-            if self._connection_error is not None:
-                raise _connection_lost(self._connection_error) from self._connection_error
+            lost = self._poller.connection_error
+            if lost is not None:
+                raise _connection_lost(lost) from lost
             try:
                 answer = self._answers.get(timeout=min(left, 0.5))
             except queue.Empty:
@@ -109,6 +109,10 @@ class FlowerTransport(Transport):
 
     def forget(self, ticket: str) -> None:
         self._open.discard(ticket)
+        self._poller.forget(ticket)
+
+    def revoke(self, site: str) -> None:
+        self._revoke(site)
 
     # Nodes
 
@@ -171,14 +175,12 @@ class FlowerTransport(Transport):
 
     def _send(self, node: int, request: bytes, seconds: float, max_bytes: int) -> str:
         with _connection():
-            message = request_message(request, node, max(seconds, 1.0))
+            message = request_message(request, node, max(seconds, 1.0), max_bytes)
             (ticket,) = self._grid.push_messages([message])
         if not ticket:
             return self._fail("gone", node)
         self._open.add(ticket)
-        ends = time.monotonic() + seconds + EXTRA_SECONDS
-        # One thread per request, so that a slow upload does not delay the other answers.
-        threading.Thread(target=self._await, args=(ticket, ends, max_bytes), daemon=True).start()
+        self._poller.wait_for(ticket, time.monotonic() + seconds + EXTRA_SECONDS, max_bytes)
         return ticket
 
     def _fail(self, failure: str, recipient: object) -> str:
@@ -187,27 +189,6 @@ class FlowerTransport(Transport):
         self._open.add(ticket)
         self._answers.put(Answer(ticket, failure=failure))
         return ticket
-
-    def _await(self, ticket: str, ends: float, max_bytes: int) -> None:
-        """Wait for one answer; runs in its own thread."""
-        import httpx
-
-        while not self._stop.wait(POLL_SECONDS) and ticket in self._open:
-            if time.monotonic() > ends:
-                self._answers.put(Answer(ticket, failure=NO_ANSWER))
-                return
-            try:
-                answer = fetch_answer(self._grid, ticket, max_bytes)
-            except (ConnectionError, httpx.TransportError) as error:
-                self._connection_error = error
-                return
-            except Exception as error:  # a malformed answer must not end the server
-                failure = f"{REFUSED}: unreadable ({first_line(error)})"
-                self._answers.put(Answer(ticket, failure=failure))
-                return
-            if answer is not None:
-                self._answers.put(answer)
-                return
 
 
 @contextmanager

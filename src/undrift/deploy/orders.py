@@ -1,0 +1,256 @@
+"""The orders of a deployment: what the server asks a site to do, and nothing that a site knows.
+
+An order says which round of which run is due, and carries the model. Steps, batches, learning rate
+and metrics are not in it: a site derives them from its own copy of the experiment. An order with
+missing, additional or malformed fields is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from undrift.core.problem import Download, Named
+from undrift.deploy.wire_format import InvalidMessage, encode
+from undrift.utils.errors import UndriftError
+
+IDENTIFY, DESCRIBE, WORK, EVALUATE = "identify", "describe", "work", "evaluate"
+"""The kinds of requests: say your name, describe your data and model, train, evaluate a model."""
+MAX_NUMBER = (1 << 53) - 1
+"""The largest round, attempt or version."""
+MAX_CHARACTERS = 200
+"""The longest name of a run, a method, a site or a model."""
+
+Roster = Mapping[str, tuple[float, float]]
+"""By site: its number of training samples n_k, and its weight q_k in the objective."""
+
+
+@dataclass(frozen=True)
+class RunTerms:
+    """Which run an order belongs to, and what all its orders have in common."""
+
+    run: str
+    """a random name of the run folder"""
+    label: str
+    """the method's label in the experiment"""
+    seed: int
+    attempt: int
+    """how often the server has been started: within an attempt, rounds only go forward"""
+    rounds: int
+    """the number of rounds of the server's experiment"""
+    roster: Roster
+
+    @property
+    def key(self) -> str:
+        """Identifies the run of a method with a seed, for states and answers."""
+        return f"{self.run} {self.label} {self.seed}"
+
+    def values(self) -> dict[str, Any]:
+        """The terms as plain values."""
+        return {
+            "run": self.run,
+            "label": self.label,
+            "seed": self.seed,
+            "attempt": self.attempt,
+            "rounds": self.rounds,
+            "roster": {site: list(row) for site, row in self.roster.items()},
+        }
+
+
+@dataclass(frozen=True)
+class WorkOrder:
+    """The order to do a client's work of a round."""
+
+    terms: RunTerms
+    round: int
+    """counted from 0"""
+    turn: int
+    """the round, or in asynchronous training the number of the launch"""
+    base: int
+    """the version of the client's state to start from; 0 if it has not taken part yet"""
+    committed: int
+    """the version that a restarted server continues from: the site keeps it and all that follow"""
+    available: tuple[str, ...] | None
+    """the sites among which the cohort was drawn; None for all of them"""
+    download: Download
+    buffers: Mapping[str, Tensor]
+
+    @property
+    def version(self) -> int:
+        """The version of the client's state after this work.
+
+        It grows from one order of a client to the next. A resumed server uses the numbers after its
+        last commit again, and the site overwrites those files. A base is always a version whose
+        answer the server accepted, so it is never a leftover.
+        """
+        return self.turn + 1
+
+    def encoded(self) -> bytes:
+        """The order as bytes; `parse_work_order` is the inverse."""
+        numbers, vectors = split(self.download)
+        values = {
+            "kind": WORK,
+            **self.terms.values(),
+            "round": self.round,
+            "turn": self.turn,
+            "base": self.base,
+            "committed": self.committed,
+            "version": self.version,
+            "available": None if self.available is None else list(self.available),
+            "numbers": numbers,
+        }
+        return encode(values, add_prefix("down ", vectors) | add_prefix("buffers ", self.buffers))
+
+
+@dataclass(frozen=True)
+class EvaluationOrder:
+    """The order to measure a model on the site's own data."""
+
+    terms: RunTerms
+    round: int
+    """the round after which the model is measured; 0 for the initial model"""
+    model: str
+    """which of the experiment's models it is: "server", "cohort" or "all" """
+    x: Tensor
+    buffers: Mapping[str, Tensor]
+
+    def encoded(self) -> bytes:
+        """The order as bytes; `parse_evaluation_order` is the inverse."""
+        values = {
+            "kind": EVALUATE,
+            **self.terms.values(),
+            "round": self.round,
+            "model": self.model,
+        }
+        return encode(values, {"x": self.x} | add_prefix("buffers ", self.buffers))
+
+
+TERMS = ("run", "label", "seed", "attempt", "rounds", "roster")
+WORK_FIELDS = {"kind", *TERMS, "round", "turn", "base", "committed", "version", "available"}
+WORK_FIELDS |= {"numbers"}
+EVALUATION_FIELDS = {"kind", *TERMS, "round", "model"}
+
+
+def parse_work_order(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> WorkOrder:
+    """The order with these decoded values and tensors; `InvalidMessage` if it is malformed."""
+    _require_fields(values, WORK_FIELDS)
+    available = values["available"]
+    if available is not None and not (
+        isinstance(available, list) and all(isinstance(each, str) for each in available)
+    ):
+        raise InvalidMessage("The order's 'available' must be a list of sites or null.")
+    numbers = values["numbers"]
+    if not isinstance(numbers, dict) or not all(_is_number(each) for each in numbers.values()):
+        raise InvalidMessage("The order's 'numbers' must be named numbers.")
+    vectors, buffers = with_prefix("down ", tensors), with_prefix("buffers ", tensors)
+    if len(vectors) + len(buffers) != len(tensors) or not vectors.keys().isdisjoint(numbers):
+        raise InvalidMessage("The order has tensors that no order has.")
+    order = WorkOrder(
+        terms=_terms(values),
+        round=_whole(values, "round"),
+        turn=_whole(values, "turn"),
+        base=_whole(values, "base"),
+        committed=_whole(values, "committed"),
+        available=None if available is None else tuple(available),
+        download=Download(**{n: float(v) for n, v in numbers.items()}, **vectors),
+        buffers=buffers,
+    )
+    if _whole(values, "version") != order.version:
+        raise InvalidMessage(f"The order's 'version' must be {order.version}, its turn plus one.")
+    if not order.committed <= order.base < order.version:
+        raise InvalidMessage("The order's versions must be 'committed' <= 'base' < 'version'.")
+    return order
+
+
+def parse_evaluation_order(
+    values: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> EvaluationOrder:
+    """The order with these decoded values and tensors; `InvalidMessage` if it is malformed."""
+    _require_fields(values, EVALUATION_FIELDS)
+    buffers = with_prefix("buffers ", tensors)
+    if "x" not in tensors or len(buffers) + 1 != len(tensors):
+        raise InvalidMessage("The order must have the model 'x' and its buffers, and no more.")
+    return EvaluationOrder(
+        _terms(values), _whole(values, "round"), _text(values, "model"), tensors["x"], buffers
+    )
+
+
+def _terms(values: Mapping[str, Any]) -> RunTerms:
+    rows = values["roster"]
+    if not isinstance(rows, dict) or not all(_is_row(row) for row in rows.values()):
+        raise InvalidMessage(
+            "The order's 'roster' must have the number of samples, above 0, and the weight, in "
+            "(0, 1], of every site."
+        )
+    return RunTerms(
+        run=_text(values, "run"),
+        label=_text(values, "label"),
+        seed=_whole(values, "seed", (1 << 64) - 1),
+        attempt=_whole(values, "attempt"),
+        rounds=_whole(values, "rounds"),
+        roster={site: (row[0], row[1]) for site, row in rows.items()},
+    )
+
+
+def _require_fields(values: Mapping[str, Any], wanted: set[str]) -> None:
+    missing, more = wanted - values.keys(), values.keys() - wanted
+    if missing:
+        raise InvalidMessage(f"The order has no {min(missing)!r}.")
+    if more:
+        raise InvalidMessage(
+            f"The order has {min(more)[:40]!r}, which a site does not take from its server."
+        )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_row(row: Any) -> bool:
+    if not (isinstance(row, list) and len(row) == 2 and all(_is_number(each) for each in row)):
+        return False
+    samples, weight = row
+    return 0 < samples <= MAX_NUMBER and math.isfinite(weight) and 0 < weight <= 1
+
+
+def _whole(values: Mapping[str, Any], name: str, most: int = MAX_NUMBER) -> int:
+    found = values[name]
+    if not isinstance(found, int) or isinstance(found, bool) or not 0 <= found <= most:
+        raise InvalidMessage(f"The order's {name!r} must be an integer in [0, {most}].")
+    return found
+
+
+def _text(values: Mapping[str, Any], name: str) -> str:
+    found = values[name]
+    if not isinstance(found, str) or not 0 < len(found) <= MAX_CHARACTERS:
+        raise InvalidMessage(
+            f"The order's {name!r} must be a text of at most {MAX_CHARACTERS} characters."
+        )
+    return found
+
+
+def split(named: Named) -> tuple[dict[str, float], dict[str, Tensor]]:
+    """The numbers and the vectors among named values."""
+    numbers, vectors = {}, {}
+    for name, value in named.items():
+        if isinstance(value, Tensor) and value.dim():
+            vectors[name] = value
+        elif value is None:
+            raise UndriftError(f"{type(named).__name__}.{name} is None and cannot be sent.")
+        else:
+            numbers[name] = float(value)
+    return numbers, vectors
+
+
+def add_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors by their names with the prefix."""
+    return {prefix + name: value for name, value in tensors.items()}
+
+
+def with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names start with the prefix, by their names without it."""
+    return {n.removeprefix(prefix): v for n, v in tensors.items() if n.startswith(prefix)}
