@@ -78,6 +78,16 @@ def test_who_is_slow_is_a_function_of_round_seed_and_client_not_of_order():
     assert all(x is None for x in ud.Unfinished(share=0).managed(asked, 0, 0).values())
 
 
+def test_clients_that_do_not_finish_may_be_dropped():
+    asked = dict.fromkeys(range(10), 5)
+    for t in range(20):
+        partial = ud.Unfinished(share=0.5).managed(asked, t, seed=0)
+        dropped = ud.Unfinished(share=0.5, drop=True).managed(asked, t, seed=0)
+        late = {id for id, amount in partial.items() if amount is not None and amount < 5}
+        assert {id for id, amount in dropped.items() if amount == 0} == late
+        assert all(amount in (None, 5) for id, amount in dropped.items() if id not in late)
+
+
 def test_fedlga_is_told_who_finished():
     data = ud.data.synthetic(1, 1, clients=10, seed=0, most=60)
     result = ud.train(

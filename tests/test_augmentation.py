@@ -3,11 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
 
 import undrift as ud
+from plain_loops import fedavg, parameters_of
 from undrift.data.fingerprint import fingerprint
 from undrift.nets.module_losses import ModuleLosses
-from undrift.utils.keys import generator
+from undrift.utils.keys import generator, key
 
 
 def images(n=6, side=8, seed=0):
@@ -157,3 +160,146 @@ def test_invalid_augmentations_raise_a_clear_error(action, words):
     with pytest.raises(ud.UndriftError) as error:
         action()
     assert words in str(error.value)
+
+
+def test_a_reflected_crop_mirrors_the_image_at_its_border():
+    image = torch.arange(16.0).view(1, 1, 4, 4)
+    crop = ud.data.ReflectedCrop(1)
+    first = crop.apply(image, torch.tensor([[0, 0]]))[0, 0]
+    assert first[0].tolist() == [5, 4, 5, 6] and first[:, 0].tolist() == [5, 1, 5, 9]
+    assert torch.equal(crop.apply(image, torch.tensor([[1, 1]])), image)
+
+
+def segmentation():
+    """Images whose left halves are bright, with the class of every pixel as their targets."""
+    g = torch.Generator().manual_seed(5)
+    clients = {}
+    for id, n in {"a": 7, "b": 5}.items():
+        x = torch.randn(n, 1, 4, 6, generator=g)
+        x[..., :3] += 2
+        clients[id] = x, (x[:, 0] > 1).long()
+    return clients
+
+
+def pixels():
+    torch.manual_seed(0)
+    return nn.Conv2d(1, 2, 3, padding=1)
+
+
+@pytest.mark.parametrize("engine", ["serial", "vectorised"])
+def test_segmentation_with_flips_trains_as_a_plain_loop(engine):
+    clients = segmentation()
+    data = ud.data.FederatedData.from_clients(clients).augmented(ud.data.HorizontalFlip())
+    result = ud.train(
+        ud.FedAvg(),
+        model=pixels(),
+        data=data,
+        local=ud.SGD(0.1, batch_size=3, epochs=2),
+        rounds=2,
+        engine=engine,
+    )
+    rngs = {}
+
+    def batch_of(id):
+        def batch(rows, round, epoch):
+            rng = rngs.setdefault(
+                (id, round), generator(key(0, "model", round, id), "augmentation")
+            )
+            flipped = torch.from_numpy(rng.random(len(rows)) < 0.5)
+            x, y = (each[rows] for each in clients[id])
+            for k in flipped.nonzero().flatten().tolist():
+                x[k], y[k] = x[k].flip(-1), y[k].flip(-1)
+            return x, y
+
+        return len(clients[id][0]), batch
+
+    plain = fedavg(
+        pixels(),
+        {id: batch_of(id) for id in clients},
+        lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
+        lambda p: torch.optim.SGD(p, 0.1),
+        3,
+        epochs=2,
+    )
+    assert torch.allclose(parameters_of(result), plain, atol=1e-6)
+
+
+@pytest.mark.parametrize("augmentation", [ud.data.RandomCrop(1), ud.data.HorizontalFlip()])
+@pytest.mark.parametrize("channels", [False, True])
+def test_targets_that_are_images_move_with_their_inputs(augmentation, channels):
+    x = torch.randn(6, 1, 5, 4)
+    y = x if channels else x[:, 0]
+    drawn = augmentation.draw(6, np.random.default_rng(1))
+    changed, targets = augmentation.apply_both(x, y, drawn)
+    assert torch.equal(targets, changed if channels else changed[:, 0])
+    assert not torch.equal(changed, x)
+    labels = torch.arange(6)
+    assert augmentation.apply_both(x, labels, drawn)[1] is labels
+
+
+def test_an_augmentation_that_ignores_targets_is_refused_for_images():
+    class Brighter(ud.data.Augmentation):
+        def draw(self, samples, rng):
+            return torch.from_numpy(rng.random(samples))
+
+        def apply(self, x, drawn):
+            return x + drawn.to(x)[:, None, None, None]
+
+    class Harmless(Brighter):
+        def apply_target(self, y, drawn):
+            return y
+
+    data = ud.data.FederatedData.from_clients(segmentation())
+    with pytest.raises(ud.UndriftError, match="define apply_target"):
+        data.augmented(Brighter())
+    with pytest.raises(ud.UndriftError, match=r"write a function of \(image, target\)"):
+        data.augmented(lambda image: image.flip(-1))
+    data.augmented(Harmless())
+
+
+def random_flip(image, target):
+    """In the style of torchvision's v2 transforms, with global random numbers."""
+    if torch.rand(()) < 0.5:
+        return image.flip(-1), target.flip(-1)
+    return image, target
+
+
+@pytest.mark.parametrize("engine", ["serial", "vectorised"])
+def test_a_function_of_image_and_target_is_drawn_anew_and_keyed(engine):
+    data = ud.data.FederatedData.from_clients(segmentation()).augmented(random_flip)
+    model = pixels()
+
+    def trained():
+        return ud.train(
+            ud.FedAvg(),
+            model=model,
+            data=data,
+            local=ud.SGD(0.1, batch_size=3, epochs=2),
+            rounds=2,
+            engine=engine,
+        )
+
+    before = torch.get_rng_state()
+    first = parameters_of(trained())
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(3)
+    assert torch.equal(parameters_of(trained()), first)
+    plain = ud.data.FederatedData.from_clients(segmentation())
+    other = ud.train(
+        ud.FedAvg(),
+        model=pixels(),
+        data=plain,
+        local=ud.SGD(0.1, batch_size=3, epochs=2),
+        rounds=2,
+        engine=engine,
+    )
+    assert not torch.allclose(parameters_of(other), first, atol=1e-4)
+    transform = ud.data.Transform(random_flip)
+    assert repr(transform) == "Transform(random_flip)"
+    x, y = segmentation()["a"]
+    seeds = transform.draw(len(x), np.random.default_rng(0))
+    changed, targets = transform.apply_both(x, y, seeds)
+    moved = (changed != x).flatten(1).any(1)
+    assert 0 < moved.sum() < len(x)
+    for k, flipped in enumerate(moved.tolist()):
+        assert torch.equal(targets[k], y[k].flip(-1) if flipped else y[k])

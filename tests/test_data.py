@@ -211,7 +211,7 @@ REFUSED = [
         "must have a length and items by index",
     ),
     (
-        lambda: ud.data.FederatedData.from_clients([ONES]),
+        lambda: ud.data.FederatedData.from_clients([[ONES, ONES, ONES]]),
         "client 0 must be a pair (inputs, targets), or a Dataset",
     ),
     (lambda: ud.data.FederatedData.from_arrays(ONES, [0, 1, 0, 1]), "clients=100"),
@@ -354,3 +354,20 @@ def test_two_augmentations_in_turn_are_both_used():
     data = ud.data.FederatedData.from_clients([(x, [0, 1, 0, 1])])
     twice = data.augmented(ud.data.RandomCrop(1)).augmented(ud.data.HorizontalFlip())
     assert twice.augmentations == (ud.data.RandomCrop(1), ud.data.HorizontalFlip())
+
+
+def test_feature_noise_grows_from_client_to_client():
+    x, y = torch.zeros(4000, 3, 5), torch.arange(4000) % 10
+    data = ud.data.FederatedData.from_clients(
+        [(x[k::4], y[k::4]) for k in range(4)], test=(x[:2000], y[:2000])
+    )
+    changed = data.with_noise(0.3, seed=1)
+    deviations = [float(changed.train.client(k)[0].std()) for k in range(4)]
+    assert deviations == pytest.approx([0, 0.1, 0.2, 0.3], rel=0.03)
+    tested = changed.test.x[changed.test.rows]
+    of_each = [float(tested[k::4].std()) for k in range(4)]
+    assert of_each == pytest.approx([0, 0.1, 0.2, 0.3], rel=0.05)
+    assert float(data.train.x.abs().max()) == 0, "the original is unchanged"
+    again = data.with_noise(0.3, seed=1)
+    assert torch.equal(again.train.x, changed.train.x)
+    assert not torch.equal(data.with_noise(0.3, seed=2).train.x, changed.train.x)

@@ -64,6 +64,17 @@ def test_images_are_scaled_and_have_their_channels_first():
     )
     grey = dataset.map(lambda row: {"image": row["image"].convert("L")})
     assert FROM(grey, "image", "label", clients=2).train.x.shape == (4, 1, 5, 6)
+    black_and_white = dataset.map(lambda row: {"image": row["image"].convert("1")})
+    with pytest.raises(ud.UndriftError, match="have pixels of type bool, but must have bytes"):
+        FROM(black_and_white, "image", "label", clients=2)
+
+
+def test_clients_whose_classes_have_another_order_are_rejected():
+    def client(names):
+        return table().cast_column("label", datasets.ClassLabel(names=names))
+
+    with pytest.raises(ud.UndriftError, match="classes of client 'b' differ in name or order"):
+        FROM({"a": client(["x", "y", "z"]), "b": client(["y", "x", "z"])}, "vector", "label")
 
 
 def test_splits_are_not_clients():

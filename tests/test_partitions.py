@@ -24,6 +24,8 @@ laws = st.sampled_from(
         D.LogNormal(3.0),
         D.PowerLaw(2.0),
         D.PowerLaw(1e5),
+        D.DirichletSizes(0.5),
+        D.DirichletSizes(0.01, draws=2),
     ]
 )
 rules = st.one_of(
@@ -37,6 +39,7 @@ rules = st.one_of(
         min_size=st.integers(0, 3),
     ),
     st.builds(D.Classes, st.integers(1, 3), sizes=laws, min_size=st.integers(0, 3)),
+    st.builds(D.Classes, st.integers(1, 3), cyclic=st.just(True), min_size=st.integers(0, 3)),
 )
 labelled = st.builds(
     lambda classes, n, seed, gap: np.random.default_rng(seed).integers(0, classes, n) * gap,
@@ -484,3 +487,34 @@ def test_impossible_partitions_raise_a_clear_error(action, words):
     with pytest.raises(ud.UndriftError) as error:
         action()
     assert words in str(error.value)
+
+
+def test_dirichlet_sizes_have_an_equal_mix_of_labels_and_are_redrawn_until_nobody_has_too_few():
+    labels = np.repeat(np.arange(10), 1000)
+    for seed in range(5):
+        split = D.IID(sizes=D.DirichletSizes(0.5), min_size=10).split(labels, 10, seed)
+        assert split.sizes.sum() == 10_000 and split.sizes.min() >= 10
+        assert split.sizes.std() > 0.3 * split.sizes.mean()  # Dirichlet(.5) is very unequal
+        found, large = counts(labels, split), split.sizes > 500
+        share = found[large] / split.sizes[large, None]
+        assert np.abs(share - 0.1).max() < 0.06
+    # Var of a share is (1/N)(1 − 1/N)/(Nα + 1): .015 for N = 10, α = .5.
+    drawn = [D.DirichletSizes(0.5).weights(10, seed) for seed in range(400)]
+    assert np.var(drawn) == pytest.approx(0.015, rel=0.15)
+    law = D.DirichletSizes(0.5)
+    redrawn = law.numbers(10_000, 10, 3, min_size=10)
+    assert redrawn.min() > 10, "redrawn, not raised to the smallest size"
+
+
+def test_cyclic_classes_are_those_of_niid_bench():
+    labels = np.repeat(np.arange(10), 500)
+    found = counts(labels, D.Classes(2, cyclic=True).split(labels, 10, 1))
+    assert (found.sum(0) == 500).all(), "all samples are used"
+    assert ((found > 0).sum(1) == 2).all() and (np.diag(found) > 0).all()
+    holders = (found > 0).sum(0)
+    assert holders.std() > 0, "the numbers of clients per class vary"
+    for c in range(10):
+        own = found[found[:, c] > 0, c]
+        assert own.max() - own.min() <= 1, "equal shares"
+    with pytest.raises(ud.UndriftError, match="leave sizes out"):
+        D.Classes(2, sizes=D.PowerLaw(), cyclic=True)

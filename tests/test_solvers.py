@@ -352,7 +352,7 @@ def test_functions_do_what_schedules_do(engine):
         (lambda round: 0.1 * round, "at 0 is 0.0, but must be above 0"),
         (lambda round: None, "at 0 is None, but must be a number"),
         (lambda: 0.1, "must be a function of the round"),
-        (ud.Exponential, "must be a number"),
+        (ud.Exponential, "must be a number above 0, a schedule such as .* a function of the round"),
     ],
 )
 def test_wrong_functions_are_refused_with_a_sentence(schedule, words):

@@ -1,6 +1,12 @@
 """Federated data: the papers' data sets, partitions over clients, and users' own data."""
 
-from undrift.data.augmentation import Augmentation, HorizontalFlip, RandomCrop
+from undrift.data.augmentation import (
+    Augmentation,
+    HorizontalFlip,
+    RandomCrop,
+    ReflectedCrop,
+    Transform,
+)
 from undrift.data.description import Description
 from undrift.data.federated import FederatedData
 from undrift.data.part import Part
@@ -14,7 +20,9 @@ from undrift.data.partitions import (
     Partition,
     Split,
 )
-from undrift.data.sizes import SIZES, Balanced, Given, LogNormal, PowerLaw, Sizes
+from undrift.data.samples.mapped import mapped
+from undrift.data.samples.reading import Lazy
+from undrift.data.sizes import SIZES, Balanced, DirichletSizes, Given, LogNormal, PowerLaw, Sizes
 from undrift.data.sources import (
     SOURCES,
     cifar10,
@@ -41,17 +49,21 @@ __all__ = [
     "Description",
     "Dirichlet",
     "DirichletPerClass",
+    "DirichletSizes",
     "FederatedData",
     "Given",
     "HorizontalFlip",
+    "Lazy",
     "LogNormal",
     "Natural",
     "Part",
     "Partition",
     "PowerLaw",
     "RandomCrop",
+    "ReflectedCrop",
     "Sizes",
     "Split",
+    "Transform",
     "cifar10",
     "cifar100",
     "digits",
@@ -60,6 +72,7 @@ __all__ = [
     "fashion_mnist",
     "feddyn_synthetic",
     "femnist",
+    "mapped",
     "mnist",
     "shakespeare",
     "synthetic",

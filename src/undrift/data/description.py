@@ -22,6 +22,7 @@ from rich.text import Text
 from torch import Tensor, nn
 
 from undrift.data.federated import FederatedData
+from undrift.data.labels import MAX_CLASSES, label_range, unused_zero
 from undrift.data.part import Part
 from undrift.utils.display import as_html
 from undrift.utils.errors import require, require_type
@@ -37,8 +38,6 @@ NAMED_CLIENTS = 8
 """Up to this number of clients, each one's size is listed instead of a histogram."""
 PLOTTED_CLIENTS = 40
 """The largest number of clients in a plot; of more clients an evenly spaced selection is shown."""
-MAX_CLASSES = 100_000
-"""Integer targets of this size or above are not taken for class labels."""
 
 
 @dataclass(frozen=True)
@@ -257,6 +256,8 @@ def describe(
     count = _class_count(data)
     if count == 0 and _has_integer_targets(data.train):
         notes += ("The targets are not class numbers 0, 1, …, so labels are not described.",)
+    elif count and data.classes is None and label_range(data)[0] > 0:
+        notes += (f"{unused_zero(*label_range(data))}.",)
     gradients = gap = None
     if model is not None:
         from undrift.nets.heterogeneity import measure_model
@@ -303,7 +304,10 @@ def _owner_and_label(part: Part, classes: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _has_integer_targets(part: Part) -> bool:
     """Whether the targets are one integer per sample."""
-    return part.y.ndim == 1 and not part.y.is_floating_point() and not part.y.is_complex()
+    y = part.y
+    if not isinstance(y, Tensor):
+        return False
+    return y.ndim == 1 and not y.is_floating_point() and not y.is_complex()
 
 
 def _class_count(data: FederatedData) -> int:
@@ -312,7 +316,8 @@ def _class_count(data: FederatedData) -> int:
         return 0
     if data.classes is not None:
         return len(data.classes)
-    found = [part.y[part.rows] for part in data.parts().values() if len(part)]
+    parts = [part for part in data.parts().values() if len(part) and _has_integer_targets(part)]
+    found = [part.y[part.rows] for part in parts]
     low, high = min(int(y.min()) for y in found), max(int(y.max()) for y in found)
     return high + 1 if low >= 0 and high < MAX_CLASSES else 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from hashlib import blake2b
 from typing import Any
 
@@ -9,18 +10,38 @@ import torch
 from torch import Tensor
 
 from undrift.data.federated import FederatedData
+from undrift.data.part import Part
+from undrift.data.samples.structure import tensors_of
+
+READ_SAMPLES = 16
+"""Samples that are read from lazy data: reading all of them could take hours."""
 
 
 def fingerprint(data: FederatedData) -> str:
-    """A 128-bit hash, in hexadecimal digits, of every sample, its client and the augmentations."""
+    """A 128-bit hash, in hexadecimal digits, of every sample, its client and the augmentations.
+
+    Of samples that are read when they are needed, a few are read.
+    """
     found = blake2b(repr((data.ids, data.augmentations)).encode(), digest_size=16)
     for name, part in data.parts().items():
         found.update(name.encode())
-        for values in (part.x, part.y, part.rows, part.bounds):
+        for values in (*_tensors(part), part.rows, part.bounds):
             if values is not None:
                 found.update(repr((values.shape, values.stride(), values.dtype)).encode())
                 found.update(_bytes(values))
     return found.hexdigest()
+
+
+def _tensors(part: Part) -> Iterator[Tensor]:
+    """The tensors of all samples; of samples that are read when needed, those of a few."""
+    if part.lazy is None:
+        yield from tensors_of(part.x)
+    else:
+        spread = torch.linspace(0, len(part) - 1, min(len(part), READ_SAMPLES)).long()
+        for row in part.rows[spread].tolist():
+            yield from tensors_of(part.lazy.samples([row]))
+        yield torch.frombuffer(bytearray(repr(part.lazy).encode()), dtype=torch.uint8)
+    yield from tensors_of(part.y)
 
 
 def _bytes(values: Tensor) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from undrift.data.part import Part
-from undrift.utils.errors import require_choice, require_range
+from undrift.utils.errors import require, require_choice, require_range
 from undrift.utils.keys import hashes, uniforms
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -16,7 +16,14 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def hold_out(
-    train: Part, ids: Sequence[Hashable], share: float, seed: int, purpose: str, by: str
+    train: Part,
+    ids: Sequence[Hashable],
+    share: float,
+    seed: int,
+    purpose: str,
+    by: str,
+    labels: np.ndarray | None = None,
+    order: np.ndarray | None = None,
 ) -> tuple[Part, Part]:
     """Split a training part in two: the samples kept for training, and those held out.
 
@@ -38,19 +45,30 @@ def hold_out(
     by
         "client" holds out the share of every client's samples, which stay with their client;
         "overall" holds out the share of all samples and gives a part common to all clients
+    labels
+        the label of each sample: the share of every class is held out, and the last sample of a
+        class is kept; None to disregard classes
+    order
+        a number for each sample, such as its time: the largest are held out; None for a random
+        choice
     """
     require_range(f"The share for {purpose}", share, above=0, below=1)
     require_choice("by", by, ("client", "overall"))
+    require(labels is None or order is None, "A split is either stratified or in order, not both.")
     sizes, owner = train.sizes.numpy(), train.owners().numpy()
     number = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     with np.errstate(over="ignore"):
         hashed = hashes(ids)[owner] + (number.astype(np.uint64) + np.uint64(1)) * GOLDEN
     ticket = uniforms(seed, purpose, 0, hashed)
-    order = np.lexsort((ticket, owner))  # by client, and by random number within a client
-    rank = np.empty(len(owner), dtype=np.int64)
-    rank[order] = number
-    eligible = rank < sizes[owner] - 1  # the last one in random order stays with the client
-    if by == "client":
+    if order is not None:  # the largest first; of equal ones the last in the file
+        ticket = np.empty(len(owner))
+        ticket[np.lexsort((np.arange(len(owner)), order))[::-1]] = np.arange(len(owner))
+    rank = _ranks(ticket, owner)
+    eligible = rank < sizes[owner] - 1  # the last one in this order stays with the client
+    groups = owner if by == "client" else np.zeros_like(owner)
+    if labels is not None:
+        held = eligible & _stratified(ticket, groups, labels, share)
+    elif by == "client":
         wanted = np.floor(share * sizes + 0.5)
         held = eligible & (rank < wanted[owner])
     else:
@@ -61,6 +79,35 @@ def hold_out(
     kept = _rows_where(train, owner, ~held)
     away = _rows_where(train, owner, held)
     return kept, away if by == "client" else Part(away.x, away.y, away.rows, None)
+
+
+def _ranks(ticket: np.ndarray, group: np.ndarray) -> np.ndarray:
+    """The position of each sample within its group, in the order of the tickets."""
+    order = np.lexsort((ticket, group))
+    sizes = np.bincount(group)
+    rank = np.empty(len(group), dtype=np.int64)
+    rank[order] = np.arange(len(group)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return rank
+
+
+def _stratified(
+    ticket: np.ndarray, groups: np.ndarray, labels: np.ndarray, share: float
+) -> np.ndarray:
+    """Which samples a stratified split holds out: of each group, the share of every class.
+
+    Numbers that are no whole ones are rounded so that their sum is the share of the group: the
+    largest remainders are rounded up. A class keeps at least one sample.
+    """
+    pairs, stratum = np.unique(np.stack([groups, labels]), axis=1, return_inverse=True)
+    stratum = stratum.reshape(-1)
+    counts = np.bincount(stratum)
+    wanted = share * counts
+    quota = np.floor(wanted).astype(np.int64)
+    owner = np.unique(pairs[0], return_inverse=True)[1].reshape(-1)
+    totals = np.floor(share * np.bincount(owner, counts) + 0.5).astype(np.int64)
+    short = totals - np.bincount(owner, quota).astype(np.int64)
+    quota += _ranks(quota - wanted, owner) < short[owner]  # the largest remainders come first
+    return _ranks(ticket, stratum) < np.minimum(quota, counts - 1)[stratum]
 
 
 def _rows_where(part: Part, owner: np.ndarray, mask: np.ndarray) -> Part:

@@ -346,18 +346,26 @@ class Classes(Partition):
         number of classes per client
     sizes
         the size skew; equal sizes by default
+    cyclic
+        whether client i gets class i mod C and k − 1 others at random, as in NIID-Bench; the
+        numbers of clients per class then vary, and all clients of a class get equal shares of it
     min_size
         smallest number of samples of a client
     """
 
     k: int = 2
     sizes: Sizes = field(default=Balanced(), kw_only=True)
+    cyclic: bool = field(default=False, kw_only=True)
     min_size: int = field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
         require_whole("k", self.k, at_least=1)
         object.__setattr__(self, "sizes", as_sizes(self.sizes))
         require_whole("min_size", self.min_size, at_least=0)
+        require(
+            not self.cyclic or self.sizes == Balanced(),
+            "With cyclic classes all clients of a class get equal shares: leave sizes out.",
+        )
 
     def _split(self, labels: np.ndarray, clients: int, seed: int) -> Split:
         rng = generator(seed, "partition")
@@ -366,8 +374,11 @@ class Classes(Partition):
             self.k <= len(names),
             f"Every client should get {self.k} classes, but there are only {len(names)}.",
         )
-        holders = self._holders(len(names), clients, rng)
-        if isinstance(self.sizes, Balanced):
+        draw = self._cyclic_holders if self.cyclic else self._holders
+        holders = draw(len(names), clients, rng)
+        if self.cyclic:
+            counts = self._shares(holders, left, names, np.ones(clients))
+        elif isinstance(self.sizes, Balanced):
             counts = self._shards(holders, left, names)
         else:
             counts = self._shares(holders, left, names, self.sizes.weights(clients, seed))
@@ -397,6 +408,15 @@ class Classes(Partition):
                     waiting.sort(key=own.__contains__)  # classes that the client has come last
                 own.append(waiting.pop(0))
             held[client] = own
+        return held
+
+    def _cyclic_holders(self, classes: int, clients: int, rng: np.random.Generator) -> np.ndarray:
+        """The classes of each client, `[N, k]`: its own, and others drawn at random."""
+        own = np.arange(clients) % classes
+        held = np.empty((clients, self.k), dtype=np.int64)
+        for client, first in enumerate(own):
+            others = rng.permutation(np.delete(np.arange(classes), first))
+            held[client] = [first, *others[: self.k - 1]]
         return held
 
     def _shards(self, holders: np.ndarray, left: np.ndarray, names: np.ndarray) -> np.ndarray:
@@ -528,8 +548,8 @@ def as_partition(value: Partition | Assign | str, sizes: str | None = None) -> P
         a partition, a function (targets, clients, rng), or one of "iid", "dirichlet:0.3",
         "dirichlet-per-class:0.1", "classes:2" and "natural"
     sizes
-        the size skew of a partition given as text: "balanced", "balanced:500", "lognormal:0.3" or
-        "power-law:0.73"
+        the size skew of a partition given as text: "balanced", "balanced:500", "lognormal:0.3",
+        "power-law:0.73" or "dirichlet:0.5"
     """
     if isinstance(value, Partition):
         return value

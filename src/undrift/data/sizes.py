@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -104,6 +104,44 @@ class PowerLaw(Sizes):
 
 
 @dataclass(frozen=True)
+class DirichletSizes(Sizes):
+    """Dirichlet sizes: the clients' shares of the samples are drawn from Dirichlet(α).
+
+    This is the quantity skew of NIID-Bench (Li et al., ICDE 2022, α = 0.5), with `IID`. The shares
+    are drawn up to `draws` times, until every client has `min_size` samples; if no draw gives them
+    enough, small clients get `min_size` and the others share the rest.
+
+    Parameters
+    ----------
+    alpha
+        α: the smaller, the more unequal
+    draws
+        how many times to draw the shares to reach `min_size`
+    """
+
+    alpha: float = 0.5
+    draws: int = field(default=100, kw_only=True)
+
+    def __post_init__(self) -> None:
+        require_range("alpha", self.alpha, above=0, at_most=1e6)
+        require_whole("draws", self.draws, at_least=1)
+
+    def weights(self, clients: int, seed: int) -> np.ndarray:
+        return self._drawn(clients, seed, 0)
+
+    def numbers(self, samples: int, clients: int, seed: int, min_size: int = 0) -> np.ndarray:
+        for draw in range(self.draws):
+            shares = self._drawn(clients, seed, draw)
+            if samples * shares.min() >= min_size:
+                break
+        return apportion(shares, samples, min_size)
+
+    def _drawn(self, clients: int, seed: int, draw: int) -> np.ndarray:
+        shares: np.ndarray = generator(seed, "sizes", draw).dirichlet(np.full(clients, self.alpha))
+        return shares
+
+
+@dataclass(frozen=True)
 class Given(Sizes):
     """Sizes given as a list, one per client; `Classes` uses only their proportions.
 
@@ -143,6 +181,7 @@ SIZES: dict[str, type[Sizes]] = {
     "balanced": Balanced,
     "lognormal": LogNormal,
     "power-law": PowerLaw,
+    "dirichlet": DirichletSizes,
 }
 
 
@@ -154,8 +193,8 @@ def as_sizes(value: Sizes | Sequence[int]) -> Sizes:
         value = value.tolist()
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise UndriftError(
-            f"sizes is {value!r}, but must be Balanced(), LogNormal(σ), PowerLaw(a) or a list of "
-            f"one number per client."
+            f"sizes is {value!r}, but must be Balanced(), LogNormal(σ), PowerLaw(a), "
+            f"DirichletSizes(α) or a list of one number per client."
         )
     return Given(tuple(value))
 

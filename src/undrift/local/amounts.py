@@ -100,10 +100,13 @@ class Unfinished:
         ρ, the share of the cohort that is slow
     longest
         τ_max; None for E − 1
+    drop
+        whether the server drops slow clients: one with τ > 1 then does no work at all
     """
 
     share: float = 0.5
     longest: int | None = None
+    drop: bool = False
 
     def __post_init__(self) -> None:
         require_range("Unfinished's share", self.share, at_least=0, at_most=1)
@@ -127,7 +130,7 @@ class Unfinished:
                 f"client {client!r} is asked for.",
             )
             tau = int(generator(seed, "unfinished", round, client).integers(1, longest + 1))
-            amounts[client] = full - tau + 1
+            amounts[client] = 0 if self.drop and tau > 1 else full - tau + 1
         return amounts
 
 

@@ -5,11 +5,20 @@ Wherever a solver takes a schedule it also takes a plain function of the round.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from numbers import Real
 
-from undrift.utils.errors import UndriftError, first_line, require, require_range, require_type
+from undrift.utils.errors import (
+    UndriftError,
+    first_line,
+    require,
+    require_range,
+    require_type,
+    require_whole,
+)
 
 
 class Schedule(ABC):
@@ -17,14 +26,14 @@ class Schedule(ABC):
 
     Your own schedule is a subclass with `at`, which must return a number above 0:
 
-        class WarmUp(ud.Schedule):
+        class Halving(ud.Schedule):
             def __init__(self, lr, rounds):
                 self.lr, self.rounds = lr, rounds
 
             def at(self, round):
-                return self.lr * min(1.0, (round + 1) / self.rounds)
+                return self.lr * 0.5 ** (round // self.rounds)
 
-        ud.SGD(lr=WarmUp(0.1, rounds=10))
+        ud.SGD(lr=Halving(0.1, rounds=10))
 
     It must be a function of its arguments alone: engines ask for the same round several times, in
     any order and in other processes. Override `within` too if the rate changes within a round.
@@ -102,6 +111,69 @@ class Milestones(Schedule):
 
 
 @dataclass(frozen=True)
+class Cosine(Schedule):
+    """η_t = final + (lr − final)·(1 + cos(π t/T))/2, with T = rounds; it stays at t = T − 1 after.
+
+    Parameters
+    ----------
+    lr
+        the rate of the first round after the warm-up
+    rounds
+        T, the number of rounds of the run
+    final
+        the rate that the cosine falls to, at least 0
+    warm_up
+        rounds in which the rate first rises in equal steps; T counts them
+    """
+
+    lr: float
+    rounds: int
+    final: float = 0.0
+    warm_up: int = 0
+
+    def __post_init__(self) -> None:
+        require_range("Cosine's lr", self.lr, above=0)
+        require_whole("Cosine's rounds", self.rounds, at_least=1)
+        require_range("Cosine's final", self.final, at_least=0, at_most=self.lr)
+        require_whole("Cosine's warm_up", self.warm_up, at_least=0)
+        require(
+            self.warm_up < self.rounds,
+            f"Cosine's warm_up is {self.warm_up}, but must be less than its {self.rounds} rounds.",
+        )
+
+    def at(self, round: int) -> float:
+        if round < self.warm_up:
+            return self.lr * (round + 1) / (self.warm_up + 1)
+        # The rate of the last round is the smallest: at t = T it could be 0, which is no rate.
+        done = min(round, self.rounds - 1) - self.warm_up
+        share = (1 + math.cos(math.pi * done / (self.rounds - self.warm_up))) / 2
+        return self.final + (self.lr - self.final) * share
+
+
+@dataclass(frozen=True)
+class WarmUp(Schedule):
+    """η_t = lr · min(1, (t + 1)/rounds): the rate rises in equal steps, then stays.
+
+    Parameters
+    ----------
+    lr
+        the rate after the warm-up
+    rounds
+        the first round with the full rate, counted from 1
+    """
+
+    lr: float
+    rounds: int
+
+    def __post_init__(self) -> None:
+        require_range("WarmUp's lr", self.lr, above=0)
+        require_whole("WarmUp's rounds", self.rounds, at_least=1)
+
+    def at(self, round: int) -> float:
+        return self.lr * min(1.0, (round + 1) / self.rounds)
+
+
+@dataclass(frozen=True)
 class Theorem1(Schedule):
     """η = 2/(μ(γ + t)), γ = max(8L/μ, E), where t counts the SGD steps of the whole run.
 
@@ -161,8 +233,16 @@ def as_schedule(rate: Rate) -> Schedule:
 
 def require_rate(name: str, rate: Rate) -> None:
     """Raise an error unless `rate` is a number above 0, a schedule or a function."""
-    if not isinstance(rate, Schedule) and (isinstance(rate, type) or not callable(rate)):
-        require_range(name, rate, above=0)  # type: ignore[arg-type]
+    if isinstance(rate, Schedule) or (callable(rate) and not isinstance(rate, type)):
+        return
+    require_type(
+        name,
+        rate,
+        (Real, Schedule),
+        "a number above 0, a schedule such as ud.Exponential(0.1, 0.998), or a function of the "
+        "round",
+    )
+    require_range(name, rate, above=0)  # type: ignore[arg-type]
 
 
 def require_factors(name: str, factors: Factors) -> None:

@@ -6,18 +6,27 @@ combinations that do not fit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from undrift.data.samples.structure import Tree, join_batch
+from undrift.nets.calling import call_model, has_own_loss, own_loss, scores_of
+from undrift.nets.metrics import Function, Streaming
 from undrift.utils.errors import UndriftError, first_line, require
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) → the mean loss over the batch, a scalar tensor."""
-Metric = Callable[[Tensor, Tensor], float | Tensor]
-"""(outputs, targets) → a number, over all samples of a part at once."""
+Step = Callable[[nn.Module, Any], Tensor]
+"""(model, batch) → the mean loss over the batch: a user's own way from a batch to a loss."""
+Metric = Callable[[Tensor, Tensor], float | Tensor] | Streaming
+"""A function (outputs, targets) → number, or an object with `update`, `compute` and `reset`."""
+Metrics = Mapping[str, Metric | str] | Sequence[str]
+"""Metrics by name, or a list of names of `undrift.nets.metrics`."""
 LOSS = "loss"
 """Name of the loss among the metrics."""
 FEW_CLASSES = 16
@@ -54,8 +63,9 @@ class Criterion:
     """A loss and the metrics that go with it."""
 
     loss: Loss
-    metrics: Mapping[str, Metric] = field(default_factory=dict)
-    """the user's own metrics, which need the outputs of all samples at once"""
+    metrics: Mapping[str, Function] = field(default_factory=dict)
+    """the user's own functions that are not means over samples, so that they need the outputs of
+    all samples at once"""
     per_sample: Loss | None = None
     """(outputs, targets) → the loss of each sample; None if a batch's loss is not their mean"""
     means: Mapping[str, Loss] = field(default_factory=dict)
@@ -63,19 +73,53 @@ class Criterion:
     among them if outputs are scores for classes"""
     not_per_sample: str = ""
     """why `per_sample` is None, as the end of a sentence that begins with "The loss" """
+    streaming: Mapping[str, Streaming] = field(default_factory=dict)
+    """the user's own metrics that take the outputs piece by piece"""
+    chunked: Mapping[str, Function] = field(default_factory=dict)
+    """the user's own functions that are means over samples, so that chunks of them suffice"""
+    step: Step | None = None
+    """the user's own way from a batch to its loss, in place of `loss`"""
+    batchwise: bool = False
+    """whether the loss of many samples is that of their batches, weighted by their sizes: where a
+    model or a step computes it, and it is not known for single samples"""
 
     @property
     def needs_outputs(self) -> bool:
         """Whether the loss or a metric needs the outputs of all samples at once."""
-        return self.per_sample is None or bool(self.metrics)
+        return (self.per_sample is None and not self.batchwise) or bool(self.metrics)
 
-    def values_of_samples(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """The loss and the metrics of each sample, `[n]`, where these are means over samples."""
+    @property
+    def uses_outputs(self) -> bool:
+        """Whether evaluation needs the outputs besides the loss."""
+        return self.needs_outputs or bool(self.streaming)
+
+    def loss_of(self, module: nn.Module, inputs: Tree, targets: Tree) -> Tensor:
+        """How a batch becomes a loss: a scalar tensor, the mean over the batch."""
+        if self.step is not None:
+            return self.step(module, join_batch(inputs, targets))
+        return self.loss(call_model(module, inputs), targets)
+
+    def values_of_samples(
+        self, outputs: Tensor, targets: Tensor, cuts: Sequence[int] = ()
+    ) -> dict[str, Tensor]:
+        """The loss and the metrics of each sample, `[n]`, where these are means over samples.
+
+        `cuts` are the positions at which another client begins, if clients are told apart: a
+        chunked metric has the same value for all samples between two of them.
+        """
         known = {} if self.per_sample is None else {LOSS: self.per_sample}
-        return {
+        found = {
             name: mean_of_each_sample(f(outputs, targets))
             for name, f in {**known, **self.means}.items()
         }
+        for name, metric in self.chunked.items():
+            try:
+                found[name] = _over_cuts(metric, outputs, targets, cuts)
+            except Exception as error:
+                raise UndriftError(
+                    f"The metric {name!r} returns no number: {first_line(error)}."
+                ) from error
+        return found
 
     def weighted_loss(self, weights: Tensor) -> Loss:
         """(outputs, targets) → Σ w_i · the loss of sample i; needs `per_sample`."""
@@ -95,6 +139,65 @@ class Criterion:
                     f"{first_line(error)}."
                 ) from error
         return found
+
+
+def _over_cuts(metric: Function, outputs: Tensor, targets: Tensor, cuts: Sequence[int]) -> Tensor:
+    """The value of a chunk for each of its samples, cut into chunks of one client by `cuts`."""
+    values = torch.empty(len(targets), dtype=torch.float64)
+    ends = [*cuts, len(targets)]
+    for first, last in zip([0, *cuts], ends, strict=True):
+        if first < last:
+            found = float(metric(outputs[first:last], targets[first:last]))
+            values[first:last] = found
+    return values
+
+
+def structured_criterion(
+    outputs: Any,
+    targets: Any,
+    loss: Loss | None,
+    metrics: Mapping[str, Metric] | None,
+    step: Step | None,
+) -> Criterion:
+    """The criterion of a step, or of a model whose outputs or targets are not one tensor.
+
+    Without a loss from the user, the model must compute its own.
+    """
+    plain, streaming = _split(metrics)
+    scores = scores_of(outputs)
+    known = isinstance(scores, Tensor) and isinstance(targets, Tensor) and step is None
+    classes = known and scores.ndim == 2 and targets.ndim == 1 and not targets.is_floating_point()  # type: ignore[union-attr]
+    means: dict[str, Loss] = {"accuracy": _correct_scores} if classes else {}
+    if step is not None:
+        reason = "is computed by a step"
+        return Criterion(own_loss, plain, None, {}, reason, streaming, step=step, batchwise=True)
+    if loss is None:
+        require(
+            has_own_loss(outputs),
+            f"What the model returns is a {type(outputs).__name__}, but must be one tensor: give "
+            f"loss=…, a function of (outputs, targets), step=…, a function of (model, batch), or a "
+            f"model that returns its own loss.",
+        )
+        reason = "is computed by the model"
+        return Criterion(own_loss, plain, None, means, reason, streaming, batchwise=True)
+    reason = "takes outputs that are not one tensor"
+    return Criterion(loss, plain, None, means, reason, streaming, batchwise=True)
+
+
+def _split(
+    metrics: Mapping[str, Metric] | None,
+) -> tuple[dict[str, Function], dict[str, Streaming]]:
+    """The user's metrics that are functions, and those that take the outputs piece by piece."""
+    own = dict(metrics or {})
+    streaming = {name: each for name, each in own.items() if isinstance(each, Streaming)}
+    plain: dict[str, Function] = {n: f for n, f in own.items() if n not in streaming}  # type: ignore[misc]
+    return plain, streaming
+
+
+def _correct_scores(outputs: Any, targets: Tensor) -> Tensor:
+    scores = scores_of(outputs)
+    assert scores is not None
+    return correct(scores, targets)
 
 
 def mean_of_each_sample(values: Tensor) -> Tensor:
@@ -158,7 +261,7 @@ def criterion_for(
         )
         means = {"accuracy": correct} if known else {}
         criterion = Criterion(F.cross_entropy, {}, cross_entropies, means)
-    own = dict(metrics or {})
+    plain, streaming = _split(metrics)
     if loss is None:
-        return replace(criterion, metrics=own)
-    return Criterion(loss, own, None, means)
+        return replace(criterion, metrics=plain, streaming=streaming)
+    return Criterion(loss, plain, None, means, streaming=streaming)

@@ -6,6 +6,7 @@ A client therefore gets the same masks in every engine, whichever clients train 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,6 +33,17 @@ class MaskGenerator:
         else:
             self._generator = torch.Generator(device=self._device)
             self._generator.manual_seed(key % 2**63)
+
+    def state(self) -> Any:
+        """The place in the sequence of masks, for `restore`."""
+        return self._bits.state if self._device.type == "cpu" else self._generator.get_state()
+
+    def restore(self, state: Any) -> None:
+        """Go back to a place in the sequence of masks."""
+        if self._device.type == "cpu":
+            self._bits.state = state
+        else:
+            self._generator.set_state(state)
 
     def mask(self, shape: Sequence[int], p: float, dtype: torch.dtype) -> Tensor:
         """A mask of the given shape: 0 with probability p, else 1/(1 − p), in row-major order."""

@@ -5,7 +5,7 @@ Methods and engines work on that vector; the module is only used to compute outp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from copy import deepcopy
 
 import torch
@@ -27,20 +27,27 @@ class FlatModule:
         the user's model; it is copied, never changed
     device
         where the copy is placed
+    personal
+        names of parameters that come last in `x`, and of buffers: they rest with the clients
     """
 
-    def __init__(self, module: nn.Module, device: torch.device):
+    def __init__(self, module: nn.Module, device: torch.device, personal: Collection[str] = ()):
         self.module = deepcopy(module).to(device)
         mark_eval_parts(self.module)
         self.device = device
         named = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]
         require(bool(named), "The model has no trainable parameters.")
+        named.sort(key=lambda each: each[0] in personal)  # stable: shared ones keep their order
         dtypes = {p.dtype for _, p in named}
         require(
             len(dtypes) == 1,
             f"All trainable parameters must have the same dtype, but this model has "
             f"{', '.join(sorted(str(t) for t in dtypes))}.",
         )
+        self.personal_names = frozenset(personal)
+        self.shared = sum(p.numel() for n, p in named if n not in personal)
+        """number of shared parameters, the first ones of `x`"""
+        require(self.shared > 0, "All parameters are personal: at least one must be shared.")
         self.names = [n for n, _ in named]
         self.shapes = [p.shape for _, p in named]
         size = sum(p.numel() for _, p in named)
@@ -55,9 +62,9 @@ class FlatModule:
             first = last
 
     def load(self, x: Tensor) -> None:
-        """Set the trainable parameters to the vector `x`, `[P]`."""
+        """Set the trainable parameters to the vector `x`, `[P]`, or the first of them."""
         if x.data_ptr() != self.x.data_ptr():
-            self.x.copy_(x)
+            self.x[: len(x)].copy_(x)
 
     def buffers(self) -> dict[str, Tensor]:
         """Copies of all buffers by name."""

@@ -81,6 +81,32 @@ def cifar_cnn(classes: int = 10, channels: int = 3, side: int = 32, seed: int = 
         )
 
 
+def lenet(classes: int = 10, channels: int = 3, side: int = 32, seed: int = 0) -> nn.Module:
+    """The small convolutional network of NIID-Bench (Li et al., ICDE 2022).
+
+    5×5 convolutions of 6 and 16 channels without padding, each with 2×2 max-pooling, then 120 and
+    84 neurons: 62 006 parameters for CIFAR-10.
+    """
+    _require_sizes("lenet", classes=classes, channels=channels)
+    require_whole("lenet's side", side, at_least=16)  # smaller images leave no pixel
+    left = ((side - 4) // 2 - 4) // 2
+    with _weights_from(seed):
+        return nn.Sequential(
+            nn.Conv2d(channels, 6, kernel_size=5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(6, 16, kernel_size=5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(16 * left * left, 120),
+            nn.ReLU(),
+            nn.Linear(120, 84),
+            nn.ReLU(),
+            nn.Linear(84, classes),
+        )
+
+
 def pfl_cnn(classes: int = 10, channels: int = 3, side: int = 32, seed: int = 0) -> nn.Module:
     """The CIFAR-10 network of pfl-research's benchmarks (Granqvist et al., NeurIPS 2024).
 
@@ -247,7 +273,7 @@ def parameter_count(module: nn.Module) -> int:
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     model.__name__: model
-    for model in (logistic, mlp, cifar_cnn, pfl_cnn, vgg11, resnet18, char_lstm)
+    for model in (logistic, mlp, cifar_cnn, lenet, pfl_cnn, vgg11, resnet18, char_lstm)
 }
 """The models above by name."""
 

@@ -7,15 +7,18 @@ A user gives a loss per batch; this module decides whether that is a mean over s
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from copy import deepcopy
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
 from undrift.data.part import Part
+from undrift.data.samples.structure import map_tensors, rows_of
 from undrift.nets.criteria import Loss
 from undrift.utils.errors import first_line
 from undrift.utils.keys import generator, torch_generator_set_to
@@ -39,6 +42,8 @@ HAS_STATE = "changes its own state"
 def probe_rows(part: Part) -> Tensor:
     """Rows of a part on which to test a loss: every kind of target, the rest evenly spread."""
     positions = torch.arange(len(part), device=part.rows.device)
+    if part.lazy is not None or not isinstance(part.y, Tensor):
+        return part.rows[_evenly_spread(positions, PROBE_SAMPLES)]
     size = max(1, part.y[:1].numel())
     stride = -(-len(part) * size // READ_NUMBERS)
     read = part.y[part.rows[::stride]].flatten()
@@ -55,9 +60,7 @@ def probe_rows(part: Part) -> Tensor:
     return part.rows[torch.cat([special, spread]).unique()]
 
 
-def per_sample_loss(
-    loss: Loss, outputs: Tensor, targets: Tensor, device: torch.device
-) -> Loss | str:
+def per_sample_loss(loss: Loss, outputs: Any, targets: Any, device: torch.device) -> Loss | str:
     """(outputs, targets) → the loss of each sample, or why there is none.
 
     The loss of a sample is that of a batch with this sample alone, mapped over samples. It is
@@ -72,8 +75,7 @@ def per_sample_loss(
         try:
             tried = deepcopy(loss)  # so that the user's object keeps its state
             before = _state(tried)
-            exact = targets.double() if targets.is_floating_point() else targets
-            is_mean = _is_mean(tried, outputs.double(), exact)
+            is_mean = _is_mean(tried, _double(outputs), _double(targets))
             if is_mean is None:  # tensors inside the loss may have the model's precision
                 is_mean = _is_mean(tried, outputs, targets)
             after = _state(tried)
@@ -100,17 +102,27 @@ def per_sample_form(loss: Loss) -> str:
 
 def _mapped_over_samples(loss: Loss) -> Loss:
     """The losses of all samples, each as a batch of one."""
-    return vmap(lambda output, target: loss(output[None], target[None]).reshape(()))
+    return vmap(lambda output, target: loss(_alone(output), _alone(target)).reshape(()))
 
 
-def _is_mean(loss: Loss, outputs: Tensor, targets: Tensor) -> bool | None:
+def _alone(sample: Any) -> Any:
+    """A sample as a batch of one."""
+    return sample[None] if isinstance(sample, Tensor) else map_tensors(lambda t: t[None], sample)
+
+
+def _double(tree: Any) -> Any:
+    """Floating-point tensors in double precision."""
+    return map_tensors(lambda t: t.double() if t.is_floating_point() else t, tree)
+
+
+def _is_mean(loss: Loss, outputs: Any, targets: Any) -> bool | None:
     """Whether a loss is the mean over samples; None if that cannot be told from these outputs.
 
     It can be told only where samples have different losses: if all are equal, their mean is equal
     to any weighted mean.
     """
     is_mean = None
-    for changed in _changed_outputs(outputs):
+    for changed in changed_outputs(outputs):
         try:
             usable = bool(loss(changed, targets).isfinite())
         except Exception:  # outputs may have to be probabilities, for example
@@ -118,31 +130,41 @@ def _is_mean(loss: Loss, outputs: Tensor, targets: Tensor) -> bool | None:
         if not usable:
             continue
         each = _mapped_over_samples(loss)(changed, targets)
-        for some in _subsets(len(each)):
-            if not _equals_mean(loss(changed[some], targets[some]), each[some]):
+        for some in subsets(len(each)):
+            if not equals_mean(loss(rows_of(changed, some), rows_of(targets, some)), each[some]):
                 return False
-        is_mean = bool(is_mean) or not _equals_mean(each[0], each)
+        is_mean = bool(is_mean) or not equals_mean(each[0], each)
     return is_mean
 
 
-def _changed_outputs(outputs: Tensor) -> Iterator[Tensor]:
+def changed_outputs(outputs: Any) -> Iterator[Any]:
     """The outputs themselves, scaled towards zero (probabilities stay valid), and with noise."""
     rng = generator(0, "outputs of a loss that is tried out")
-    shape = tuple(outputs.shape)
+
+    def scaled(values: Tensor) -> Tensor:
+        return values * torch.from_numpy(rng.uniform(0.5, 1.0, tuple(values.shape))).to(values)
+
+    def noise_like(values: Tensor) -> Tensor:
+        return torch.from_numpy(rng.standard_normal(tuple(values.shape))).to(values)
+
     yield outputs
-    yield outputs * torch.from_numpy(rng.uniform(0.5, 1.0, shape)).to(outputs)
+    yield map_tensors(scaled, outputs)
     for deviation in NOISE:
-        yield outputs + deviation * torch.from_numpy(rng.standard_normal(shape)).to(outputs)
+        yield map_tensors(partial(_plus, noise_like, deviation), outputs)
 
 
-def _subsets(n: int) -> list[slice]:
+def _plus(noise_like: Callable[[Tensor], Tensor], deviation: float, values: Tensor) -> Tensor:
+    return values + deviation * noise_like(values)
+
+
+def subsets(n: int) -> list[slice]:
     """Batches of several sizes out of n samples."""
     half = n // 2
     found = [(0, n), (0, 1), (0, 2), (1, 4), (0, half), (half, n)]
     return [slice(first, last) for first, last in found if first < min(last, n)]
 
 
-def _equals_mean(value: Tensor, each: Tensor) -> bool:
+def equals_mean(value: Tensor, each: Tensor) -> bool:
     """Whether a number is the mean of others, up to rounding.
 
     A loss with `targets.float()` may return single precision for outputs in double precision.

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from undrift.report.recorded_runs import Runs, read_runs, record_rows
+from undrift.report.paired import PairedTest, paired_table
+from undrift.report.recorded_runs import Runs, as_runs, record_rows
 from undrift.report.reply_counts import ReplyCounts, count_replies
 from undrift.report.tables import (
     FinalMetrics,
@@ -34,7 +35,9 @@ def csv_text(table: Iterable[Mapping[str, Any]]) -> str:
     return text.getvalue()
 
 
-def tables_as_rows(runs: Runs, costs: Sequence[TargetCost]) -> dict[str, list[dict[str, Any]]]:
+def tables_as_rows(
+    runs: Runs, costs: Sequence[TargetCost], baseline: str | None = None
+) -> dict[str, list[dict[str, Any]]]:
     """Return every table except the records, as plain rows by the name of the file."""
     found = {
         "targets": list(_target_rows(runs, costs)),
@@ -42,6 +45,10 @@ def tables_as_rows(runs: Runs, costs: Sequence[TargetCost]) -> dict[str, list[di
         "runs": list(_run_rows(runs)),
         "participation": list(_participation_rows(count_replies(runs))),
     }
+    paired = list(_paired_rows(paired_table(runs, baseline)))
+    found |= {"paired": paired} if paired else {}
+    clients = list(_client_rows(runs))
+    found |= {"clients": clients} if clients else {}
     timed = list(_time_rows(virtual_time_table(runs)))
     return found | ({"time": timed} if timed else {})
 
@@ -73,6 +80,27 @@ def _final_rows(table: Iterable[FinalMetrics]) -> Iterator[dict[str, Any]]:
         for name, over in (row.metrics | row.costs).items():
             values |= {f"{name}_mean": over.mean, f"{name}_std": over.std}
         yield values
+
+
+def _paired_rows(table: Iterable[PairedTest]) -> Iterator[dict[str, Any]]:
+    for test in table:
+        yield {
+            "method": test.method,
+            "baseline": test.baseline,
+            "metric": test.metric,
+            "seeds": len(test.differences),
+            "difference_mean": test.mean,
+            "difference_std": test.std,
+            "t": test.t,
+            "p": test.p,
+        }
+
+
+def _client_rows(runs: Runs) -> Iterator[dict[str, Any]]:
+    for group in runs.groups:
+        for run in group.runs:
+            for row in run.clients:
+                yield {"method": group.label, "seed": run.seed, **row}
 
 
 def _run_rows(runs: Runs) -> Iterator[dict[str, Any]]:
@@ -132,9 +160,9 @@ def write_csv(
     baseline: str | None = None,
 ) -> list[Path]:
     """Write all records and every table as CSV files, and return their paths."""
-    runs = folders if isinstance(folders, Runs) else read_runs(folders)
+    runs = as_runs(folders)
     tables: dict[str, Iterable[Mapping[str, Any]]] = {"records": record_rows(runs)}
-    tables |= tables_as_rows(runs, target_table(runs, targets, baseline))
+    tables |= tables_as_rows(runs, target_table(runs, targets, baseline), baseline)
     out_dir = ensure_folder(out_dir)
     paths = []
     for name, table in tables.items():

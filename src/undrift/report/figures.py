@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from undrift.report.csv_files import ensure_folder
 from undrift.report.naming import DIAGNOSTICS, LOG_ZERO, main_metrics, metric_label, uses_log_scale
-from undrift.report.recorded_runs import MethodRuns, Runs, read_runs
+from undrift.report.recorded_runs import MethodRuns, Runs, as_runs
 from undrift.report.reply_counts import count_replies
 from undrift.report.seed_curves import align_seeds
 from undrift.report.timeline import timeline_figure
@@ -31,7 +31,7 @@ def write_figures(
     folders: Sequence[str | Path] | str | Path | Runs,
     out_dir: str | Path,
     metrics: Sequence[str] | None = None,
-    kinds: Sequence[str] = ("svg", "png"),
+    kinds: Sequence[str] = KINDS,
 ) -> list[Path]:
     """Write a figure per metric and axis, and those of diagnostics, participation and timelines.
 
@@ -42,7 +42,7 @@ def write_figures(
     kinds
         file formats: "svg", "png", "pdf"
     """
-    runs = folders if isinstance(folders, Runs) else read_runs(folders)
+    runs = as_runs(folders)
     for metric in metrics or ():
         require_choice("A metric to draw", metric, runs.metrics)
     for kind in kinds:

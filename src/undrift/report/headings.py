@@ -24,3 +24,8 @@ METRIC_HEADINGS = {
     "test_client_accuracy_worst_tenth": "worst test",
 }
 """Metrics in the order of a summary, with their column headings; those without are hidden."""
+
+
+def shown_at_the_end(metric: str) -> bool:
+    """Whether tables of final metrics show it: not the many summaries over clients."""
+    return bool(METRIC_HEADINGS.get(metric, "_client_" not in metric))

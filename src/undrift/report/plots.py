@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
+from undrift.core.targets import RISING
 from undrift.report.seed_curves import align_seeds, cumulative_costs
 from undrift.utils.errors import require, require_choice, require_range
 from undrift.utils.formatting import time_unit
@@ -173,10 +174,11 @@ def _axis(results: Sequence[Result], against: str) -> tuple[float, str]:
 def lower_is_better(metric: str) -> bool:
     """Whether a metric is a loss or an error, which falls and suits a logarithmic scale.
 
-    Accuracies rise, and so does r², which may be negative and ends at one.
+    Accuracies, AUC, F1 and Dice rise, and so does r², which may be negative and ends at one.
     """
     name = metric.rpartition("/")[2]
-    return "accuracy" not in name and not name.endswith(("_r2", "r²"))
+    rising = not {*name.split("_")}.isdisjoint(RISING)
+    return "accuracy" not in name and not rising and not name.endswith(("_r2", "r²"))
 
 
 def _inches(width: str | float | None) -> float | None:

@@ -5,18 +5,33 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
+from undrift.core.client_metrics import read_rows
 from undrift.core.records import Record
 from undrift.core.targets import Target
+from undrift.loops.measuring import client_rows
 from undrift.nets.module_losses import ModuleLosses
 from undrift.report.seed_curves import cumulative_costs
-from undrift.runs.folder import ARGUMENTS, EXPERIMENT
+from undrift.runs.folder import (
+    ARGUMENTS,
+    CLIENTS,
+    DEPLOYMENT,
+    EXPELLED,
+    EXPERIMENT,
+    OPTIONAL_TEXT,
+    OPTIONAL_WHOLE,
+    RUN,
+    read_run,
+    require_as_written,
+)
+from undrift.runs.records_file import read_records
 from undrift.utils.errors import UndriftError, first_line, require
+from undrift.utils.shapes import NUMBER, Row, fits, require_shapes
 
 if TYPE_CHECKING:
     from undrift.report.result import Result
@@ -30,6 +45,12 @@ COSTS = {
     "seconds": "wall time",
 }
 """Costs that progress is measured against; "models" are rounds of FedAvg with as many bytes."""
+DATA_SHAPES = {
+    "name": OPTIONAL_TEXT,
+    "clients": OPTIONAL_WHOLE,
+    "samples": ({str: OPTIONAL_WHOLE}, NoneType),
+    "notes": ([str], NoneType),
+}
 UNFINISHED = ("running", "interrupted")
 """States of a run that can still continue."""
 
@@ -54,6 +75,8 @@ class RunFiles:
     """number of rounds that the experiment asks for"""
     parameters: int = 0
     """P, the number of parameters of the model"""
+    clients: list[dict[str, Any]] = field(default_factory=list)
+    """metrics of every client, a row per client and reported model; empty if not measured"""
 
     @property
     def done(self) -> int:
@@ -92,6 +115,10 @@ class Folder:
     picture: bytes = b""
     """the picture of the partition as SVG"""
     name: str = ""
+    sites: dict[str, Any] = field(default_factory=dict)
+    """what the sites of a deployment told the server about themselves"""
+    expelled: dict[str, Any] = field(default_factory=dict)
+    """the sites that were expelled from a deployment, and when"""
 
 
 @dataclass
@@ -160,6 +187,11 @@ class Runs(Sequence[RunFiles]):
         found: dict[tuple[str, Target], None] = {}
         for folder in self.folders:
             for metric, target in _table(folder, "target").items():
+                require(
+                    fits(target, (*NUMBER, Row((str, NUMBER)))),
+                    f"The target of {metric} in {folder.path} is {target!r}, but must be a number, "
+                    f"or a list such as ['below', 0.1].",
+                )
                 found[metric, tuple(target) if isinstance(target, list) else target] = None
         return list(found)
 
@@ -187,6 +219,7 @@ def of_results(results: Sequence[Result]) -> Runs:
             name=result.method.name,
             rounds=result.run.total,
             parameters=result.x.numel(),
+            clients=client_rows(result.run) if result.run.client_metrics else [],
         )
         for result in results
     ]
@@ -199,15 +232,42 @@ def of_results(results: Sequence[Result]) -> Runs:
     return Runs([(folder, runs)])
 
 
-def frame(folders: Sequence[str | Path] | str | Path) -> Any:
-    """Return a pandas data frame with a row per method, seed and round."""
+def frame(runs: Sequence[str | Path] | str | Path | Runs | Result | Sequence[Result]) -> Any:
+    """Return a pandas data frame with a row per method, seed and round.
+
+    `runs` are one or several run folders, or what `undrift.train`, `undrift.compare` or
+    `read_runs` returned.
+    """
+    return as_frame(record_rows(as_runs(runs)))
+
+
+def as_frame(rows: Iterable[Mapping[str, Any]]) -> Any:
+    """Return rows as a pandas data frame."""
     try:
         import pandas  # type: ignore[import-untyped, unused-ignore]
     except ImportError:
         raise UndriftError(
             "A data frame needs pandas, which is not installed: pip install pandas."
         ) from None
-    return pandas.DataFrame(list(record_rows(read_runs(folders))))
+    return pandas.DataFrame(list(rows))
+
+
+def as_runs(found: object) -> Runs:
+    """Return runs, run folders or results as runs."""
+    if isinstance(found, Runs):
+        return found
+    if hasattr(found, "records") and hasattr(found, "run"):  # a Result, whose module imports this
+        return of_results([found])  # type: ignore[list-item]
+    several = [found] if isinstance(found, str | Path) else found
+    if isinstance(several, Sequence) and not isinstance(several, bytes):
+        if all(isinstance(each, str | Path) for each in several):
+            return read_runs(several)
+        if all(hasattr(each, "records") and hasattr(each, "run") for each in several):
+            return of_results(several)
+    raise UndriftError(
+        f"The runs to read are a {type(found).__name__}, but must be run folders, or what ud.train "
+        f"or ud.compare returned."
+    )
 
 
 def record_rows(runs: Runs) -> Iterable[dict[str, Any]]:
@@ -216,26 +276,6 @@ def record_rows(runs: Runs) -> Iterable[dict[str, Any]]:
         for run in group.runs:
             for record in run.records:
                 yield {"method": group.label, "seed": run.seed, **record.flat()}
-
-
-def read_records(path: Path) -> list[Record]:
-    """Read a file of records; a last line that was cut off is left out."""
-    lines = _text(path).split("\n")
-    whole, rest = lines[:-1], lines[-1]
-    found = [_record(line, path, number + 1) for number, line in enumerate(whole)]
-    if rest.strip():
-        with suppress(UndriftError):  # the last line is complete except for its newline
-            found.append(_record(rest, path, len(lines)))
-    return found
-
-
-def _record(line: str, path: Path, number: int) -> Record:
-    try:
-        return Record.from_json(line)
-    except (ValueError, TypeError, AttributeError) as error:
-        raise UndriftError(
-            f"Line {number} of {path} is not a record: {first_line(error)}."
-        ) from error
 
 
 def _read_folder(path: Path) -> tuple[Folder, list[RunFiles]]:
@@ -249,15 +289,18 @@ def _read_folder(path: Path) -> tuple[Folder, list[RunFiles]]:
     if not places or not experiment.is_file():
         missing = "experiment.toml" if not experiment.is_file() else "<method>/seed-<number>/"
         raise UndriftError(f"{path} is not a run folder: it has no {missing}{_hint(path)}")
+    require_as_written(experiment)
     picture = path / "data.svg"
     folder = Folder(
         path=path,
         experiment=_text(experiment),
         about=_json(path / "about.json", optional=True),
-        data=_json(path / "data.json", optional=True),
+        data=_data(path / "data.json"),
         picture=picture.read_bytes() if picture.is_file() else b"",
+        sites=_json(path / DEPLOYMENT, optional=True),
+        expelled=_json(path / EXPELLED, optional=True),
     )
-    folder.clients = int(folder.data.get("clients") or 0)
+    folder.clients = folder.data.get("clients") or 0
     folder.name = str(_toml(folder).get("name") or path.resolve().name)
     order = {label: number for number, label in enumerate(_labels(folder))}
     runs = [_read_run(place) for place in places]
@@ -274,28 +317,25 @@ def _hint(path: Path) -> str:
 
 
 def _read_run(place: Path) -> RunFiles:
-    state = _json(place / "run.json")
-    try:
-        run = RunFiles(
-            label=str(state["label"]),
-            seed=int(state["seed"]),
-            records=[],
-            status=str(state["status"]),
-            reason=None if state.get("reason") is None else str(state["reason"]),
-            folder=place,
-            method=str(state.get("method") or ""),
-            name=str(state.get("name") or state["label"]),
-            paper=str(state.get("paper") or ""),
-            rounds=int(state.get("rounds") or 0),
-            parameters=int(state.get("parameters") or 0),
-        )
-    except KeyError as error:
-        raise UndriftError(f"{place / 'run.json'} has no {error.args[0]!r}.") from error
-    except (TypeError, ValueError) as error:
-        raise UndriftError(f"{place / 'run.json'} is damaged: {first_line(error)}.") from error
+    state = read_run(place / RUN)
+    run = RunFiles(
+        label=state["label"],
+        seed=state["seed"],
+        records=[],
+        status=state["status"],
+        reason=state.get("reason"),
+        folder=place,
+        method=state.get("method") or "",
+        name=state.get("name") or state["label"],
+        paper=state.get("paper") or "",
+        rounds=state.get("rounds") or 0,
+        parameters=state.get("parameters") or 0,
+    )
     records = place / "records.jsonl"
     if records.is_file() or run.status not in UNFINISHED:  # a run that has not begun has no records
         run.records = read_records(records)
+    if (place / CLIENTS).is_file():
+        run.clients = read_rows(place / CLIENTS)
     return run
 
 
@@ -315,6 +355,13 @@ def _json(path: Path, optional: bool = False) -> dict[str, Any]:
     except ValueError as error:
         raise UndriftError(f"{path} is damaged: {first_line(error)}.") from error
     require(isinstance(found, dict), f"{path} must hold a JSON object.")
+    return found
+
+
+def _data(path: Path) -> dict[str, Any]:
+    """The description of the data, with values of the right types."""
+    found = _json(path, optional=True)
+    require_shapes(path, found, DATA_SHAPES)
     return found
 
 

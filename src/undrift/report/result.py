@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -16,15 +16,16 @@ from rich.text import Text
 from torch import Tensor, nn
 
 from undrift.core.method import Method
-from undrift.core.records import Record
+from undrift.core.records import Record, estimate_note
 from undrift.loops.base import Loop
+from undrift.loops.measuring import client_rows
 from undrift.nets.modes import unmark_eval_parts
 from undrift.nets.module_losses import ModuleLosses
 from undrift.nets.weights import save_weights
 from undrift.report.headings import METRIC_HEADINGS
 from undrift.report.timeline import plot_timeline
 from undrift.utils.display import as_html
-from undrift.utils.errors import UndriftError, require
+from undrift.utils.errors import UndriftError, require, require_choice
 from undrift.utils.formatting import duration
 
 WASTE_WORTH_A_REMARK = 0.01
@@ -86,6 +87,8 @@ class Result:
     def remarks(self) -> list[str]:
         """Return sentences about an early end, rejected replies, and clients that never replied."""
         found = [self.stopped] if self.stopped else []
+        note = estimate_note(self.records)
+        found += [note.rstrip(".")] if note else []
         if not self.stopped and self.run.target:
             found.append(f"the target {self.run.target} was not reached")
         on_clock = bool(_virtual_seconds(self))
@@ -132,11 +135,47 @@ class Result:
         return found
 
     def model(self) -> nn.Module:
-        """Return a module with the final parameters and buffers."""
+        """Return a module with the final parameters and buffers.
+
+        Personal parameters rest with the clients, so they have their initial values here.
+        """
         losses = self.run.losses
         if not isinstance(losses, ModuleLosses):
             raise UndriftError("An analytic problem has no module: its solution is `result.x`.")
-        return unmark_eval_parts(losses.flat.filled(self.x, self.run.buffers))
+        return unmark_eval_parts(losses.module_with(self.x, self.run.buffers))
+
+    def client_model(self, client: Hashable) -> nn.Module:
+        """Return a module with a client's own parameters after its last work.
+
+        These are its personal model in a method that has one (Ditto, pFedMe), else its last local
+        model, which a run keeps with `evaluate=ud.Evaluation(models=["server", "own"])`, else, if
+        some parameters are personal, the server's model with these. A client that never took part
+        has the initial model.
+        """
+        losses = self.run.losses
+        if not isinstance(losses, ModuleLosses):
+            raise UndriftError("An analytic problem has no modules.")
+        known = self.run.roster.position
+        require(client in known, f"There is no client {client!r} in this run.")
+        require(
+            self.run.keeps_own_models,
+            f"{self.label} keeps no models of clients: run it with "
+            f"evaluate=ud.Evaluation(models=['server', 'own']).",
+        )
+        return unmark_eval_parts(losses.module_with(self.run.last_of(client), self.run.buffers))
+
+    def clients(self) -> list[dict[str, Any]]:
+        """Return the metrics of every client, a row per client and reported model.
+
+        They are those of the last evaluation of a run with `ud.Evaluation(clients=True)`; for
+        other runs they are measured now, on the final models. Parts that are common to all
+        clients have no results per client.
+        """
+        return client_rows(self.run)
+
+    def frame(self, of: str = "records") -> Any:
+        """Return a pandas data frame: a row per round, or with "clients" a row per client."""
+        return Comparison([self]).frame(of)
 
     def save(self, path: str | Path) -> None:
         """Write the final model to a safetensors file."""
@@ -260,6 +299,22 @@ class Comparison(Sequence[Result]):
 
         return plot_histories(self.results, path, metrics, against, width)
 
+    def frame(self, of: str = "records") -> Any:
+        """Return a pandas data frame with the methods and seeds of all runs.
+
+        It has a row per round, or with "clients" a row per client and reported model.
+        """
+        from undrift.report.recorded_runs import as_frame, frame
+
+        require_choice("A frame", of, ("records", "clients"))
+        if of == "records":
+            return frame(self.results)
+        return as_frame(
+            {"method": result.label, "seed": result.run.seed, **row}
+            for result in self.results
+            for row in result.clients()
+        )
+
     def report(self, path: str | Path) -> Path:
         """Write one self-contained HTML page about the runs."""
         from undrift.report import of_results, write_page
@@ -285,7 +340,8 @@ def results_table(results: Sequence[Result]) -> Table:
             rows.setdefault((r.label, model), []).append((r, _of_model(r.metrics, model)))
     found = {name for several in rows.values() for _, own in several for name in own}
     metrics = [name for name in METRIC_HEADINGS if name in found and METRIC_HEADINGS[name]]
-    metrics += sorted(found - set(METRIC_HEADINGS))  # user-defined metrics
+    own = sorted(found - set(METRIC_HEADINGS))  # user-defined metrics
+    metrics += [name for name in own if "_client_" not in name]
     if any(name.startswith("test_") for name in metrics):
         kept = "train_client_accuracy_worst_tenth"
         metrics = [name for name in metrics if not name.startswith("train_") or name == kept]

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from undrift.data.arrays import warn_of_rounding
 from undrift.data.formats.reading import read_bytes
 from undrift.utils.errors import UndriftError, first_line, require
 
@@ -68,6 +69,7 @@ def _read(path: Path) -> LeafUsers:
         )
         inputs, targets = _values(x, f"The x of {where}"), _values(y, f"The y of {where}")
         if isinstance(inputs, np.ndarray):
+            warn_of_rounding(inputs, f"The x of {where}")
             inputs = inputs.astype(np.float32)
         if isinstance(targets, np.ndarray):
             targets = targets.astype(np.float32 if targets.dtype.kind == "f" else np.int64)

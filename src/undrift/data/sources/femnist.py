@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from undrift.data.cache import Tables, cached
 from undrift.data.downloads import chosen_folder
 from undrift.data.federated import FederatedData
 from undrift.data.formats import LeafUsers, read_leaf
 from undrift.data.part import Part
 from undrift.data.partitions import Assign, Natural, Partition, as_partition
+from undrift.data.sources.cache import Tables, cached
 from undrift.data.sources.images import EMNIST_CLASSES
 from undrift.utils.errors import UndriftError, require
 

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from undrift.data.cache import Tables, cached
 from undrift.data.downloads import StandardFile, chosen_folder, fetch
 from undrift.data.federated import FederatedData, federated
 from undrift.data.formats import read_bytes, read_leaf, read_speeches
 from undrift.data.part import Part
 from undrift.data.partitions import Assign, Natural, Partition, Split, as_partition
+from undrift.data.sources.cache import Tables, cached
 from undrift.data.sources.femnist import part_of
 from undrift.utils.errors import UndriftError, first_line, require, require_whole
 from undrift.utils.keys import generator

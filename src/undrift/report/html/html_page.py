@@ -17,12 +17,14 @@ from pathlib import Path
 
 from undrift.report.csv_files import csv_text, tables_as_rows
 from undrift.report.html.chart_data import as_script, chart_data
+from undrift.report.html.client_sections import clients_section
 from undrift.report.html.device_sections import participation_section, time_section
 from undrift.report.html.sections import (
     configuration_section,
     data_section,
     diagnostics_section,
     final_section,
+    paired_section,
     progress_section,
     runs_section,
     summary,
@@ -30,6 +32,7 @@ from undrift.report.html.sections import (
     title,
     warnings,
 )
+from undrift.report.html.site_section import sites_section
 from undrift.report.recorded_runs import Runs, read_runs
 from undrift.report.tables import Targets, target_table
 from undrift.utils.errors import require
@@ -89,15 +92,18 @@ def page(runs: Runs, targets: Targets | None = None, baseline: str | None = None
     }
     columns, thinned = chart_data(runs)
     costs = target_table(runs, targets, baseline)
-    csvs = {name: csv_text(rows) for name, rows in tables_as_rows(runs, costs).items()}
+    csvs = {name: csv_text(rows) for name, rows in tables_as_rows(runs, costs, baseline).items()}
     sections = {
         "Progress": progress_section(runs, thinned),
         "Cost of targets": targets_section(runs, costs, baseline, csvs["targets"]),
         "Final metrics": final_section(runs, csvs["final"]),
+        "Paired test": paired_section(runs, baseline, csvs.get("paired", "")),
+        "Clients": clients_section(runs, csvs.get("clients", "")),
         "Time": time_section(runs, csvs.get("time", "")),
         "Data": data_section(runs.folders),
         "Diagnostics": diagnostics_section(runs),
         "Participation": participation_section(runs, csvs["participation"]),
+        "Sites": sites_section(runs),
         "Runs": runs_section(runs, csvs["runs"]),
         "Configuration": configuration_section(runs.folders),
     }

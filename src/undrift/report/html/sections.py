@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from undrift.report.headings import METRIC_HEADINGS
+from undrift.core.records import estimate_note
+from undrift.report.headings import METRIC_HEADINGS, shown_at_the_end
 from undrift.report.html.chart_data import shown_rows
 from undrift.report.html.html_parts import (
     MAX_PICTURE_BYTES,
@@ -28,6 +29,7 @@ from undrift.report.naming import (
     metric_label,
     uses_log_scale,
 )
+from undrift.report.paired import paired_table
 from undrift.report.recorded_runs import Folder, RunFiles, Runs
 from undrift.report.tables import (
     TargetCost,
@@ -108,6 +110,8 @@ def progress_section(runs: Runs, thinned: int) -> str:
         if thinned > 1 or any(len(shown_rows(run.records)) < len(run.records) for run in runs)
         else ""
     )
+    notes = dict.fromkeys(filter(None, (estimate_note(run.records) for run in runs)))
+    note += "".join(f" {escape(each)}" for each in notes)
     return f"""<div class="controls">
 <fieldset><legend>Against</legend>{radios("axis", axes, "rounds")}</fieldset>
 <label><input type="checkbox" id="log-x"> log</label>
@@ -176,7 +180,7 @@ def _cell(row: TargetCost, cost: str, best: bool) -> str:
 def final_section(runs: Runs, text: str) -> str:
     """Return the last metrics and the total cost of every method."""
     table = final_table(runs)
-    metrics = [m for m in sort_metrics(runs.metrics) if METRIC_HEADINGS.get(m, m)]
+    metrics = [m for m in sort_metrics(runs.metrics) if shown_at_the_end(m)]
     if any(m.startswith("test_") for m in metrics):  # the CSV has the training metrics
         metrics = [m for m in metrics if not m.startswith("train_")]
     costs = {name: label for name, label in runs.costs.items() if name != "models"}
@@ -195,6 +199,32 @@ def final_section(runs: Runs, text: str) -> str:
 <p class="note">The last evaluation of each seed, and the total cost until then: mean ± standard
 deviation over seeds (n − 1). The metrics leave out seeds that diverged.</p>
 <p>{csv_link("final", text)}</p>"""
+
+
+def paired_section(runs: Runs, baseline: str | None, text: str) -> str:
+    """Return the paired tests of the main metrics over seeds; empty for a single seed."""
+    shown = main_metrics(runs)
+    table = [test for test in paired_table(runs, baseline) if test.metric in shown]
+    if not table:
+        return ""
+    rows = [
+        [
+            method_cell(runs, test.method),
+            escape(metric_label(test.metric)),
+            str(len(test.differences)),
+            f"{test.mean:+.4g} ± {test.std:.2g}",
+            f"{test.t:.3g}",
+            f"{test.p:.3g}",
+        ]
+        for test in table
+    ]
+    against = escape(table[0].baseline)
+    head = ["method", "metric", "seeds", f"difference from {against}", "t", "p"]
+    return f"""{html_table(head, rows, "Paired test over seeds", text=(1,))}
+<p class="note">Student's paired t-test: the final metric of each method minus that of {against},
+seed by seed, with the mean and standard deviation of the differences. p is how likely so large a
+|t| is if the methods do not differ; it is not corrected for testing several methods.</p>
+<p>{csv_link("paired", text)}</p>"""
 
 
 def data_section(folders: Sequence[Folder]) -> str:
@@ -251,7 +281,7 @@ def _description(data: Mapping[str, Any]) -> str:
 
 def _part(data: Mapping[str, Any], *path: str) -> dict[str, Any]:
     for name in path:
-        found = data.get(name)
+        found = data.get(name) if isinstance(data, dict) else None
         data = found if isinstance(found, dict) else {}
     return dict(data)
 
