@@ -105,6 +105,19 @@ CASES = {
     "FedAvgMin": (ud.FedAvgMin(), paper.fedavg_min, {}, ANY),
     "FedProx": (ud.FedProx(0.3), paper.fedprox, {"mu": 0.3}, ANY),
     "FedProx I": (ud.FedProx(0.3, "I"), paper.fedprox, {"mu": 0.3, "scheme": "I"}, BY_WEIGHT),
+    "FedProx inside": (
+        ud.FedProx(0.3, pull_inside_momentum=True),
+        paper.fedprox,
+        {"mu": 0.3, "inside": True},
+        ANY,
+    ),
+    "FedSAM": (ud.FedSAM(0.2), paper.fedsam, {"rho": 0.2}, ANY),
+    "FedSAM transformed II": (
+        ud.FedSAM(0.2, "transformed II", Plain(0.8)),
+        paper.fedsam,
+        {"rho": 0.2, "scheme": "transformed II", "server_lr": 0.8},
+        ANY,
+    ),
     "SCAFFOLD II": (ud.SCAFFOLD(), paper.scaffold, {}, ANY),
     "SCAFFOLD II by weight": (ud.SCAFFOLD(), paper.scaffold, {}, BY_WEIGHT),
     "SCAFFOLD I": (
@@ -142,8 +155,80 @@ CASES = {
         {"variance_reduction": True, "weights": "I", "mu": 0.2},
         BY_WEIGHT,
     ),
+    "FedADMM": (ud.FedADMM(0.7), paper.fedadmm, {"rho": 0.7}, ANY),
+    "FedADMM by weight": (ud.FedADMM(0.7), paper.fedadmm, {"rho": 0.7}, BY_WEIGHT),
+    "FedVARP": (
+        ud.FedVARP(server=Plain(0.6)),
+        paper.last_moves,
+        {"rule": "fedvarp", "server_lr": 0.6},
+        ANY,
+    ),
+    "MIFA": (ud.MIFA(server=Plain(0.6)), paper.last_moves, {"rule": "mifa", "server_lr": 0.6}, ANY),
+    "MIFA by weight": (ud.MIFA(), paper.last_moves, {"rule": "mifa"}, BY_WEIGHT),
+    "FedCM": (
+        ud.FedCM(0.3, server=Plain(0.8)),
+        paper.fedcm,
+        {"alpha": 0.3, "server_lr": 0.8},
+        ANY,
+    ),
+    "FedACG": (ud.FedACG(0.6, 0.4), paper.fedacg, {"lam": 0.6, "beta": 0.4}, ANY),
+    "FedExP": (ud.FedExP(1e-2), paper.fedexp, {"eps": 1e-2}, ANY),
+    "FedExP last": (
+        ud.FedExP(1e-2, "last"),
+        paper.fedexp,
+        {"eps": 1e-2, "average": False},
+        ANY,
+    ),
+    "MimeLite": (
+        ud.MimeLite(0.6, server=Plain(0.7)),
+        paper.mimelite,
+        {"beta": 0.6, "server_lr": 0.7},
+        ANY,
+    ),
+    "Ditto": (
+        ud.Ditto(0.4, server=Plain(0.8)),
+        paper.ditto,
+        {"lam": 0.4, "server_lr": 0.8},
+        ANY,
+    ),
+    "Ditto by weight": (
+        ud.Ditto(0.4, "I"),
+        paper.ditto,
+        {"lam": 0.4, "scheme": "I"},
+        BY_WEIGHT,
+    ),
+    "PFedMe": (
+        ud.PFedMe(2.0, 0.3, 3, 0.8),
+        paper.pfedme,
+        {"lam": 2.0, "eta": 0.3, "R": 3, "beta": 0.8},
+        ANY,
+    ),
+    "PFedMe, one inner problem": (
+        ud.PFedMe(0.7, 1.0, 1),
+        paper.pfedme,
+        {"lam": 0.7, "eta": 1.0, "R": 1, "beta": 1.0},
+        ANY,
+    ),
     "FedDyn": (ud.FedDyn(0.7), paper.feddyn, {"alpha": 0.7}, ANY),
     "FedDyn by weight": (ud.FedDyn(0.7), paper.feddyn, {"alpha": 0.7}, BY_WEIGHT),
+    "FedSpeed": (
+        ud.FedSpeed(1.4, 0.2, 0.7),
+        paper.fedspeed,
+        {"lam": 1.4, "rho": 0.2, "a": 0.7},
+        ANY,
+    ),
+    "FedSpeed by weight": (
+        ud.FedSpeed(1.4, 0.2),
+        paper.fedspeed,
+        {"lam": 1.4, "rho": 0.2, "a": 1.0},
+        BY_WEIGHT,
+    ),
+    "FedSpeed act": (
+        ud.FedSpeed(1.4, 0.2, 0.7, "act"),
+        paper.fedspeed,
+        {"lam": 1.4, "rho": 0.2, "a": 0.7, "cohort_only": True},
+        ANY,
+    ),
     "FedPD": (ud.FedPD(0.6), paper.fedpd, {"eta": 0.6}, ALL),
     "FedSplit": (ud.FedSplit(0.6), paper.fedsplit, {"eta": 0.6}, ALL),
     "FedSplit all": (
@@ -172,6 +257,7 @@ CASES = {
         ANY,
     ),
 }
+EXACTLY_SOLVED = ("FedDyn", "FedPD", "FedSplit", "FedDR", "FedADMM", "Ditto", "PFedMe")
 SAMPLERS = {ANY: ud.Uniform(COHORT), ALL: ud.All(), BY_WEIGHT: ud.Weighted(COHORT)}
 
 
@@ -189,10 +275,11 @@ def compare_with_paper(
     if method.starts_with_all:
         cohorts[0] = list(range(CLIENTS))
     fed = paper.Federation(problem.H.numpy(), problem.b.numpy(), roster.weights.numpy())
-    expected = transcribed(fed, theirs, problem.initial().numpy(), cohorts, **options)
+    personal = {} if method.own_model is None else {"own": {}}
+    expected = transcribed(fed, theirs, problem.initial().numpy(), cohorts, **options, **personal)
 
     models = []
-    ud.train(
+    result = ud.train(
         method,
         problem=problem,
         local=ours,
@@ -206,6 +293,9 @@ def compare_with_paper(
     assert np.abs(expected[-1] - expected[0]).max() > 1e-3  # something happened
     for found, wanted in zip(models[1:], expected, strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
+    for client, model in personal.get("own", {}).items():
+        found = result.run.last_of(client).numpy()
+        np.testing.assert_allclose(found, model, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("objective", ["samples", "clients"])
@@ -216,9 +306,7 @@ def test_method_agrees_with_its_paper(case, work, objective):
 
 
 @pytest.mark.parametrize("objective", ["samples", "clients"])
-@pytest.mark.parametrize(
-    "case", [c for c in CASES if c.startswith(("FedDyn", "FedPD", "FedSplit", "FedDR"))]
-)
+@pytest.mark.parametrize("case", [c for c in CASES if c.startswith(EXACTLY_SOLVED)])
 def test_method_agrees_with_its_paper_when_solved_exactly(case, objective):
     exact = paper.Local(lr=1.0, steps=lambda k, t: 1, exact=True)
     compare_with_paper(*CASES[case], (ud.Exact(), exact), objective)
@@ -256,6 +344,19 @@ def test_fedlga_agrees_with_its_paper(options, work):
         limit=lambda client, round: managed[client],
         size=0.1,
     )
+
+
+@pytest.mark.parametrize("objective", ["samples", "clients"])
+@pytest.mark.parametrize("work", LOCAL)
+def test_scaffnew_agrees_with_its_paper(work, objective):
+    from undrift.utils.keys import generator
+
+    uniform = [generator(5, "scaffnew steps", t).random() for t in range(ROUNDS)]
+    # Inversion of P(τ > n) = (1 − p)ⁿ, by counting instead of logarithms.
+    steps = [next(n for n in range(1, 200) if 1 - u > 0.7**n) for u in uniform]
+    assert max(steps) > 4 and min(steps) == 1
+    options = {"p": 0.3, "steps": steps}
+    compare_with_paper(ud.Scaffnew(0.3), paper.scaffnew, options, ALL, solvers(work), objective)
 
 
 def test_fedpd_agrees_with_its_paper_when_it_does_not_always_talk():

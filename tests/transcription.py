@@ -70,16 +70,21 @@ def soft_threshold(x, t):
 # ------------------------------------------------------------------ the local problem
 
 
-def run_local(fed, local, k, t, start, v=0.0, z=0.0, r=0.0, s=1.0, inside=False):
+def run_local(fed, local, k, t, start, v=0.0, z=0.0, r=0.0, s=1.0, inside=False, sam=(0.0, 1.0)):
     """Minimise s f_k(x) + <v, x> + r/2 |x - z|^2 from start, and count |a_k|_1.
 
     The pull r (x - z) is inside the momentum buffer, as its minimiser asks, or outside it, as in
-    the proximal updates of FedNova.
+    the proximal updates of FedNova. sam = (rho, a) mixes in the gradient at x + rho g/|g|.
     """
     tau = local.steps(k, t)
+    rho_sam, a = sam
 
     def data_gradient(x):
-        return fed.gradient(k, x) + local.weight_decay * x
+        g = fed.gradient(k, x)
+        if rho_sam > 0:
+            uphill = x + rho_sam * g / np.sqrt(g @ g)
+            g = (1 - a) * g + a * fed.gradient(k, uphill)
+        return g + local.weight_decay * x
 
     first = data_gradient(start)
     if local.exact:
@@ -126,10 +131,10 @@ def require_everyone(fed, cohort):
 # -------------------------------------------------------------------------- FedAvg
 
 
-def _train(fed, local, x, cohort, t, mu=0.0, s=None):
+def _train(fed, local, x, cohort, t, mu=0.0, s=None, **options):
     """Train every distinct client of the cohort from x on s_k f_k + mu/2 |. - x|^2."""
     return {
-        k: run_local(fed, local, k, t, x, z=x, r=mu, s=1.0 if s is None else s[k])
+        k: run_local(fed, local, k, t, x, z=x, r=mu, s=1.0 if s is None else s[k], **options)
         for k in distinct(cohort)
     }
 
@@ -139,12 +144,12 @@ def _delta_update(fed, x, cohort, runs):
     return fed.size / len(cohort) * sum(fed.q[k] * (runs[k].x - x) for k in cohort)
 
 
-def fedavg(fed, local, x0, cohorts, scheme="II-delta", server_lr=1.0, mu=0.0):
+def fedavg(fed, local, x0, cohorts, scheme="II-delta", server_lr=1.0, mu=0.0, **options):
     """FedAvg with its sampling and averaging schemes (mu > 0: FedProx's clients)."""
     x, models = x0, []
     for t, cohort in enumerate(cohorts):
         scale = fed.size * fed.q if scheme == "transformed II" else None
-        runs = _train(fed, local, x, cohort, t, mu, scale)
+        runs = _train(fed, local, x, cohort, t, mu, scale, **options)
         share = sum(fed.q[k] for k in cohort)
         weighted = sum(fed.q[k] * runs[k].x for k in cohort)
         mean = sum(runs[k].x for k in cohort) / len(cohort)
@@ -174,9 +179,14 @@ def distributed_sgd(fed, local, x0, cohorts, server_lr=1.0):
     return fedavg(fed, one_step, x0, cohorts, "II-delta", server_lr)
 
 
-def fedprox(fed, local, x0, cohorts, mu, scheme="II-delta", server_lr=1.0):
+def fedprox(fed, local, x0, cohorts, mu, scheme="II-delta", server_lr=1.0, inside=False):
     """r = mu, z = x; the server as FedAvg's."""
-    return fedavg(fed, local, x0, cohorts, scheme, server_lr, mu)
+    return fedavg(fed, local, x0, cohorts, scheme, server_lr, mu, inside=inside)
+
+
+def fedsam(fed, local, x0, cohorts, rho, scheme="II-delta", server_lr=1.0):
+    """FedAvg whose steps follow the gradient at x + rho g/|g|."""
+    return fedavg(fed, local, x0, cohorts, scheme, server_lr, sam=(rho, 1.0))
 
 
 def fedavg_min(fed, local, x0, cohorts, server_lr=1.0):
@@ -254,6 +264,152 @@ def vrlsgd(fed, local, x0, cohorts):
     return models
 
 
+def scaffnew(fed, local, x0, cohorts, p, steps):
+    """ProxSkip: steps[t] is the same geometric number for all; h_k += (p/eta)(x - x_k)."""
+    x, models = x0, []
+    h = np.zeros((fed.size, len(x0)))
+    for t, cohort in enumerate(cohorts):
+        require_everyone(fed, cohort)
+        same = replace(local, steps=lambda k, t: steps[t])
+        runs = [run_local(fed, same, k, t, x, v=-h[k]) for k in range(fed.size)]
+        x = sum(fed.q[k] * runs[k].x for k in range(fed.size))
+        for k, run in enumerate(runs):
+            gain = local.eta(t) * run.norm_a1 / run.tau  # eta, for plain gradient steps
+            h[k] = h[k] + p / gain * (x - run.x)
+        models.append(x)
+    return models
+
+
+def last_moves(fed, local, x0, cohorts, rule, server_lr=1.0):
+    """FedVARP and MIFA; y_k is the last move of client k divided by the rate of its round."""
+    x, models = x0, []
+    y = np.zeros((fed.size, len(x0)))
+    for t, cohort in enumerate(cohorts):
+        clients, eta = distinct(cohort), local.eta(t)
+        new = {k: (run_local(fed, local, k, t, x).x - x) / eta for k in clients}
+        before = fed.q @ y
+        surprise = sum(fed.q[k] * (new[k] - y[k]) for k in clients)
+        for k in clients:
+            y[k] = new[k]
+        if rule == "fedvarp":
+            direction = before + fed.size / len(clients) * surprise
+        elif rule == "mifa":
+            direction = fed.q @ y
+        else:
+            raise ValueError(f"unknown rule {rule!r}")
+        x = x + server_lr * eta * direction
+        models.append(x)
+    return models
+
+
+# -------------------------------------------------------------- momentum on the clients
+
+
+def fedcm(fed, local, x0, cohorts, alpha, server_lr=1.0):
+    """Clients descend along alpha grad f_k + (1 - alpha) D; D is the last mean direction."""
+    x, models = x0, []
+    d = np.zeros_like(x0)
+    for t, cohort in enumerate(cohorts):
+        runs = {
+            k: run_local(fed, local, k, t, x, v=(1.0 - alpha) * d, s=alpha)
+            for k in distinct(cohort)
+        }
+        update = _delta_update(fed, x, cohort, runs)
+        share = sum(fed.q[k] for k in cohort)
+        work = sum(fed.q[k] * runs[k].norm_a1 for k in cohort) / share
+        d = -update / (local.eta(t) * work)
+        x = x + server_lr * update
+        models.append(x)
+    return models
+
+
+def fedacg(fed, local, x0, cohorts, lam, beta):
+    """Clients start at x + lam m and are pulled to it."""
+    x, models = x0, []
+    m = np.zeros_like(x0)
+    for t, cohort in enumerate(cohorts):
+        ahead, clients = x + lam * m, distinct(cohort)
+        moves = {
+            k: run_local(fed, local, k, t, ahead, z=ahead, r=beta, inside=True).x - ahead
+            for k in clients
+        }
+        m = lam * m + fed.size / len(clients) * sum(fed.q[k] * moves[k] for k in clients)
+        x = x + m
+        models.append(x)
+    return models
+
+
+def fedexp(fed, local, x0, cohorts, eps, average=True):
+    """The extrapolated step; the mean of the last two models is reported."""
+    x, models = x0, []
+    for t, cohort in enumerate(cohorts):
+        clients = distinct(cohort)
+        moves = {k: run_local(fed, local, k, t, x).x - x for k in clients}
+        share = sum(fed.q[k] for k in clients)
+        mean = sum(fed.q[k] * moves[k] for k in clients) / share
+        squares = sum(fed.q[k] * moves[k] @ moves[k] for k in clients) / share
+        rate = max(1.0, squares / (2.0 * (mean @ mean + eps)))
+        new = x + rate * fed.size / len(clients) * share * mean
+        models.append((new + x) / 2.0 if average else new)
+        x = new
+    return models
+
+
+def mimelite(fed, local, x0, cohorts, beta, server_lr=1.0):
+    """Clients descend along (1 - beta) grad f_k + beta m; m is fixed during a round."""
+    x, models = x0, []
+    m = np.zeros_like(x0)
+    for t, cohort in enumerate(cohorts):
+        clients = distinct(cohort)
+        runs = {k: run_local(fed, local, k, t, x, v=beta * m, s=1.0 - beta) for k in clients}
+        factor = fed.size / len(clients)
+        gradient = factor * sum(fed.q[k] * runs[k].first_gradient for k in clients)
+        x = x + server_lr * factor * sum(fed.q[k] * (runs[k].x - x) for k in clients)
+        m = (1.0 - beta) * gradient + beta * m
+        models.append(x)
+    return models
+
+
+# ------------------------------------------------------- personal models on the clients
+
+
+def ditto(fed, local, x0, cohorts, lam, scheme="II-delta", server_lr=1.0, own=None):
+    """Li et al. 2021, Algorithm 1: v_k descends f_k + lam/2 |v - x|^2, beside FedAvg.
+
+    ``own``, a dict, receives the last personal model of every client.
+    """
+    v = dict.fromkeys(range(fed.size), x0)
+    sent = [x0, *fedavg(fed, local, x0, cohorts, scheme, server_lr)]
+    for t, cohort in enumerate(cohorts):
+        for k in distinct(cohort):
+            v[k] = run_local(fed, local, k, t, v[k], z=sent[t], r=lam, inside=True).x
+    if own is not None:
+        own.update(v)
+    return sent[1:]
+
+
+def pfedme(fed, local, x0, cohorts, lam, eta, R, beta, own=None):
+    """Dinh et al. 2020, Algorithm 1, with the weights (N/K) q_k in the server's mean.
+
+    theta_k approximates argmin f_k(theta) + lam/2 |theta - w_k|^2.
+    """
+    w, models = x0, []
+    personal = dict.fromkeys(range(fed.size), x0)
+    for t, cohort in enumerate(cohorts):
+        clients, total = distinct(cohort), np.zeros_like(x0)
+        for k in clients:
+            w_k = w
+            for _ in range(R):
+                personal[k] = run_local(fed, local, k, t, w_k, z=w_k, r=lam, inside=True).x
+                w_k = w_k - eta * lam * (w_k - personal[k])
+            total = total + fed.q[k] * (w_k - w)
+        w = w + beta * fed.size / len(clients) * total
+        models.append(w)
+    if own is not None:
+        own.update(personal)
+    return models
+
+
 # ---------------------------------------------------------------------------- FedNova
 
 
@@ -322,6 +478,24 @@ def feddyn(fed, local, x0, cohorts, alpha):
     return models
 
 
+def fedspeed(fed, local, x0, cohorts, lam, rho, a, cohort_only=False):
+    """Prox-correction with sharpness-aware gradients; lam_k = lam N q_k."""
+    x, models = x0, []
+    g = np.zeros((fed.size, len(x0)))
+    for t, cohort in enumerate(cohorts):
+        clients, ends = distinct(cohort), {}
+        for k in clients:
+            pull = 1 / (lam * fed.size * fed.q[k])
+            problem = {"v": -g[k], "z": x, "r": pull, "inside": True}
+            ends[k] = run_local(fed, local, k, t, x, sam=(rho, a), **problem).x
+            g[k] = g[k] - pull * (ends[k] - x)
+        averaged = clients if cohort_only else range(fed.size)
+        correction = sum(fed.size * fed.q[k] * g[k] for k in averaged) / len(averaged)
+        x = sum(ends.values()) / len(clients) - lam * correction
+        models.append(x)
+    return models
+
+
 # ------------------------------------------------------------------------ splitting
 
 
@@ -342,6 +516,20 @@ def fedpd(fed, local, x0, cohorts, eta, talks=None):
             server = fed.q @ centre
             centre = np.tile(server, (fed.size, 1))
         models.append(server)
+    return models
+
+
+def fedadmm(fed, local, x0, cohorts, rho):
+    """The server's model is sum_k q_k (x_k + lambda_k / rho) over all clients."""
+    x, models = x0, []
+    own = np.tile(x0, (fed.size, 1))  # x_k
+    dual = np.zeros((fed.size, len(x0)))  # lambda_k
+    for t, cohort in enumerate(cohorts):
+        for k in distinct(cohort):
+            own[k] = run_local(fed, local, k, t, x, v=dual[k], z=x, r=rho, inside=True).x
+            dual[k] = dual[k] + rho * (own[k] - x)
+        x = fed.q @ (own + dual / rho)
+        models.append(x)
     return models
 
 
@@ -423,14 +611,12 @@ def fedlga(
         complete = [k for k in cohort if runs[k].tau >= expected]  # draws, as all of the below
         slow = [k for k in runs if runs[k].tau < expected]
         corrected = dict(deltas)
-        if complete:  # no complete client: no correction
+        if form == "extrapolate":
+            for k in slow:
+                corrected[k] = deltas[k] * expected / runs[k].tau
+        elif form != "none" and complete:  # no complete client: no target
             target = x + sum(deltas[k] for k in complete) / len(complete)
             for k in slow:
-                if form == "none":
-                    continue
-                if form == "extrapolate":
-                    corrected[k] = deltas[k] * expected / runs[k].tau
-                    continue
                 if gradient == "mean":
                     g = -deltas[k] / (local.eta(t) * runs[k].tau)
                 else:

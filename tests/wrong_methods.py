@@ -155,3 +155,60 @@ class NeedsArgument(Biased):
 
 ready = NeedsArgument(1.0)
 NotAMethod = dict
+
+
+class PulledToItself(ud.Ditto):
+    """The centre of the pull is the client's own model, so that it never feels the server's."""
+
+    def __init__(self, lam: float = 0.7):
+        super().__init__(lam)
+
+    def next_problem(self, down, mine, solved, client):
+        return ud.LocalProblem(start=mine.v, center=mine.v, weight=self.lam)
+
+
+class ForgottenOwnModel(ud.Ditto):
+    """The personal work starts at the server's model, as if the client had none of its own."""
+
+    def __init__(self, lam: float = 0.7):
+        super().__init__(lam)
+
+    def next_problem(self, down, mine, solved, client):
+        return ud.LocalProblem(start=down.x, center=down.x, weight=self.lam)
+
+
+class SendsOwnModel(ud.Ditto):
+    """Uploads the move of the personal model."""
+
+    def finish(self, down, mine, result, client):
+        (v,) = result.later
+        return ud.Upload(moved=v - down.x), ud.Keep(v=v)
+
+
+class MixesInOwnModel(ud.Ditto):
+    """Uploads something that depends on the kept personal model."""
+
+    def finish(self, down, mine, result, client):
+        upload, keep = super().finish(down, mine, result, client)
+        return ud.Upload(moved=upload.moved + 0.01 * mine.v), keep
+
+
+class EnvelopeReversed(ud.PFedMe):
+    """w_k moves away from the personal model."""
+
+    def __init__(self, lam: float = 2.0, eta: float = 0.1, R: int = 3, beta: float = 0.8):
+        super().__init__(lam, eta, R, beta)
+
+    def finish(self, down, mine, result, client):
+        upload, keep = super().finish(down, mine, result, client)
+        return ud.Upload(moved=-upload.moved), keep
+
+
+class EnvelopeOfOneClient(EnvelopeReversed):
+    """The pull is λ/N instead of λ."""
+
+    def problem(self, down, mine, client):
+        return ud.LocalProblem(start=down.x, center=down.x, weight=self.lam / 4)
+
+    def finish(self, down, mine, result, client):
+        return ud.PFedMe.finish(self, down, mine, result, client)

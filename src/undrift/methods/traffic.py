@@ -6,7 +6,7 @@ Forecasts of cost and the virtual clock use it; records count the bytes that rea
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,6 +30,9 @@ class Traffic:
     kept_numbers: int
     asks: tuple[str, ...] = ()
     """what the method asks for besides the end point: see `LocalProblem.ask`"""
+    gradients_per_step: int = 1
+    """how many gradients a step of the local work stands for: one for each local problem that a
+    client solves in a round, two with sharpness-aware gradients"""
 
     @property
     def first_gradient(self) -> bool:
@@ -64,6 +67,8 @@ def traffic_of(method: Method, draw: Callable[[str], float] = lambda purpose: 0.
         result = LocalResult(
             x=torch.ones(PROBE_PARAMETERS), steps=1, expected=1, a_norm=1.0, rate=1.0, **asked
         )
+        more = tuple(torch.ones(PROBE_PARAMETERS) for _ in range(1, method.problems))
+        result = replace(result, later=more)
         upload, _ = method.finish(down, mine, result, client)
         return Traffic(
             _vectors(down),
@@ -71,6 +76,7 @@ def traffic_of(method: Method, draw: Callable[[str], float] = lambda purpose: 0.
             kept_vectors,
             kept_numbers,
             problem.ask,
+            method.problems * (1 if problem.ascent is None else 2),
         )
     except Exception:  # a user's method may need a real model: fall back on what it declares
         return Traffic(

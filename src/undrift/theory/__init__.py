@@ -9,7 +9,16 @@ An example: the point FedAvg converges to, predicted and then found by training.
     ud.train(ud.FedAvg(), problem=problem, local=local, rounds=500).x
 """
 
-from undrift.theory import bounds, consistency, fixed_points, heterogeneity, step_sizes
+from undrift.theory import (
+    bounds,
+    consistency,
+    feddyn,
+    fedlga,
+    fixed_points,
+    heterogeneity,
+    sharpness,
+    step_sizes,
+)
 from undrift.theory.logistic import LogisticRegression
 from undrift.theory.quadratics import (
     Quadratics,
@@ -27,10 +36,13 @@ __all__ = [
     "composite_optimum",
     "consistency",
     "distances",
+    "feddyn",
+    "fedlga",
     "fixed_points",
     "heterogeneity",
     "random_composite",
     "random_quadratics",
+    "sharpness",
     "step_sizes",
     "tridiagonal",
 ]

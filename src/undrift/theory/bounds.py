@@ -100,6 +100,18 @@ def transformed_scheme_two(c: Constants, cohort: int) -> Bounds:
     return scheme_two(c, cohort)
 
 
+def best_steps(c: Constants, cohort: int) -> float:
+    """E*, the local steps with which scheme I needs fewest rounds for an accuracy (eq. 8).
+
+    √((Σp_k²σ_k² + 6LΓ + 8G² + 2Lμ|w_0 − w*|²)/((8 + 4/K)G²)): the minimum of Theorem 2's bracket
+    over E, for γ = 8κ. The paper drops the constants. c.E is not used.
+    """
+    require(cohort >= 1, f"best_steps: the cohort is {cohort}, but it must be at least 1.")
+    require(c.G > 0, f"best_steps: G = {c.G:g}, but it must be above 0.")
+    once = full(c._replace(E=1)).B + 8 * c.G**2 + 2 * c.L * c.mu * c.distance**2
+    return float((once / ((8 + 4 / cohort) * c.G**2)) ** 0.5)
+
+
 def fixed_rate_bias(H: Tensor, b: Tensor, q: Tensor, lr: float, steps: int) -> Tensor:
     """The O(η) distance of FedAvg at a fixed rate from w*, on f_k = ½wᵀH_k w − b_kᵀw (Theorem 4).
 

@@ -153,6 +153,42 @@ def theorem1_bound(
     return 4 * gap / (lr * tau_eff * rounds) + noise + 12 * (lr * L) ** 2 * kappa2 * C
 
 
+def theorem3_bound(
+    rounds: Sequence[tuple[Theorem1Constants, float]],
+    *,
+    lr: float,
+    clients: int,
+    L: float,
+    gap: float,
+    sigma2: float = 0.0,
+    kappa2: float = 0.0,
+    beta2: float = 1.0,
+) -> float:
+    """min_t E|∇F(x_t)|² of FedNova with other local work in every round (Theorem 3).
+
+    [4·gap/η + Σ_t τ_t(4ηLσ²A_t/m + 6η²L²σ²B_t + 12η²L²κ²C_t)]/Σ_t τ_t, for a pair of (A, B, C) and
+    τ_eff per round. Each round satisfies E F(x⁺) ≤ F(x) + ητ_t/4·(its bracket − |∇F(x)|²). The
+    paper's rate is η = √(m²/K) with K = Σ_iΣ_t τ_i(t) (it prints m Σ_t τ_i(t)).
+    """
+    require(len(rounds) >= 1, "theorem3_bound: there are no rounds, but it needs at least one.")
+    total, weight = 4 * gap / lr, 0.0
+    for constants, tau_eff in rounds:
+        own = theorem1_bound(
+            constants,
+            lr=lr,
+            tau_eff=tau_eff,
+            rounds=1,
+            clients=clients,
+            L=L,
+            gap=0.0,
+            sigma2=sigma2,
+            kappa2=kappa2,
+            beta2=beta2,
+        )
+        total, weight = total + tau_eff * own, weight + tau_eff
+    return total / weight
+
+
 def theorem2_bound(p: Tensor, w: Tensor, eps_opt: float, *, beta2: float, kappa2: float) -> float:
     """|∇F|² ≤ 2[χ²(β²−1) + 1]ε_opt + 2χ²κ², χ² = χ²(p‖w): the last term never vanishes (eq. 10)."""
     chi = chi_square(p, w)

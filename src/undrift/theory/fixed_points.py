@@ -56,6 +56,86 @@ def fednova(H: Tensor, b: Tensor, q: Tensor, lr: float, steps: Steps, mu: float 
     return averaging_fixed_point(H, b, q / a_norm_proximal(tau, lr * mu), lr, tau, mu)
 
 
+def fedcm(H: Tensor, b: Tensor, q: Tensor, lr: float, steps: Steps, alpha: float) -> Tensor:
+    """FedCM's fixed point: FedAvg's for the rate αη, since its direction D vanishes there."""
+    return fedavg(H, b, q, alpha * lr, steps)
+
+
+def mimelite(H: Tensor, b: Tensor, q: Tensor, lr: float, steps: Steps, beta: float) -> Tensor:
+    """MimeLite's fixed point, where m = ∇F(x).
+
+    Client i moves x by −ηS_i[(1 − β)(H_i x − b_i) + βm] with S_i = Σ_{s<τ_i} (I − (1 − β)ηH_i)^s.
+    """
+    where = "mimelite"
+    H, b = _quadratics(H, b, where)
+    q = weights(q, where, len(b))
+    eye = torch.eye(b.shape[1], dtype=torch.float64)
+    taus = _steps(steps, where, len(b)).tolist()
+    sums = [_power_sum(eye - (1 - beta) * lr * h, int(tau)) for h, tau in zip(H, taus, strict=True)]
+    S = q[:, None, None] * torch.stack(sums)
+    mean_H, mean_b = torch.einsum("k,kij->ij", q, H), q @ b
+    matrix = (S @ ((1 - beta) * H + beta * mean_H)).sum(0)
+    right = (S @ ((1 - beta) * b + beta * mean_b)[:, :, None]).sum(0)[:, 0]
+    return _solve(matrix, right, where)
+
+
+def pfedme(
+    H: Tensor,
+    b: Tensor,
+    q: Tensor,
+    lr: float,
+    steps: Steps,
+    lam: float,
+    eta: float,
+    R: int,
+) -> Tensor:
+    """pFedMe's fixed point: Σ q_i (I − (I − ηλM_iH_i)^R) (w − x_i*) = 0, with H_i x_i* = b_i.
+
+    τ_i steps on the inner problem from w end at θ_i = w − M_i(H_i w − b_i), with M_i as above for
+    μ = λ, and w_i = w − ηλ(w − θ_i), R times. For R = 1 it is FedProx's point for μ = λ, and with
+    many steps the minimiser of the Moreau envelopes, `moreau_optimum`.
+    """
+    where = "pfedme"
+    H, b = _quadratics(H, b, where)
+    q = weights(q, where, len(b))
+    eye = torch.eye(b.shape[1], dtype=torch.float64)
+    total, right = torch.zeros_like(eye), torch.zeros_like(b[0])
+    for h, v, share, tau in zip(H, b, q, _steps(steps, where, len(b)).tolist(), strict=True):
+        inner = lr * _power_sum(eye - lr * (h + lam * eye), int(tau))  # M_i
+        step = eta * lam * inner
+        # (I − (I − A)^R) (w − x*) = Σ_{r<R} (I − A)^r A (w − x*), A = step·H_i, A x* = step·b_i
+        repeated = share * _power_sum(eye - step @ h, R)
+        total, right = total + repeated @ step @ h, right + repeated @ step @ v
+    return _solve(total, right, where)
+
+
+def moreau_optimum(H: Tensor, b: Tensor, q: Tensor, lam: float) -> Tensor:
+    """The minimiser of Σ q_i F_i, F_i(w) = min_θ f_i(θ) + (λ/2)|θ − w|², the Moreau envelopes.
+
+    ∇F_i(w) = λ(w − prox_i(w)) = λ(H_i + λI)⁻¹(H_i w − b_i).
+    """
+    where = "moreau_optimum"
+    H, b = _quadratics(H, b, where)
+    q = weights(q, where, len(b))
+    require(lam > 0, f"{where}: lam = {lam:g}, but must be above 0.")
+    shifted = H + lam * torch.eye(b.shape[1], dtype=torch.float64)
+    A = torch.einsum("k,kij->ij", q, torch.linalg.solve(shifted, H))
+    c = torch.einsum("k,ki->i", q, torch.linalg.solve(shifted, b))
+    return _solve(A, c, where)
+
+
+def prox(H: Tensor, b: Tensor, w: Tensor, lam: float) -> Tensor:
+    """argmin_θ f_i(θ) + (λ/2)|θ − w|² for every client, `[N, P]`: the limit of Ditto's own models.
+
+    For λ = 0 they are the clients' own minima.
+    """
+    H, b = _quadratics(H, b, "prox")
+    require(lam >= 0, f"prox: lam = {lam:g}, but must be at least 0.")
+    shifted = H + lam * torch.eye(b.shape[1], dtype=torch.float64)
+    points: Tensor = torch.linalg.solve(shifted, b + lam * w)
+    return points
+
+
 def surrogate_optimum(H: Tensor, b: Tensor, w: Tensor) -> Tensor:
     """The minimiser of Σ w_i f_i: the optimum of F for w = q, and the limit of FedAvg's fixed
     point as η → 0 for w_i ∝ q_iτ_i."""

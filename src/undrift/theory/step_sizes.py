@@ -54,6 +54,16 @@ def feddr_constant(L: float, alpha: float, eta: float, probability: float) -> fl
     return 2 * (1 + z) ** 2 * (1 + z * z) / weight
 
 
+def feddr_rate(L: float, alpha: float, eta: float, probability: float) -> float:
+    """(1+ηL)⁴/(η²α²βp̂): the mean of E|G_η(x̄)|² over x̄⁰ … x̄ᴷ is ≤ this·(F(x⁰) − F*)/(K + 1).
+
+    For exact proximal steps and the start x_k = x⁰, y_k = x⁰ + η∇f_k(x⁰), for which V⁰ = F(x⁰). It
+    is at most C₁ of `feddr_constant`, since (1 + z)² ≤ 2(1 + z²).
+    """
+    z = L * eta
+    return feddr_constant(L, alpha, eta, probability) * (1 + z) ** 2 / (2 * (1 + z * z))
+
+
 def check_feddr(L: float, alpha: float, eta: float) -> str | None:
     """A sentence that says which of α and η is outside FedDR's bound, or None."""
     if not 0 < alpha < 2:

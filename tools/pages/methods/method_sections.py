@@ -13,7 +13,6 @@ from tools.pages.methods.verification import Cell, reasons
 from tools.pages.methods.walks import PERIOD, WALKS, Walked, walked
 from undrift.core.method import INITIAL, NUMBER
 from undrift.experiments.catalogue import SERVERS, Parameter
-from undrift.experiments.method_rows import MethodRow, row_of, steps_of
 from undrift.experiments.teaching import (
     default,
     documentation_of,
@@ -22,8 +21,9 @@ from undrift.experiments.teaching import (
     shown_parameters,
 )
 from undrift.methods import METHODS, FedNova, Method
+from undrift.methods.formulas import LaterProblem, MethodRow, row_of, steps_of
 from undrift.methods.traffic import traffic_of
-from undrift.verify import FACTS, named
+from undrift.verify import FACTS, Fact, Subject, named
 
 ARXIV = {
     "DistributedSGD": "1907.02189",
@@ -37,11 +37,25 @@ ARXIV = {
     "FedPD": "2005.11418",
     "FedSplit": "2005.05238",
     "FedDR": "2103.03452",
+    "FedADMM": "2204.03529",
+    "FedVARP": "2207.14130",
+    "MIFA": "2106.04159",
+    "Scaffnew": "2202.09357",
+    "FedCM": "2106.10874",
+    "FedACG": "2201.03172",
+    "FedExP": "2301.09604",
+    "MimeLite": "2008.03606",
+    "FedSAM": "2206.02618",
+    "FedSpeed": "2302.10429",
     "FedLGA": "2112.11989",
+    "Ditto": "2012.04221",
+    "PFedMe": "2006.08848",
     "AsyncFedDR": "2103.03452",
     "FedAsync": "1903.03934",
     "FedBuff": "2106.06639",
 }
+MOST_COLUMNS = 3
+"""More variants than this share one column of a table."""
 NO_BREAK = "\u00a0"
 Lines = Iterator[str]
 
@@ -67,7 +81,11 @@ def problem(name: str) -> Lines:
     own = {label: formulas(method) for label, method in variants(name).items()}
     one = len(own) == 1
     head = ("start", "linear v", "centre z", "weight r", "local work", "uploads")
-    rows = ((*(() if one else (f"`{label}`",)), *cells(row)) for label, row in own.items())
+    rows = (
+        (*(() if one else (f"`{label}`",)), *each)
+        for label, row in own.items()
+        for each in cells(row)
+    )
     yield from table(head if one else ("", *head), rows)
     for label, row in own.items():
         yield ""
@@ -82,10 +100,17 @@ def problem(name: str) -> Lines:
         yield from (f"- `{letters}`: {words}" for letters, words in symbols.items())
 
 
-def cells(row: MethodRow) -> tuple[str, ...]:
-    """Return the local problem as the cells of a table."""
-    terms = (row.start, row.linear, row.center, row.weight)
-    return (*map(_code, terms), plain(row.work), ", ".join(map(_code, row.uploads)))
+def cells(row: MethodRow) -> Iterator[tuple[str, ...]]:
+    """Yield each local problem of a round as the cells of a table."""
+    uploads = ", ".join(map(_code, row.uploads))
+    yield (*_terms(row), plain(row.work), uploads)
+    if row.later is not None:
+        often = "the same again" if row.later.times == "1" else f"the same, {row.later.times} times"
+        yield (*_terms(row.later), often, "–")
+
+
+def _terms(problem: MethodRow | LaterProblem) -> Iterator[str]:
+    return map(_code, (problem.start, problem.linear, problem.center, problem.weight))
 
 
 def _code(formula: str) -> str:
@@ -187,16 +212,22 @@ def verified(name: str, found: dict[str, dict[str, Cell]]) -> Lines:
     held = sum(cell.holds for cell in claimed)
     yield f"{held} of {len(claimed)} facts hold. The table shows the measured errors."
     yield ""
-    head = ("fact", "allowed error", *(f"`{subject.method!r}`" for subject in subjects))
+    shown = [[subject] for subject in subjects]
+    heads = [f"`{subject.method!r}`" for subject in subjects]
+    if len(subjects) > MOST_COLUMNS:
+        shown, heads = [list(subjects)], [f"largest error of {len(subjects)} variants"]
     rows = (
         (
             fact.name,
             f"{fact.allowed:.0e}" if fact.allowed else "0",
-            *(str(found[subject.label][fact.name]) for subject in subjects),
+            *(str(_largest(found, fact, column)) for column in shown),
         )
         for fact in FACTS
     )
-    yield from table(head, rows)
+    yield from table(("fact", "allowed error", *heads), rows)
+    if len(subjects) > MOST_COLUMNS:
+        yield ""
+        yield f"The variants: {', '.join(f'`{subject.method!r}`' for subject in subjects)}."
     yield ""
     yield "[The overview](index.md#what-is-verified) explains each fact."
     if METHODS[name].meant_asynchronous:
@@ -206,6 +237,13 @@ def verified(name: str, found: dict[str, dict[str, Cell]]) -> Lines:
         yield "A dot marks a fact that is not claimed:"
         yield ""
         yield from (f"- {fact}: {words}." for fact, words in not_claimed)
+
+
+def _largest(found: dict[str, dict[str, Cell]], fact: Fact, subjects: Sequence[Subject]) -> Cell:
+    """Return the result with the largest error; one that is not claimed only if none is."""
+    results = [found[subject.label][fact.name] for subject in subjects]
+    claimed = [cell for cell in results if cell.error is not None]
+    return max(claimed, key=lambda cell: cell.error or 0.0) if claimed else results[0]
 
 
 @lru_cache
@@ -236,6 +274,13 @@ def ends(name: str) -> Lines:
         )
     else:
         yield f"{work}. Every mark is a round. {_steps(found)}"
+    if found[0].own:
+        yield ""
+        yield "The clients' own models end at:"
+        yield ""
+        heads = [f"client {k + 1}" for k in range(len(found[0].own))]
+        rows = ((each.walk.label, *map(_point, each.own)) for each in found)
+        yield from table(("run", *heads), rows)
 
 
 def _steps(found: Sequence[Walked]) -> str:

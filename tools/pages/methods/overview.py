@@ -24,6 +24,7 @@ ENDS = {
     "optimum": "the optimum of F",
     "averaging": "the fixed point of averaging",
     "normalised averaging": "the fixed point of normalised averaging",
+    "sharpness-aware gradients": "where the mean sharpness-aware gradient is zero",
 }
 
 
@@ -32,7 +33,7 @@ def overview() -> Lines:
     rows = []
     for name in METHODS:
         for label, method in variants(name).items():
-            rows.append((_link(name, label), *cells(formulas(method))))
+            rows += [(_link(name, label), *each) for each in cells(formulas(method))]
     head = ("method", "start", "linear v", "centre z", "weight r", "local work", "uploads")
     yield from table(head, rows)
 

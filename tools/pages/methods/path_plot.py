@@ -91,6 +91,10 @@ def _path(axes: Axes, found: Walked, colour: str, mark: str) -> None:
     )
     last = found.path[-PERIOD:] if found.arrivals else found.path[-1:]
     axes.plot(*last.T.tolist(), color=colour, marker=mark, markersize=6, linestyle="", zorder=4)
+    for model in found.own:
+        way = torch.stack([found.path[-1], model])
+        axes.plot(*way.T.tolist(), color=colour, linestyle=":", linewidth=1.0, zorder=2)
+        axes.plot(*model.tolist(), marker="D", markersize=9, mfc="white", mec=colour, zorder=5)
     goal = found.goal.tolist()
     axes.plot(*goal, marker="o", markersize=15, mfc="none", mec=colour, mew=1.8, zorder=5)
 
@@ -110,7 +114,18 @@ def _landmarks(axes: Axes, page: str, walks: Sequence[Walked]) -> None:
             color=CLIENTS,
             fontsize=9,
         )
-    for k, way in enumerate(first.drift):
+    if first.own:
+        axes.plot(
+            [],
+            [],
+            marker="D",
+            markersize=9,
+            mfc="white",
+            mec=CLIENTS,
+            linestyle="",
+            label="the clients' own models at the end",
+        )
+    for k, way in enumerate(first.drift if not first.own else ()):
         if float((way[-1] - way[0]).norm()) > 1e-6:
             axes.plot(
                 *way.T.tolist(),

@@ -55,6 +55,24 @@ def stored(folder: Path) -> dict[str, dict[str, Cell]]:
 def reason_not_claimed(fact: Fact, subject: Subject) -> str:
     """Return why a fact is not claimed for a method."""
     method = subject.method
+    if fact.name in subject.exempt:
+        return subject.exempt[fact.name]
+    if fact.name in ("limit", "ragged") and method.converges_to is None:
+        return "nothing is claimed about its limit"
+    if fact.name == "monotone":
+        return "it declares no quantity that never increases"
+    if fact.name == "clipped" and method.uploads_models:
+        return "it uploads models, which cannot be clipped"
+    if fact.name == "clipped" and not method.kept():
+        return "its clients keep nothing"
+    if fact.name == "clipped" and method.kept().keys() == {method.own_model}:
+        return "the server holds nothing of what its clients keep"
+    if fact.name == "clipped":
+        return "nothing is claimed about its limit"
+    if fact.name == "own":
+        return "its clients have no models of their own"
+    if fact.name == "equals":
+        return "it has no special case that is another method"
     if fact.name == "partial" and method.needs_all:
         return "the method needs every client in every round"
     if fact.name == "partial" and one_step_only(method):

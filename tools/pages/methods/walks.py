@@ -15,31 +15,44 @@ from tools.pages.methods.two_clients import EQUAL_STEPS, LR, STEPS, two_clients
 from undrift.core.clients import Roster
 from undrift.core.evaluation import Evaluation
 from undrift.core.regularizers import L1
-from undrift.core.sampling import All
+from undrift.core.sampling import All, Uniform
 from undrift.devices import Devices, Ladder
 from undrift.local.solvers import GD
 from undrift.loops import Loop, RunSpec, loop
 from undrift.loops.paces import AsTheyArrive
 from undrift.methods import (
+    MIFA,
     SCAFFOLD,
     VRLSGD,
     AsyncFedDR,
     DistributedSGD,
+    Ditto,
+    FedACG,
+    FedADMM,
     FedAsync,
     FedAvg,
     FedAvgMin,
     FedBuff,
+    FedCM,
     FedDR,
     FedDyn,
+    FedExP,
     FedLGA,
     FedNova,
     FedPD,
     FedProx,
+    FedSAM,
+    FedSpeed,
     FedSplit,
+    FedVARP,
     Method,
+    MimeLite,
+    PFedMe,
+    Scaffnew,
 )
 from undrift.methods.common.server_optimizers import Adagrad, Adam, Momentum, Yogi
 from undrift.theory import Quadratics, fixed_points
+from undrift.utils.keys import draw_of_round
 from undrift.verify.limits import goal_of
 
 PERIOD = 12
@@ -59,10 +72,14 @@ class Walk:
     rounds: int = 60
     objective: str = "samples"
     limit: Mapping[Hashable, int] | None = None
+    cohort: int | None = None
+    """clients in a round; None for both"""
     goal: Callable[[Walk, Walked], Tensor] | None = None
     """the predicted end; None for the limit that `undrift verify` checks"""
     within: float = 1e-3
     """largest distance of the end from that point"""
+    settles: bool = True
+    """whether the run comes to rest"""
 
     @property
     def planned(self) -> list[int]:
@@ -72,7 +89,7 @@ class Walk:
     @property
     def done(self) -> list[int]:
         """The steps that each client does."""
-        own = list(self.method.steps(self.planned))
+        own = list(self.method.steps(self.planned, draw_of_round(0, 0)))
         return [min(own[k], (self.limit or {}).get(k, own[k])) for k in (0, 1)]
 
 
@@ -89,6 +106,8 @@ class Walked:
     """replies of an asynchronous run: (client, staleness in updates)"""
     drift: list[Tensor]
     """the local path of each client from the last model in one round, `[steps + 1, 2]` each"""
+    own: list[Tensor]
+    """the last own model of each client, for methods that have them"""
 
     @property
     def end(self) -> Tensor:
@@ -123,7 +142,9 @@ def walked(walk: Walk) -> Walked:
     q = Roster(problem.ids, problem.sizes, walk.objective).weights
     asynchronous = walk.method.meant_asynchronous
     drift = [] if asynchronous else [_local_path(walk, run, k) for k in range(len(problem))]
-    return Walked(walk, problem, q, torch.stack(path), arrivals, drift)
+    personal = walk.method.own_model is not None
+    own = [run.last_of(k) for k in range(len(problem))] if personal else []
+    return Walked(walk, problem, q, torch.stack(path), arrivals, drift, own)
 
 
 def run_of(walk: Walk) -> Loop:
@@ -136,7 +157,7 @@ def run_of(walk: Walk) -> Loop:
             walk.method,
             two_clients(),
             GD(lr=LR, steps=walk.steps),
-            All(),
+            All() if walk.cohort is None else Uniform(walk.cohort),
             10**9,
             walk.objective,
             seed=0,
@@ -156,6 +177,10 @@ def _local_path(walk: Walk, run: Loop, k: int) -> Tensor:
     path = [x]
     for _ in range(walk.done[k]):
         gradient = losses.gradient(k, x)
+        if problem.ascent is not None:
+            shifted = x + problem.ascent.radius * gradient / gradient.norm()
+            gradient = gradient.lerp(losses.gradient(k, shifted), problem.ascent.share)
+        gradient = problem.scale * gradient
         if problem.linear is not None:
             gradient = gradient + problem.linear
         if problem.center is not None:
@@ -228,11 +253,35 @@ WALKS: dict[str, list[Walk]] = {
         Walk("g = 0", FedDR()),
         Walk("g = 0.3 |x|₁", FedDR(g=L1(0.3)), rounds=100),
     ],
+    "FedADMM": [Walk("ρ = 1", FedADMM(1.0)), Walk("ρ = 0.5", FedADMM(0.5), rounds=100)],
+    "FedVARP": [Walk("everyone", FedVARP()), Walk("one of two", FedVARP(), cohort=1, rounds=150)],
+    "MIFA": [Walk("everyone", MIFA()), Walk("one of two", MIFA(), cohort=1, rounds=150)],
+    "Scaffnew": [Walk("p = 0.2", Scaffnew(0.2)), Walk("p = 0.5", Scaffnew(0.5), rounds=150)],
+    "FedCM": [
+        Walk("2 and 12 steps", FedCM(0.3), rounds=100),
+        Walk("7 and 7 steps", FedCM(0.3), EQUAL_STEPS, rounds=100),
+    ],
+    "FedACG": [
+        Walk("λ = 0.5, β = 0", FedACG(0.5, 0.0)),
+        Walk("λ = 0.5, β = 3", FedACG(0.5, 3.0), rounds=120),
+    ],
+    "FedExP": [Walk("FedExP", FedExP(), goal=_averaged, within=0.6, settles=False)],
+    "MimeLite": [Walk("β = 0.5", MimeLite(0.5)), Walk("β = 0.9", MimeLite(0.9), rounds=250)],
+    "FedSAM": [Walk("ρ = 0.1", FedSAM(0.1)), Walk("ρ = 0.5", FedSAM(0.5), rounds=120)],
+    "FedSpeed": [
+        Walk("ρ = 0", FedSpeed(1.0, 0.0), rounds=100),
+        Walk("ρ = 0.5, α = 1", FedSpeed(1.0, 0.5), rounds=100),
+    ],
     "FedLGA": [
         _unfinished("no correction", FedLGA("none"), goal=_averaged),
         _unfinished("literal, capped", FedLGA(cap=True), goal=_complete_client, rounds=100),
         _unfinished("literal, λ = −1", FedLGA(damping=-1.0), goal=_approximated),
         _unfinished("extrapolated", FedLGA("extrapolate"), goal=_extrapolated),
+    ],
+    "Ditto": [Walk("λ = 0.2", Ditto(0.2)), Walk("λ = 2", Ditto(2.0))],
+    "PFedMe": [
+        Walk("λ = 2, R = 3", PFedMe(2.0, 0.25, 3), rounds=200),
+        Walk("λ = 0.5, R = 1", PFedMe(0.5, 1.0, 1), rounds=200),
     ],
     "AsyncFedDR": [
         _arriving("α = 1, η = 1", AsyncFedDR(1.0, 1.0), rounds=120),

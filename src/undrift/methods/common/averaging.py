@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from undrift.core.method import Method
+from undrift.core.method import Conditions, Method
 from undrift.core.problem import (
     Client,
     Download,
@@ -16,7 +16,8 @@ from undrift.core.problem import (
     ServerState,
     Upload,
 )
-from undrift.core.replies import Replies, Weight, q
+from undrift.core.replies import Replies, Weight, draws, q, q_draws
+from undrift.methods.common.schemes import SCHEMES, check_sampling
 from undrift.methods.common.server_optimizers import Plain, ServerOptimizer
 
 
@@ -49,3 +50,21 @@ class Averaging(Method):
     def move(self, server: ServerState, update: Tensor, replies: Replies) -> dict[str, Tensor]:
         """The server's next x and the next state of its optimiser, from the average move."""
         return self.server.step(server, update, replies.rate)
+
+
+class UniformAveraging(Averaging):
+    """Averaging with the weights (N/K)q_k, which are unbiased under uniform sampling.
+
+    K is the number of draws: a client that is drawn twice counts twice.
+    """
+
+    uploads: Mapping[str, Weight | tuple[Weight, ...]] = {"moved": q_draws}
+
+    def check(self, conditions: Conditions) -> None:
+        super().check(conditions)
+        check_sampling(self.name, SCHEMES["II-delta"], conditions.participation, conditions.equal)
+
+    def average(self, replies: Replies, name: str = "moved") -> Tensor:
+        """(N/K) Σ_S q_k·upload_k."""
+        average: Tensor = replies.clients / replies.weight(draws) * replies.sum(name, by=q_draws)
+        return average

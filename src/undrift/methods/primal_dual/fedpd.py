@@ -1,10 +1,10 @@
 """FedPD."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 from torch import Tensor
 
-from undrift.core.method import INITIAL, ZERO, Conditions, Method
+from undrift.core.method import INITIAL, ZERO, Conditions, Draw, Method
 from undrift.core.problem import (
     Client,
     Download,
@@ -51,6 +51,10 @@ class FedPD(Method):
     def converges_to(self) -> str | None:  # type: ignore[override]
         return "optimum" if self.communication == 1 else None
 
+    @property
+    def idle(self) -> Sequence[str]:  # type: ignore[override]
+        return ("x0",) if self.communication == 1 else ()  # then the server's x takes its place
+
     def check(self, conditions: Conditions) -> None:
         super().check(conditions)
         require(
@@ -62,7 +66,7 @@ class FedPD(Method):
     def init(self, x: Tensor) -> ServerState:
         return ServerState(x=x, talks=1.0, fresh=1.0)  # fresh: clients must receive x
 
-    def begin(self, server: ServerState, draw: Callable[[str], float]) -> ServerState:
+    def begin(self, server: ServerState, draw: Draw) -> ServerState:
         return server.replace(talks=float(draw("communication") < self.communication))
 
     def download(self, server: ServerState) -> Download:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from undrift.core.method import Conditions
+from undrift.core.method import Conditions, Draw
 from undrift.core.problem import Client, Download, Keep, LocalProblem, ServerState
 from undrift.core.replies import Replies, Weight
 from undrift.methods.common.averaging import Averaging
@@ -59,7 +59,7 @@ class DistributedSGD(FedAvg):
     converges_to = "optimum"
     needs_steps = True
 
-    def steps(self, planned: Sequence[int]) -> Sequence[int]:
+    def steps(self, planned: Sequence[int], draw: Draw) -> Sequence[int]:
         return [1] * len(planned)
 
 
@@ -71,5 +71,5 @@ class FedAvgMin(FedAvg):
 
     paper = "Wang et al., Tackling the Objective Inconsistency Problem, NeurIPS 2020"
 
-    def steps(self, planned: Sequence[int]) -> Sequence[int]:
+    def steps(self, planned: Sequence[int], draw: Draw) -> Sequence[int]:
         return [min(planned)] * len(planned)

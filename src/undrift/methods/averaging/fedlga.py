@@ -99,17 +99,16 @@ class FedLGA(Averaging):
         steps = replies.each("steps").to(moved)[:, None]
         expected = replies.each("expected").to(moved)[:, None]
         slow = (steps < expected)[:, 0]
-        if slow.any() and not slow.all():  # without a client that finished there is no ŵ
+        if self.form == "extrapolate":
+            moved = moved * expected / steps
+        elif self.form != "none" and slow.any() and not slow.all():  # without a complete one, no ŵ
             finished = count * ~slow[:, None]
             target = (finished * moved).sum(0) / finished.sum()  # ŵ − x
             if self.gradient == "last":
                 g = replies.stack("gradient")
             else:
                 g = -moved / (replies.rate * steps)
-            if self.form == "extrapolate":
-                moved = moved * expected / steps
-            elif self.form != "none":
-                moved = moved + slow[:, None] * self._correction(g, target - moved)
+            moved = moved + slow[:, None] * self._correction(g, target - moved)
         update = (count * moved).sum(0) / count.sum()
         return ServerState(**self.move(server, update, replies))
 

@@ -1,0 +1,1 @@
+"""Methods whose server averages the clients' moves; clients keep no state."""

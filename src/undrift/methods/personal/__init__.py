@@ -1,0 +1,1 @@
+"""Methods in which every client also trains a model of its own, for its own data."""
