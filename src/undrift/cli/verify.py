@@ -1,8 +1,9 @@
-"""`undrift verify`."""
+"""`undrift verify` and `undrift audit`: facts about methods, ours and other libraries'."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -12,6 +13,10 @@ from undrift.cli import completion
 from undrift.cli.app import app, hanging_table, parse_settings
 from undrift.utils.display import progress
 from undrift.utils.errors import UndriftError
+
+if TYPE_CHECKING:
+    from undrift.audit import Implementation
+    from undrift.verify import Subject, Verdict
 
 
 @app.command()
@@ -33,6 +38,14 @@ def verify(
             help="Set a parameter of your own method, e.g. alpha=1. Repeatable.",
         ),
     ] = None,
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain",
+            help="For each fact that fails: the algebra behind it, the numbers, and the likely "
+            "cause, found by changing the method in one place and measuring again.",
+        ),
+    ] = False,
     json: Annotated[
         bool,
         typer.Option(
@@ -83,7 +96,111 @@ def verify(
             console.print()
         if failed:
             console.print(hanging_table(("[bold red]✗[/]", line) for line in failed))
+        if failed and explain:
+            _explain(console, verdicts, subjects)
         if held:
             console.print(f"{held} of {len(measured)} facts hold.")
     if failed:
         raise typer.Exit(1)
+
+
+def _explain(console: Console, verdicts: Sequence[Verdict], subjects: Sequence[Subject]) -> None:
+    """Print what is known about every fact that failed."""
+    from undrift.verify.explain import explained
+
+    by_label = {subject.label: subject for subject in subjects}
+    for verdict in verdicts:
+        if not verdict.holds:
+            console.print(f"\n[bold]{verdict.method}, {verdict.fact.name}[/]")
+            console.print(hanging_table(explained(verdict, by_label[verdict.method])))
+
+
+@app.command()
+def audit(
+    adapter: Annotated[
+        str,
+        typer.Argument(
+            help="Adapter of another library's implementation: file.py:function, or file.py for "
+            "all functions of the file that declare a method.",
+            show_default=False,
+        ),
+    ],
+    method: Annotated[
+        str | None,
+        typer.Option("--as", metavar="METHOD", help="Method of undrift that it implements."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Set a parameter of the method, e.g. mu=0.5. Repeatable.",
+        ),
+    ] = None,
+    objective: Annotated[
+        str | None,
+        typer.Option(help="Weights of the clients: 'samples' (n_k/n) or 'clients' (1/N)."),
+    ] = None,
+    python: Annotated[
+        str | None,
+        typer.Option(help="Python of the environment in which the library is installed."),
+    ] = None,
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain",
+            help="For each fact that fails: the algebra, the numbers, and the change of undrift's "
+            "method that makes it compute the same, if one is found.",
+        ),
+    ] = False,
+    json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Print a JSON list of {method, fact, expected, measured, error, holds}.",
+        ),
+    ] = False,
+) -> None:
+    """Check implementations of other libraries on the facts of `undrift verify`.
+
+    An adapter is a function that gets a task (clients with data, a model, a loss, the local work)
+    and returns a function that runs one round of a cohort and returns the server's next model. The
+    models are compared with undrift's. The exit status is 1 if any fact fails.
+    """
+    from undrift.audit import FACTS, load
+    from undrift.audit import audit as measure
+    from undrift.verify import as_json, explanations, tables
+
+    claims = (method, parse_settings(settings or []), objective)
+    implementations = load(adapter, python, *claims)
+    verdicts = list(measure(implementations))
+    failed = explanations(verdicts)
+    if json:
+        typer.echo(as_json(verdicts))
+    else:
+        console = Console(highlight=False)
+        for table in tables(verdicts, FACTS):
+            console.print(table)
+            console.print()
+        if failed:
+            console.print(hanging_table(("[bold red]✗[/]", line) for line in failed))
+        if failed and explain:
+            _explain_audit(console, verdicts, implementations)
+        counted = [verdict for verdict in verdicts if verdict.finding is not None]
+        held = sum(verdict.holds for verdict in counted)
+        console.print(f"{held} of {len(counted)} facts hold.")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _explain_audit(
+    console: Console, verdicts: Sequence[Verdict], implementations: Sequence[Implementation]
+) -> None:
+    """Print what is known about every fact that failed."""
+    from undrift.audit.explain import explained
+
+    by_label = {each.label: each for each in implementations}
+    for verdict in verdicts:
+        if not verdict.holds and verdict.fact.name != "runs":
+            console.print(f"\n[bold]{verdict.method}, {verdict.fact.name}[/]")
+            console.print(hanging_table(explained(verdict, by_label[verdict.method])))

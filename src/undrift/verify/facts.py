@@ -7,9 +7,18 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from undrift.utils.errors import Diverged, UndriftError, first_line
-from undrift.verify import equivalences, invariances, limits
+from undrift.verify import (
+    effects,
+    equivalences,
+    invariances,
+    limits,
+    one_round,
+    personal,
+    refusals,
+)
 from undrift.verify.runs import Finding
 from undrift.verify.subjects import Subject
 
@@ -23,8 +32,8 @@ class Fact:
     name: str
     meaning: str
     allowed: float
-    measure: Callable[[Subject], Finding | None]
-    """measures the error; returns None if the fact does not apply to a method"""
+    measure: Callable[[Any], Finding | None]
+    """measures the error on a subject; returns None if the fact does not apply to it"""
     failed: str
     """the likely mistake if the fact does not hold, as a hint to the author"""
 
@@ -39,6 +48,13 @@ RUNS = Fact(
 """The condition for measuring any other fact."""
 
 FACTS = [
+    Fact(
+        "formula",
+        "One round of its code equals one round of its formulas.",
+        1e-12,
+        one_round.formula,
+        "a sign, a factor or a weight differs between the code and the formula",
+    ),
     Fact(
         "limit",
         "With every client, it ends at the optimum of F or at its closed-form fixed point.",
@@ -62,6 +78,13 @@ FACTS = [
         "divide by rate·a_norm (η‖a‖₁), not by rate·steps (ητ)",
     ),
     Fact(
+        "clipped",
+        "With clipped uploads it still ends there: kept state follows what was sent.",
+        1e-8,
+        limits.clipped,
+        "settle() must add sent − formed to every kept vector that mirrors the server's",
+    ),
+    Fact(
         "ragged",
         "With smaller last batches, it ends where the true number of steps says.",
         1e-8,
@@ -76,6 +99,20 @@ FACTS = [
         "a special case differs from the method that it should equal",
     ),
     Fact(
+        "own",
+        "The clients' own models end where their definition says.",
+        1e-10,
+        personal.own,
+        "look at the start, the centre and the weight of the problem of the client's own model",
+    ),
+    Fact(
+        "private",
+        "What is personal never travels, and if it does not act, the server is as without it.",
+        1e-12,
+        personal.private,
+        "an upload has the client's own model, or a vector is longer than the shared parameters",
+    ),
+    Fact(
         "weights",
         "Several identical clients act as one, whatever their sizes.",
         1e-12,
@@ -84,10 +121,18 @@ FACTS = [
     ),
     Fact(
         "acts",
-        "Every numeric parameter, and the local term, changes what clients do.",
+        "Every numeric parameter and every kept vector has an effect.",
         0.0,
-        invariances.acts,
-        "a term is silently lost, as a detached regulariser is",
+        effects.acts,
+        "a term is silently lost, as a detached regulariser is; declare kept values that need not "
+        "act in `idle`",
+    ),
+    Fact(
+        "monotone",
+        "Quantities that it declares as monotone do not increase.",
+        0.0,
+        effects.monotone,
+        "a step is too long for the problem, or the quantity is not monotone",
     ),
     Fact(
         "order",
@@ -118,6 +163,13 @@ FACTS = [
         "buffers are treated like parameters",
     ),
     Fact(
+        "refuses",
+        "It refuses the conditions under which it is not defined, and no others.",
+        0.0,
+        refusals.refuses,
+        "needs_all, needs_steps, uploads_models, asynchronous or check() do not say what is needed",
+    ),
+    Fact(
         "stacked",
         "Clients stacked as [C, P] give the same results as one by one.",
         1e-12,
@@ -130,6 +182,8 @@ FACTS = [
 
 def check_fact(fact: Fact, subject: Subject) -> Finding | None:
     """Measure a fact; a run that raises an error gets an infinite error and its reason."""
+    if fact.name in subject.exempt:
+        return None
     try:
         return fact.measure(subject)
     except Diverged as error:

@@ -14,7 +14,7 @@ from torch import Tensor
 from undrift.core.method import Method
 from undrift.core.problem import Client, Keep, LocalProblem, LocalResult
 from undrift.core.replies import Replies
-from undrift.core.sampling import All, Sampler, Uniform
+from undrift.core.sampling import All, Uniform
 from undrift.local.solvers import GD
 from undrift.utils.errors import require_choice
 from undrift.verify import problems
@@ -23,12 +23,11 @@ from undrift.verify.runs import (
     LR,
     Finding,
     allows,
-    arriving,
     between,
-    changed,
     common_objective,
     partial,
     path,
+    planned,
     run_of,
     steps,
     worst,
@@ -42,7 +41,7 @@ def runs(subject: Subject) -> Finding:
     """Run one round, to see whether the method's code raises an error."""
     method = subject.method
     if method.converges_to is not None:
-        claims = ("optimum", "averaging", "normalised averaging")
+        claims = ("optimum", "averaging", "normalised averaging", "sharpness-aware gradients")
         require_choice(f"{method.name}.converges_to", method.converges_to, claims)
     sampler = partial(method)
     objective = common_objective(method, sampler)
@@ -90,7 +89,7 @@ def weights(subject: Subject) -> Finding:
     one = path(run_of(subject.method, problems.identical(base, 1, [7]), local), 5)
     many = problems.identical(base, 4, EQUAL_SIZES)
     findings = [between(one, path(run_of(subject.method, many, local), 5), "equal weights")]
-    if allows(subject.method, All(), SIZES, "samples") and not _pull_depends_on_client(subject):
+    if allows(subject.method, All(), SIZES, "samples") and not _problem_depends_on_client(subject):
         unequal = problems.identical(base, 4, SIZES)
         found = path(run_of(subject.method, unequal, local), 5)
         findings.append(between(one, found, "unequal weights"))
@@ -101,62 +100,6 @@ def weights(subject: Subject) -> Finding:
     return worst(findings)  # type: ignore[return-value]
 
 
-def acts(subject: Subject) -> Finding | None:
-    """Changing any numeric parameter, or the local term, changes what clients do."""
-    method, sampler = subject.method, partial(subject.method)
-    objective = common_objective(method, sampler)
-
-    def unfinished(client: object, round: int) -> int | None:
-        return 1 if client in (1, 3) else None  # without slow clients FedLGA's damping does nothing
-
-    def end(of: Method) -> Tensor:
-        if of.meant_asynchronous:
-            return path(arriving(of, problems.quadratics(), steps(subject)), 6)
-        slow = None if subject.equal_steps else unfinished
-        run = run_of(of, problems.quadratics(), steps(subject), sampler, objective, slow)
-        return path(run, 6)
-
-    changes: dict[str, float] = {}
-    before = end(method)
-    for name, value in method.hyperparameters().items():
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            other = changed(
-                method, **{name: value + 1 if isinstance(value, int) else value / 2 or 0.1}
-            )
-            changes[name] = float((end(other) - before).abs().max())
-    size = _local_term(subject, sampler, objective)
-    if size is not None:
-        changes["the local term"] = size
-    if not changes:
-        return None
-    least = min(changes, key=lambda name: changes[name])
-    acting = changes[least] > 1e-9
-    return Finding("a change", changes, 0.0 if acting else 1.0, f"{least} changes nothing")
-
-
-def _local_term(subject: Subject, sampler: Sampler, objective: str) -> float | None:
-    """The largest gradient of a client's linear term and pull, after three rounds.
-
-    None for a method that keeps no state and has no pull: it need not have a local term.
-    """
-    method, local = subject.method, steps(subject)
-    run = run_of(method, problems.quadratics(), local, sampler, objective)
-    path(run, 3)
-    down = method.download(method.begin(run.server, lambda purpose: 0.0))
-    largest, expected = 0.0, bool(method.keeps)
-    for id in run.roster.ids:
-        problem = method.problem(down, run.states.get(id), run.roster.client(id))
-        expected = expected or (problem.center is not None and bool(problem.weight != 0))
-        x = problem.start + 1.0  # away from the centre, where the pull is zero
-        pull = torch.zeros_like(x)
-        if problem.linear is not None:
-            pull = pull + problem.linear
-        if problem.center is not None:
-            pull = pull + problem.weight * (x - problem.center)
-        largest = max(largest, float(pull.norm()))
-    return largest if expected else None
-
-
 def buffers(subject: Subject) -> Finding:
     """BatchNorm statistics are averaged by samples and are not parameters."""
     with warnings.catch_warnings():
@@ -165,7 +108,7 @@ def buffers(subject: Subject) -> Finding:
     sampler = partial(subject.method)
     objective = common_objective(subject.method, sampler)
     run = run_of(subject.method, losses, GD(lr=LR, steps=2), sampler, objective)
-    done = subject.method.steps([2])[0]
+    done = planned(subject.method, [2])[0]
     record = run.step()
     cohort = [inputs[int(str(k))] for k in record.cohort]
     n = sum(len(x) for x in cohort)
@@ -191,7 +134,7 @@ def stacked(subject: Subject) -> Finding:
     clients = [run.roster.client(id) for id in run.roster.ids]
     mine = [run.states.get(client.id) for client in clients]
     results = [
-        _made_up_result(method.problem(down, kept, c), c)
+        _made_up_result(method, method.problem(down, kept, c), c)
         for kept, c in zip(mine, clients, strict=True)
     ]
 
@@ -210,11 +153,14 @@ def stacked(subject: Subject) -> Finding:
     return between(a, b)
 
 
-def _made_up_result(problem: LocalProblem, client: Client) -> LocalResult:
+def _made_up_result(method: Method, problem: LocalProblem, client: Client) -> LocalResult:
     """A result without any training, different for every client."""
     x = problem.start * 0.9 + float(client.samples) / 100
     tau = 1.0 + float(client.samples) % 4
-    return LocalResult(x, tau, tau, 1.5 * tau, LR, first_gradient=x / 2, last_gradient=x / 3)
+    later = tuple(x / (4 + number) for number in range(1, method.problems))
+    return LocalResult(
+        x, tau, tau, 1.5 * tau, LR, first_gradient=x / 2, last_gradient=x / 3, later=later
+    )
 
 
 def _stack(kept: list[Keep]) -> Keep:
@@ -237,15 +183,16 @@ def _stack_results(results: list[LocalResult]) -> LocalResult:
         LR,
         rows("first_gradient"),
         rows("last_gradient"),
+        later=tuple(torch.stack(each) for each in zip(*(r.later for r in results), strict=True)),
     )
 
 
-def _pull_depends_on_client(subject: Subject) -> bool:
-    """Whether the weight of the pull depends on the client's q_k, as FedDyn's α_k does."""
+def _problem_depends_on_client(subject: Subject) -> bool:
+    """Whether pull or scale depend on the client's q_k, as FedDyn's α_k does."""
     run = run_of(subject.method, problems.quadratics(), steps(subject))
     down = subject.method.download(run.server)
     problem = [
         subject.method.problem(down, run.states.get(id), run.roster.client(id))
         for id in run.roster.ids
     ]
-    return len({float(p.weight) for p in problem}) > 1
+    return len({(float(p.weight), float(p.scale)) for p in problem}) > 1

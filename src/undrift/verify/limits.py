@@ -6,23 +6,29 @@ Each function measures one fact and returns None if it does not apply to the met
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from undrift.core.clients import Roster
 from undrift.core.method import Method
+from undrift.core.problem import Keep, Upload
 from undrift.core.sampling import All, Bernoulli, Uniform, Weighted
+from undrift.core.uploads import Senders, UploadTransform
 from undrift.local.solvers import GD, SGD, Exact
-from undrift.theory import Quadratics, fixed_points
+from undrift.theory import Quadratics, fixed_points, sharpness
 from undrift.verify import problems
 from undrift.verify.problems import SIZES, STEPS
 from undrift.verify.runs import (
     Finding,
     allows,
     between,
+    common_objective,
     one_step_only,
     partial,
+    planned,
     run_of,
     settle,
     steps,
@@ -30,20 +36,69 @@ from undrift.verify.runs import (
 )
 from undrift.verify.subjects import Subject
 
+CLIP_NORM = 0.3
+"""Short enough to shorten the uploads of the first rounds."""
+
+
+def _averaging(m: Any, H: Tensor, b: Tensor, q: Tensor, lr: float, steps: Sequence[int]) -> Tensor:
+    if getattr(m, "scheme", "") == "transformed II":  # client k trains on N·q_k·f_k
+        factor = len(q) * q
+        H, b = factor[:, None, None] * H, factor[:, None] * b
+        q = torch.full_like(q, 1 / len(q))
+    if m.ascent is not None:
+        return sharpness.fedsam_point(H, b, q, lr, steps, m.ascent.radius, m.ascent.share)
+    return fixed_points.fedavg(H, b, q, lr, steps)
+
+
+FIXED_POINTS: dict[str, tuple[Callable[..., Tensor], tuple[str, ...]]] = {
+    "FedProx": (fixed_points.fedprox, ("mu",)),
+    "FedAsync": (fixed_points.fedprox, ("mu",)),
+    "FedACG": (fixed_points.fedprox, ("beta",)),
+    "FedNova": (fixed_points.fednova, ("mu",)),
+    "FedCM": (fixed_points.fedcm, ("alpha",)),
+    "MimeLite": (fixed_points.mimelite, ("beta",)),
+    "PFedMe": (fixed_points.pfedme, ("lam", "eta", "R")),
+}
+"""The closed forms of the library's methods whose fixed point depends on parameters, and those."""
+
 
 def goal_of(method: Method, problem: Quadratics, q: Tensor, local: GD) -> Tensor | None:
     """The point that the method claims to converge to; None if it claims nothing."""
-    if method.converges_to == "optimum":
-        return problem.optimum(q, method.g)
-    tau = [local.amount(k, 0) for k in range(len(problem))]
-    tau = list(method.steps(tau))
-    mu = getattr(method, "mu", 0.0)
     assert isinstance(local.lr, float)  # the closed forms are for a constant rate
+    tau = planned(method, [local.amount(k, 0) for k in range(len(problem))])
+    return goal_on(method, problem.H, problem.b, q, local.lr, tau)
+
+
+def goal_on(
+    method: Method, H: Tensor, b: Tensor, q: Tensor, lr: float, steps: Sequence[int]
+) -> Tensor | None:
+    """The point that the method claims to converge to on quadratic clients."""
+    own = method.fixed_point(H, b, q, lr, steps)
+    if own is not None or method.converges_to is None:
+        return own
+    if method.converges_to == "optimum":
+        return Quadratics(H, b, [1] * len(b)).optimum(q, method.g)
+    for kind in type(method).__mro__:
+        if kind.__name__ in FIXED_POINTS and kind.__module__.startswith("undrift.methods."):
+            closed_form, parameters = FIXED_POINTS[kind.__name__]
+            given = (getattr(method, parameter) for parameter in parameters)
+            return closed_form(H, b, q, lr, steps, *given)
+    if method.converges_to == "sharpness-aware gradients" and method.ascent is not None:
+        return sharpness.fedspeed_point(H, b, q, method.ascent.radius, method.ascent.share)
     if method.converges_to == "averaging":
-        return fixed_points.fedprox(problem.H, problem.b, q, local.lr, tau, mu)
-    if method.converges_to == "normalised averaging":
-        return fixed_points.fednova(problem.H, problem.b, q, local.lr, tau, mu)
-    return None
+        return _averaging(method, H, b, q, lr, steps)
+    return fixed_points.fednova(H, b, q, lr, steps)
+
+
+def when_sampled(method: Method) -> bool:
+    """Whether the method claims to reach its limit with partial participation."""
+    if method.needs_all:
+        return False
+    if method.converges_when_sampled is not None:
+        return method.converges_when_sampled
+    # With one step per round a single client's gradient does not vanish at the optimum, so the
+    # model never settles: it moves with every cohort.
+    return method.converges_to == "optimum" and not one_step_only(method)
 
 
 def limit_full(subject: Subject) -> Finding | None:
@@ -67,15 +122,15 @@ def limit_full(subject: Subject) -> Finding | None:
 def limit_partial(subject: Subject) -> Finding | None:
     """The limit with cohorts of two of four clients, or of varying size |S|."""
     method = subject.method
-    # With one step per round a single client's gradient does not vanish at the optimum, so the
-    # model never settles: it moves with every cohort.
-    if method.converges_to != "optimum" or method.needs_all or one_step_only(method):
+    if not when_sampled(method):
         return None
     findings = []
     for objective in ("samples", "clients"):
         problem = problems.quadratics()
         q = Roster(problem.ids, problem.sizes, objective).weights
-        goal = problem.optimum(q, method.g)
+        goal = goal_of(method, problem, q, steps(subject))
+        if goal is None:
+            return None
         solver = Exact() if subject.exact else steps(subject)
         for sampler in (Uniform(2), Bernoulli(0.5), Weighted(2)):
             if allows(method, sampler, SIZES, objective):
@@ -98,6 +153,35 @@ def limit_momentum(subject: Subject) -> Finding | None:
     return between(goal, settle(run, goal, 1e-10))
 
 
+def clipped(subject: Subject) -> Finding | None:
+    """The limit when uploads are clipped: kept state must advance by what was sent."""
+    method = subject.method
+    mirrored = method.kept().keys() - {method.own_model}
+    if not mirrored or method.uploads_models:
+        return None
+    problem, local = problems.quadratics(), steps(subject)
+    objective = common_objective(method, All())
+    q = Roster(problem.ids, problem.sizes, objective).weights
+    goal = goal_of(method, problem, q, local)
+    if goal is None or type(method).settle is Method.settle:
+        return None
+    solver = Exact() if subject.exact else local
+    run = run_of(method, problem, solver, All(), objective, transforms=[Clip(CLIP_NORM)])
+    return between(goal, settle(run, goal, 1e-8))
+
+
+class Clip(UploadTransform):
+    """Shortens an upload to a norm, over all its vectors together."""
+
+    def __init__(self, norm: float):
+        self.norm = norm
+
+    def update(self, upload: Upload, mine: Keep, senders: Senders) -> tuple[Upload, Keep]:
+        square = sum(value.square().sum(-1, keepdim=True) for _, value in upload.items())
+        factor = (self.norm / torch.as_tensor(square).sqrt().clamp_min(1e-30)).clamp_max(1.0)
+        return Upload(**{name: value * factor for name, value in upload.items()}), Keep()
+
+
 def ragged(subject: Subject) -> Finding | None:
     """The limit of a network trained on minibatches of which the last is smaller.
 
@@ -110,19 +194,10 @@ def ragged(subject: Subject) -> Finding | None:
     exact = subject.method.converges_to == "optimum"
     momentum = 0.5 if exact and not one_step_only(subject.method) else 0.0
     local = SGD(lr=0.1, batch_size=4, epochs=2, momentum=momentum)
-    tau = subject.method.steps([2 * math.ceil(n / 4) for n in sizes])
-    mu = getattr(subject.method, "mu", 0.0)
-    if exact:
-        goal = q @ e
-        g = subject.method.g
-        if g is not None:
-            goal = g.prox(goal, 1.0)
-    elif subject.method.converges_to == "averaging":
-        goal = fixed_points.spherical(e, q, 0.1, tau, mu)
-    elif subject.method.converges_to == "normalised averaging":
-        H = torch.eye(3, dtype=torch.float64).expand(len(e), -1, -1)
-        goal = fixed_points.fednova(H, e, q, 0.1, tau, mu)
-    else:
+    tau = planned(subject.method, [2 * math.ceil(n / 4) for n in sizes])
+    H = torch.eye(3, dtype=torch.float64).expand(len(e), -1, -1)  # f_k = ½|x − e_k|²
+    goal = goal_on(subject.method, H, e, q, 0.1, tau)
+    if goal is None:
         return None
     run = run_of(subject.method, losses, local, All(), objective)
     return between(goal, settle(run, goal, 1e-10, rounds=1000))

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from undrift.data.federated import FederatedData
 from undrift.nets.module_losses import ModuleLosses
+from undrift.nets.personal import Personal
 from undrift.theory.quadratics import Quadratics, random_quadratics
 from undrift.utils.keys import generator
 
@@ -42,6 +43,14 @@ def agreeing(problem: Quadratics) -> Quadratics:
     return Quadratics(problem.H, problem.H @ START, problem.sizes.tolist(), initial=START)
 
 
+def opposed() -> Quadratics:
+    """Clients that pull in opposite directions: the average moves little, the clients far."""
+    problem = quadratics()
+    signs = torch.tensor([1.0, -1.0, 0.5, -0.5], dtype=torch.float64)[:, None]
+    b = 5 * signs * problem.b[:1]
+    return Quadratics(problem.H, b, problem.sizes.tolist(), initial=START)
+
+
 def identical(problem: Quadratics, clients: int, sizes: list[int]) -> Quadratics:
     """A problem whose clients all have the loss of the first one."""
     H = problem.H[:1].expand(clients, -1, -1)
@@ -59,6 +68,27 @@ class ConstantModel(nn.Module):
         return self.w.expand(len(inputs), -1)
 
 
+class PartlyPersonal(ConstantModel):
+    """The constant model with an offset or a normalisation that may be personal.
+
+    `gain` 0 makes that part idle: the output, and with it the shared gradient, is as without it.
+    """
+
+    def __init__(self, normalised: bool, gain: float):
+        super().__init__()
+        self.gain = gain
+        if normalised:
+            self.norm = nn.BatchNorm1d(3, dtype=torch.float64)
+        else:
+            self.offset = nn.Parameter(torch.zeros(3, dtype=torch.float64))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs = super().forward(inputs)
+        if hasattr(self, "norm"):
+            return outputs + self.gain * self.norm(inputs.double().expand(-1, 3))
+        return outputs + self.gain * self.offset
+
+
 def half_squared(outputs: Tensor, targets: Tensor) -> Tensor:
     """½|outputs − targets|², averaged over samples."""
     return (outputs - targets).square().sum(1).mean() / 2
@@ -73,6 +103,19 @@ def points(sizes: list[int]) -> tuple[ModuleLosses, Tensor]:
     e = torch.as_tensor(generator(7, "points").normal(0, 1, (len(sizes), 3)))
     clients = [(torch.zeros(n, 1), e[k].expand(n, -1)) for k, n in enumerate(sizes)]
     return ModuleLosses(ConstantModel(), FederatedData.from_clients(clients), half_squared), e
+
+
+def with_personal_part(way: str, model: str, personal: Personal | None) -> ModuleLosses:
+    """The points of `points` for a model with a part that is personal in one of the ways.
+
+    `model` is "plain" (without that part), "idle" (the output does not depend on it) or "acting".
+    """
+    e = torch.as_tensor(generator(7, "points").normal(0, 1, (len(SIZES), 3)))
+    clients = [(torch.arange(n).double()[:, None], e[k].expand(n, -1)) for k, n in enumerate(SIZES)]
+    gain = 1.0 if model == "acting" else 0.0
+    module = ConstantModel() if model == "plain" else PartlyPersonal(way == "FedBN", gain)
+    data = FederatedData.from_clients(clients)
+    return ModuleLosses(module, data, half_squared, personal=personal)
 
 
 def with_batchnorm() -> tuple[ModuleLosses, list[np.ndarray]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,14 +15,17 @@ from undrift.core.evaluation import Evaluation
 from undrift.core.losses import Losses
 from undrift.core.method import Conditions, Method
 from undrift.core.sampling import All, Sampler, Uniform, Weighted
+from undrift.core.uploads import UploadTransform
 from undrift.devices import Devices, Ladder
 from undrift.local.solvers import GD, Local
 from undrift.loops import Asynchronous, Loop, RunSpec, Synchronous
 from undrift.loops.planning import Limit
 from undrift.utils.errors import UndriftError
+from undrift.utils.keys import draw_of_round
 from undrift.verify.problems import SIZES, STEPS
 from undrift.verify.subjects import Subject
 
+SEED = 1
 LR = 0.2
 """The learning rate of runs with gradient steps."""
 NEVER = Evaluation(every=10**9)
@@ -51,11 +55,21 @@ def run_of(
     sampler: Sampler = All(),
     objective: str = "samples",
     limit: Limit | None = None,
+    transforms: Sequence[UploadTransform] = (),
 ) -> Synchronous:
     """A synchronous run that the caller steps."""
     return Synchronous(
         RunSpec(
-            method, losses, local, sampler, 10**9, objective, seed=1, evaluation=NEVER, limit=limit
+            method,
+            losses,
+            local,
+            sampler,
+            10**9,
+            objective,
+            seed=SEED,
+            evaluation=NEVER,
+            limit=limit,
+            transforms=tuple(transforms),
         )
     )
 
@@ -167,4 +181,9 @@ def changed(method: Method, **parameters: object) -> Method:
 
 def one_step_only(method: Method) -> bool:
     """Whether the method sets the number of local steps to one."""
-    return max(method.steps([3, 3])) == 1
+    return max(planned(method, [3, 3])) == 1
+
+
+def planned(method: Method, steps: Sequence[int]) -> list[int]:
+    """The steps that clients do in the first round of a run, from those of their local work."""
+    return list(method.steps(steps, draw_of_round(SEED, 0)))

@@ -95,11 +95,14 @@ def explanations(verdicts: Iterable[Verdict]) -> list[str]:
         fact, finding = verdict.fact, verdict.finding
         if fact.name == "limit":
             misses_limit.add(verdict.method)
-        elif fact.name in ("partial", "momentum", "ragged") and verdict.method in misses_limit:
+        elif (
+            fact.name in ("partial", "momentum", "clipped", "ragged")
+            and verdict.method in misses_limit
+        ):
             lines.append(f"{verdict.method}, {fact.name}: fails too, as limit does.")
             continue
         where = f" ({finding.note})" if finding.note else ""
-        if fact is RUNS:
+        if fact.name == RUNS.name:
             lines.append(f"{verdict.method} breaks down: {finding.note.rstrip('.')}.")
             continue
         lines.append(

@@ -1,0 +1,94 @@
+"""The fact "refuses": a method refuses the conditions under which it is not defined, and no others.
+
+The tables here say what the papers define. They are written independently of the methods' code.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+from undrift.core.method import Conditions, Method
+from undrift.utils.errors import UndriftError
+from undrift.verify.runs import Finding
+from undrift.verify.subjects import Subject
+
+PARTICIPATION = ("all", "uniform", "weighted", "bernoulli", "fixed", "responding")
+EVERYONE = {"VRLSGD", "FedPD", "Scaffnew"}
+"""Defined only if every client takes part in every round."""
+BY_WEIGHT = {"FedLGA"}
+"""Plain means over clients that are drawn with probability q_k."""
+UNIFORM = {"FedACG", "FedExP", "MimeLite", "PFedMe"}
+"""Means with the weights q_k over clients that are drawn uniformly."""
+SCHEMES = {"I": "by weight", "full": "everyone"}
+"""How the clients of an averaging scheme must be drawn; uniformly if it is not named here."""
+FOLDS_SINGLE_REPLIES = {"FedDR", "AsyncFedDR", "FedAsync", "FedBuff"}
+DIVIDES_BY_STEPS = {"DistributedSGD", "VRLSGD", "FedNova", "FedCM", "Scaffnew", "FedLGA"}
+ASCENDS = {"FedSAM", "FedSpeed"}
+"""Takes gradients at shifted points, if its options do not switch that off."""
+UPLOADS_MODELS = {"FedPD", "FedAsync"}
+
+
+def refuses(subject: Subject) -> Finding | None:
+    """The number of conditions that are wrongly refused or wrongly accepted."""
+    method = subject.method
+    if not type(method).__module__.startswith("undrift.methods."):
+        return None
+    wrong = [
+        f"{'refuses' if defined else 'accepts'} {conditions}"
+        for conditions, defined in _cases(method)
+        if _accepts(method, conditions) != defined
+    ]
+    note = wrong[0] if wrong else ""
+    return Finding("no wrong answer", wrong[:3], float(len(wrong)), note)
+
+
+def _cases(method: Method) -> Iterator[tuple[Conditions, bool]]:
+    for participation, equal in product(PARTICIPATION, (False, True)):
+        yield (
+            Conditions(5, participation, equal, takes_steps=True),
+            _defined(method, participation, equal),
+        )
+    everyone = {"clients": 5, "participation": "all", "equal": True}
+    name, options = method.name, method.hyperparameters()
+    single = name in FOLDS_SINGLE_REPLIES and options.get("start") != "everyone"
+    yield Conditions(**everyone, takes_steps=True, asynchronous=True), single  # type: ignore[arg-type]
+    steps = name in DIVIDES_BY_STEPS or (name == "SCAFFOLD" and options["option"] == "II")
+    yield Conditions(**everyone, takes_steps=False), not steps  # type: ignore[arg-type]
+    yield Conditions(**everyone, takes_steps=True, can_ascend=False), name not in ASCENDS  # type: ignore[arg-type]
+    models = name in UPLOADS_MODELS or options.get("average") == "act"
+    yield Conditions(**everyone, takes_steps=True, transformed=True), not models  # type: ignore[arg-type]
+    silent = options.get("communication", 1) < 1
+    yield Conditions(**everyone, takes_steps=True, buffers=True), not silent  # type: ignore[arg-type]
+
+
+def _defined(method: Method, participation: str, equal: bool) -> bool:
+    """Whether the papers define the method for clients that are drawn in this way."""
+    drawn = _drawing(method.name, method.hyperparameters())
+    if drawn == "everyone":
+        return participation == "all"
+    if drawn == "by weight":
+        return participation == "weighted" or equal
+    return drawn == "any" or participation != "weighted" or equal
+
+
+def _drawing(name: str, options: dict[str, Any]) -> str:
+    if name in EVERYONE or options.get("average") == "full":
+        return "everyone"
+    if name in BY_WEIGHT or options.get("weights") == "I":
+        return "by weight"
+    if "scheme" in options:
+        return SCHEMES.get(options["scheme"], "uniformly")
+    return "uniformly" if name in UNIFORM or "weights" in options else "any"
+
+
+def _accepts(method: Method, conditions: Conditions) -> bool:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # step sizes outside a theorem's range
+        try:
+            method.check(conditions)
+        except UndriftError:
+            return False
+    return True

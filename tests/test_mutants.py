@@ -1,0 +1,40 @@
+"""`python -m benchmarks.mutants`: the mutants are valid, and the facts kill a sample of them."""
+
+import ast
+
+from benchmarks.mutant_runs import SURVIVES, judge
+from benchmarks.mutants import equivalents, files
+from benchmarks.mutations import METHODS, mutants_of
+
+
+def test_every_file_has_mutants_with_names_of_their_own():
+    names = []
+    for path in files():
+        found = list(mutants_of(path))
+        assert len(found) >= 3, path
+        names += [mutant.name for mutant in found]
+    assert len(set(names)) == len(names) > 1000
+
+
+def test_the_listed_equivalent_mutants_exist():
+    names = {mutant.name for path in files() for mutant in mutants_of(path)}
+    assert equivalents().keys() <= names
+
+
+def test_a_mutant_changes_one_expression():
+    path = METHODS / "primal_dual" / "feddyn.py"
+    original = ast.unparse(ast.parse(path.read_text())).splitlines()
+    for mutant in mutants_of(path):
+        changed = ast.unparse(ast.parse(mutant.source)).splitlines()
+        assert sum(a != b for a, b in zip(original, changed, strict=True)) == 1, mutant.name
+
+
+def test_facts_kill_mutants_and_leave_equivalent_ones_alive(tmp_path):
+    wanted = {
+        "averaging/fedprox.py: FedProx.problem: weight=self.mu → nothing": "formula",
+        "averaging/fedlga.py: FedLGA.fold: -moved → moved": SURVIVES,
+    }
+    chosen = [m for name in ("fedprox", "fedlga") for p in files([name]) for m in mutants_of(p)]
+    chosen = [mutant for mutant in chosen if mutant.name in wanted]
+    found = {each.name: each.verdict for each in judge(chosen, tmp_path / "log", 2)}
+    assert found == wanted
