@@ -91,13 +91,13 @@ def test_a_large_cohort_works_in_chunks_of_the_given_memory(monkeypatch):
     losses = ModuleLosses(ud.models.mlp(60, 20, classes=10), data)
     size = COPIES * losses.dimension * losses.flat.x.element_size()
     sizes = []
-    finished = VectorisedEngine._train
+    solve = VectorisedEngine._solve
 
-    def watched(self, method, chunk, lasting=False):
+    def watched(self, method, chunk):
         sizes.append(len(chunk.assignments))
-        return finished(self, method, chunk, lasting)
+        return solve(self, method, chunk)
 
-    monkeypatch.setattr(VectorisedEngine, "_train", watched)
+    monkeypatch.setattr(VectorisedEngine, "_solve", watched)
     options = ud.EngineOptions("vectorised", threads=2, memory=1)
     loop, _ = trained(losses, options, method=ud.SCAFFOLD(), rounds=1)
     assert loop.engine.chunk > 1

@@ -417,10 +417,10 @@ def test_in_single_precision(name):
 def test_a_client_whose_numbers_overflow_spoils_no_other():
     model = ud.models.mlp(FEATURES, 6, classes=CLASSES).double()
     weights = next(model.parameters()).detach()
-    clients = made(rows, labels)
+    clients = {k: (x.double(), y) for k, (x, y) in made(rows, labels).items()}
     x, y = clients[0]
     huge = 1.7e308 * weights[0].sign()  # finite, but not what the first layer makes of it
-    clients[0] = torch.cat([huge[None], x[1:].double()]), y
+    clients[0] = torch.cat([huge[None], x[1:]]), y
     losses = ModuleLosses(model, ud.data.FederatedData.from_clients(clients))
     local = ud.SGD(lr=0.05, batch_size=20, epochs=1)
     ends = []

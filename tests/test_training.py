@@ -460,7 +460,7 @@ REFUSED = [
     (lambda: quadratic(ud.FedAvg()).model(), "no module"),
     (lambda: ud.data.FederatedData.from_clients([]), "no clients"),
     (lambda: ud.data.FederatedData.from_clients([(torch.ones(2, 3), [1])]), "2 rows"),
-    (lambda: ud.data.FederatedData.from_clients([torch.ones(3)]), "pair (inputs, targets)"),
+    (lambda: ud.data.FederatedData.from_clients([3]), "pair (inputs, targets)"),
     (
         lambda: ud.data.FederatedData.from_clients(
             {"a": (torch.ones(2, 3), [0, 1]), "b": (torch.ones(2, 4), [0, 1])}
@@ -484,7 +484,7 @@ REFUSED = [
     (lambda: quadratic(ud.FedAvg(), problem="q"), "problem is 'q'"),
     (lambda: quadratic(ud.FedAvg(), weights="w"), "weights has no meaning"),
     (lambda: ud.train(ud.FedAvg(), **network(loss="mse")), "loss is 'mse'"),
-    (lambda: ud.train(ud.FedAvg(), **network(metrics=["f1"])), "metrics is ['f1']"),
+    (lambda: ud.train(ud.FedAvg(), **network(metrics=["f2"])), "A metric is 'f2'"),
     (lambda: ud.compare(ud.FedAvg(), problem=QUADRATICS, local=GD), "a list of methods"),
     (lambda: ud.compare({"a": "x"}, problem=QUADRATICS, local=GD), "A method is 'x'"),
     (lambda: ud.FedAvg(server="adam"), "server is 'adam'"),

@@ -49,6 +49,8 @@ METHODS = [
     ud.FedAvgMin(),
     ud.DistributedSGD(),
     ud.FedBuff(),
+    ud.FedSAM(0.2),
+    ud.FedSpeed(2.0, 0.2, 0.5),
 ]
 SOLVERS = {
     "plain": ud.SGD(lr=0.05, batch_size=10, epochs=2),

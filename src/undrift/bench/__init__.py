@@ -4,6 +4,7 @@ Internal: names may change; the public ones are in `undrift.__all__` and the API
 """
 
 from undrift.bench.bare_comparison import RoundTiming, compare
+from undrift.bench.default_run import DefaultTiming, time_default
 from undrift.bench.profile import Profile, take_profile
 from undrift.bench.scaling import ScalingPoint, scale
 from undrift.bench.unequal_steps import UnequalTiming, time_unequal
@@ -11,6 +12,7 @@ from undrift.bench.workloads import WORKLOADS, Workload
 
 __all__ = [
     "WORKLOADS",
+    "DefaultTiming",
     "Profile",
     "RoundTiming",
     "ScalingPoint",
@@ -19,5 +21,6 @@ __all__ = [
     "compare",
     "scale",
     "take_profile",
+    "time_default",
     "time_unequal",
 ]

@@ -34,7 +34,7 @@ def bare_round(
     module: nn.Module, weights: list[Tensor], visits: Iterable[Visit], lr: float
 ) -> list[Tensor]:
     """Train every client from the given weights and return the weighted mean of their models."""
-    parameters: list[Tensor] = list(module.parameters())
+    parameters = trainable(module)
     total = [torch.zeros_like(each) for each in weights]
     for x, y, weight, batches in visits:
         torch._foreach_copy_(parameters, weights)
@@ -46,13 +46,18 @@ def bare_round(
     return total
 
 
+def trainable(module: nn.Module) -> list[Tensor]:
+    """Return the parameters that are trained; frozen ones are not copied or averaged."""
+    return [p for p in module.parameters() if p.requires_grad]
+
+
 class BareLoop:
     """Runs rounds of `bare_round` on a workload, each with its own cohort and batches."""
 
     def __init__(self, workload: Workload, data: FederatedData):
         self.workload = workload
         self.module = workload.model()
-        self.weights = [p.detach().clone() for p in self.module.parameters()]
+        self.weights = [p.detach().clone() for p in trainable(self.module)]
         self._population = len(data)
         self._x, self._y = data.train.x, data.train.y
 

@@ -12,12 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from undrift.bench.bare_comparison import RoundTiming
+from undrift.bench.default_run import DefaultTiming
 from undrift.bench.instrumentation import PARTS
 from undrift.bench.profile import Profile
 from undrift.bench.scaling import MAX_RELATIVE, MAX_START_SECONDS, ScalingPoint
 from undrift.bench.unequal_steps import UnequalTiming
 
-TEXT_WIDTHS = {"": 2, "method": 8, "engine": 10, "met": 3}
+TEXT_WIDTHS = {"": 3, "method": 8, "engine": 10, "met": 3}
 """Widths of text columns: rows are printed one by one and must still line up."""
 NUMBER_WIDTH = 7
 """The least width of columns of numbers."""
@@ -42,9 +43,8 @@ def renderables(found: Sequence[Measurement], first: bool = True) -> Iterator[Re
     """
     printed_strategy = ""
     for each in found:
-        if isinstance(each, RoundTiming | UnequalTiming):
-            cells = _of_row(each) if isinstance(each, RoundTiming) else _of_pair(each)
-            yield _line(cells, heads=first)
+        if isinstance(each, RoundTiming | UnequalTiming | DefaultTiming):
+            yield _line(_cells(each), heads=first)
             if each.strategy != printed_strategy:
                 yield Padding(Text(each.strategy, style="dim"), (0, 0, 0, TEXT_WIDTHS[""] + 1))
             printed_strategy, first = each.strategy, False
@@ -67,6 +67,13 @@ def notes(found: Sequence[Measurement]) -> Iterator[str]:
             "Equal: 30 steps for every client. Unequal: 1 to 96 steps per client, 30 on average; "
             "times are scaled to the same total number of steps."
         )
+    if any(isinstance(each, DefaultTiming) for each in found):
+        yield (
+            "Plain: a round without evaluation and commit. Run: a round of a run with defaults, "
+            "averaged over the rounds from one evaluation to the next; every: how many these are. "
+            "Ratio: run / plain. Of 100: the ratio of a run of 100 rounds with its start and its "
+            "last evaluation, on all samples. Each is the fastest of rounds timed in turn."
+        )
     if any(isinstance(each, ScalingPoint) for each in found):
         yield (
             "Step: time per step of one client, relative to the smallest size. With a larger "
@@ -88,6 +95,29 @@ def _of_row(row: RoundTiming) -> dict[str, str | Text]:
         "ratio": f"{row.ratio:.2f}",
         "target": "·" if row.target is None else f"{row.target:.3g}",
         "met": _verdict(row.met),
+    }
+
+
+def _cells(each: RoundTiming | UnequalTiming | DefaultTiming) -> dict[str, str | Text]:
+    """Return the cells of a measurement that is one row."""
+    if isinstance(each, RoundTiming):
+        return _of_row(each)
+    return _of_pair(each) if isinstance(each, UnequalTiming) else _of_default(each)
+
+
+def _of_default(run: DefaultTiming) -> dict[str, str | Text]:
+    """Return the cells of a run with all defaults."""
+    return {
+        "": run.workload,
+        "engine": run.engine,
+        "every": str(run.every),
+        "start s": f"{run.start_seconds:.1f}",
+        "plain ms": milliseconds(run.plain_seconds),
+        "run ms": milliseconds(run.ratio * run.plain_seconds),
+        "ratio": f"{run.ratio:.2f}",
+        "of 100": f"{run.ratio_of(100):.2f}",
+        "allowed": f"{run.target:g}",
+        "met": _verdict(run.met),
     }
 
 

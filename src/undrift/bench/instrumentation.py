@@ -11,10 +11,9 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from undrift.bench.stopwatch import Stopwatch, replaced
-from undrift.core import uploads
 from undrift.core.round_result import RoundResult
 from undrift.core.sampling import Uniform
-from undrift.core.uploads import UploadChain
+from undrift.core.uploads import UploadChain, chain
 from undrift.data.part import Part
 from undrift.engines import serial
 from undrift.engines.threaded import ThreadedEngine
@@ -24,11 +23,12 @@ from undrift.engines.vectorised.batches import BatchStream
 from undrift.engines.vectorised.networks import Network
 from undrift.engines.vectorised.random_masks import RandomMasks
 from undrift.engines.vectorised.steps import FullStep, FusedStep
-from undrift.local import solvers
+from undrift.local import minibatches
 from undrift.local.solvers import SGD
 from undrift.loops import Loop
 from undrift.loops.planning import WorkPlanner
-from undrift.nets.module_losses import ModuleLoss, ModuleLosses
+from undrift.nets.client_losses import ModuleLoss
+from undrift.nets.module_losses import ModuleLosses
 
 PLAN, SET_UP, DRAW, GATHER = "cohort and work", "client set-up", "draw batches", "gather samples"
 COMPUTE, UPDATE, METHOD = "forward and backward", "update", "method"
@@ -64,7 +64,7 @@ def instrumented(loop: Loop) -> Iterator[Stopwatch]:
     with ExitStack() as stack:
         for owner, name, part in _clocked_functions(loop):
             stack.enter_context(watch.at(owner, name, part))
-        stack.enter_context(replaced(solvers, "batches", _batches(watch)))
+        stack.enter_context(replaced(minibatches, "batches", _batches(watch)))
         stack.enter_context(replaced(ModuleLosses, "training", _training(watch)))
         yield watch
 
@@ -83,7 +83,7 @@ def _clocked_functions(loop: Loop) -> Iterator[tuple[Any, str, str]]:
         (loop.method, "fold", FOLD),
         *((RoundResult, name, FOLD) for name in ("take", "take_several", "merge")),
         (RoundResult, "finite", CHECK),
-        (uploads, "check_declared", CHECK),
+        (chain, "check_declared", CHECK),
     ]
     yield from [  # one client after the other
         (Part, "client", GATHER),
@@ -116,7 +116,7 @@ def _clocked_functions(loop: Loop) -> Iterator[tuple[Any, str, str]]:
 
 def _batches(watch: Stopwatch) -> Any:
     """Wrap the serial engine's generator of batches, which draws them one by one."""
-    draw = solvers.batches
+    draw = minibatches.batches
 
     def batches(*arguments: Any) -> Iterator[Any]:
         stream = draw(*arguments)

@@ -27,7 +27,7 @@ class TemporaryStore:
         self._memory = int(keeping.memory * BYTES_PER_MB)
         self._lines = (folder / RECORDS).open("a", encoding="utf-8")
 
-    def states(self, kinds: Mapping[str, str], x0: Tensor) -> StoredStates:
+    def states(self, kinds: Mapping[str, str | Tensor], x0: Tensor) -> StoredStates:
         """Return the client states of a run, kept in this store."""
         return StoredStates(kinds, x0, self._store, self._memory)
 

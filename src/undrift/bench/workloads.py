@@ -1,4 +1,4 @@
-"""The six workloads of `undrift bench`, on random data of the right shapes."""
+"""The workloads of `undrift bench`, on random data of the right shapes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from undrift.bench import networks
 from undrift.data.federated import FederatedData
 from undrift.data.part import Part
 from undrift.local.solvers import SGD
@@ -39,8 +40,8 @@ class Workload:
     lr: float
     target: float
     allowance: float | None = None
-    characters: bool = False
-    """whether inputs are integers below `classes`"""
+    vocabulary: int | None = None
+    """inputs are integers below this number; None: real numbers in [0, 1)"""
 
     @property
     def steps(self) -> int:
@@ -60,10 +61,10 @@ class Workload:
         population = population or self.clients
         held = min(population, self.clients) * self.samples
         g = torch.Generator().manual_seed(0)
-        if self.characters:
-            x = torch.randint(self.classes, (held, *self.shape), generator=g)
-        else:
+        if self.vocabulary is None:
             x = torch.rand(held, *self.shape, generator=g)
+        else:
+            x = torch.randint(self.vocabulary, (held, *self.shape), generator=g)
         y = torch.randint(self.classes, (held,), generator=g)
         rows = torch.arange(population * self.samples) % held
         bounds = torch.arange(population + 1) * self.samples
@@ -88,8 +89,8 @@ WORKLOADS: dict[str, Workload] = {
             batch=10,
             epochs=2,
             lr=0.1,
-            target=15,
-            allowance=1.5,
+            target=25,
+            allowance=1.3,
         ),
         Workload(
             "W2",
@@ -104,7 +105,7 @@ WORKLOADS: dict[str, Workload] = {
             batch=50,
             epochs=1,
             lr=0.05,
-            target=2.2,
+            target=2.8,
             allowance=1.2,
         ),
         Workload(
@@ -120,7 +121,7 @@ WORKLOADS: dict[str, Workload] = {
             batch=50,
             epochs=1,
             lr=0.05,
-            target=1.7,
+            target=1.45,
         ),
         Workload(
             "W4",
@@ -135,7 +136,7 @@ WORKLOADS: dict[str, Workload] = {
             batch=10,
             epochs=1,
             lr=0.05,
-            target=4.5,
+            target=9,
         ),
         Workload(
             "W5",
@@ -150,7 +151,7 @@ WORKLOADS: dict[str, Workload] = {
             batch=10,
             epochs=1,
             lr=0.1,
-            target=1.5,
+            target=1.8,
         ),
         Workload(
             "W6",
@@ -165,8 +166,70 @@ WORKLOADS: dict[str, Workload] = {
             batch=100,
             epochs=1,
             lr=0.5,
+            target=1.7,
+            vocabulary=80,
+        ),
+        Workload(
+            "W7",
+            "transformer over 64 bytes",
+            "text",
+            networks.transformer,
+            clients=100,
+            samples=100,
+            shape=(64,),
+            classes=10,
+            cohort=10,
+            batch=20,
+            epochs=1,
+            lr=0.05,
+            target=1.9,
+            vocabulary=256,
+        ),
+        Workload(
+            "W8",
+            "MLP of 10 million parameters",
+            "large dense models",
+            partial(models.mlp, 784, 2800, 2800, classes=10),
+            clients=20,
+            samples=200,
+            shape=_MNIST,
+            classes=10,
+            cohort=4,
+            batch=20,
+            epochs=1,
+            lr=0.05,
             target=1.3,
-            characters=True,
+        ),
+        Workload(
+            "W9",
+            "ResNet-18 with GroupNorm",
+            "the field's standard network",
+            models.resnet18,
+            clients=20,
+            samples=100,
+            shape=_CIFAR,
+            classes=10,
+            cohort=4,
+            batch=20,
+            epochs=1,
+            lr=0.05,
+            target=1.6,
+        ),
+        Workload(
+            "W10",
+            "adapters of rank 4 in W7's transformer",
+            "fine-tuning",
+            networks.adapted_transformer,
+            clients=100,
+            samples=100,
+            shape=(64,),
+            classes=10,
+            cohort=10,
+            batch=20,
+            epochs=1,
+            lr=0.05,
+            target=2.2,
+            vocabulary=256,
         ),
     )
 }

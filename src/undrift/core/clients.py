@@ -18,9 +18,25 @@ class Roster:
     """All clients with their ids, sizes n_k and weights q_k.
 
     They are sorted by id, so that their order in the data changes no result.
+
+    Parameters
+    ----------
+    ids, sizes
+        the clients' ids and numbers of samples n_k
+    objective
+        "samples", q_k = n_k/n, or "clients", q_k = 1/N
+    counted
+        the numbers of samples to use in place of n_k in the weights, if those of some clients are
+        fixed or capped; local work still depends on n_k
     """
 
-    def __init__(self, ids: Sequence[Hashable], sizes: Tensor, objective: str = "samples"):
+    def __init__(
+        self,
+        ids: Sequence[Hashable],
+        sizes: Tensor,
+        objective: str = "samples",
+        counted: Tensor | None = None,
+    ):
         require(len(ids) > 0, "There are no clients: a federation needs at least one.")
         ids = [plain_id(id) for id in ids]
         if len(set(ids)) != len(ids):
@@ -40,8 +56,13 @@ class Roster:
         """index of each client id in the roster"""
         self.sizes = sizes[order].to(torch.float64)
         self.objective = objective
-        self.weights = objective_weights(self.sizes, objective)
+        numbers = self.sizes if counted is None else counted[order].to(torch.float64)
+        self.weights = objective_weights(numbers, objective)
         """q_k"""
+        self.counts: dict[Hashable, float] | None = None
+        """by client, the number of samples that counts in averages; None if it is n_k"""
+        if counted is not None:
+            self.counts = dict(zip(self.ids, numbers.tolist(), strict=True))
         self.equal = bool((self.weights == self.weights[0]).all())
         """whether all q_k are the same"""
         self.hashes = hashes(self.ids)
@@ -72,10 +93,10 @@ class ClientStates:
 
     It holds only clients that have taken part. A run with a folder uses a subclass that keeps
     states in the run's store. `kinds` names the kept values and says how each starts: ZERO,
-    INITIAL (x⁰) or NUMBER.
+    INITIAL (x⁰), NUMBER, or the vector itself.
     """
 
-    def __init__(self, kinds: Mapping[str, str], x0: Tensor):
+    def __init__(self, kinds: Mapping[str, str | Tensor], x0: Tensor):
         self.kinds = dict(kinds)
         self._x0 = x0
         self._kept: dict[Hashable, Keep] = {}
@@ -84,6 +105,10 @@ class ClientStates:
         """A client's state, or the initial state if it has not taken part yet."""
         kept = self._kept.get(client)
         return self.first() if kept is None else kept
+
+    def oldest(self, client: Hashable) -> Keep:
+        """A client's state after the oldest round that the run can go back to."""
+        return self.get(client)
 
     def gather(self, clients: Sequence[Hashable]) -> Keep:
         """The states of several clients, stacked as `[C, …]`."""
@@ -117,4 +142,9 @@ class ClientStates:
             INITIAL: lambda: x0,
             NUMBER: lambda: x0.new_zeros(1),
         }
-        return Keep(**{name: first[kind]() for name, kind in self.kinds.items()})
+        return Keep(
+            **{
+                name: kind if isinstance(kind, Tensor) else first[kind]()
+                for name, kind in self.kinds.items()
+            }
+        )

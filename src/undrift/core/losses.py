@@ -7,17 +7,32 @@ Neural networks on federated data (`undrift.nets.module_losses`) and analytic pr
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from hashlib import blake2b
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from undrift.core.client_metrics import ClientMetrics
 from undrift.core.problem import LocalProblem
 from undrift.core.targets import PARTS
 from undrift.utils.errors import UndriftError, require_choice
+
+
+@dataclass(frozen=True)
+class EvaluationCost:
+    """What one evaluation of a model costs, in counted work."""
+
+    samples: Mapping[str, int]
+    """the number of samples of each part"""
+    products: int = 0
+    """about how many multiplications the forward pass of a sample takes; 0 if they do not count"""
+    divisible: bool = False
+    """whether a part of the training samples can stand for all of them"""
+
 
 Batch = np.ndarray | None
 """Indices of a client's samples, counted from 0, or None for all samples."""
@@ -36,10 +51,26 @@ class ClientLoss(ABC):
 
     samples: int
     """n_k"""
+    shapes: Sequence[torch.Size] | None = None
+    """the shapes of the parameters that lie end to end in x, if it is a model's"""
 
     @abstractmethod
     def gradient(self, x: Tensor, batch: Batch = None) -> Tensor:
         """The mean gradient over a batch, in a new tensor that the caller may overwrite."""
+
+    def on_batch(self, batch: Batch = None) -> Callable[[Tensor], Tensor]:
+        """`gradient` over a batch as a function of x alone, to evaluate at several points.
+
+        Every call sees the same samples with the same random numbers, may overwrite what the call
+        before it returned, and only the first call changes buffers.
+        """
+        return lambda x: self.gradient(x, batch)
+
+    def expect(self, gradients: Iterator[tuple[int, Batch]]) -> None:
+        """Learn which gradients a solver will ask for, so that samples can be read ahead.
+
+        Each is given by its epoch and its batch, in order; the last ones may never be asked for.
+        """
 
     def full_gradient(self, x: Tensor) -> Tensor:
         """The gradient over all samples; unlike a training step it does not change buffers."""
@@ -66,6 +97,8 @@ class Federation(ABC):
     """a stable id per client, which keys its random numbers"""
     sizes: Tensor
     """n_k, `[N]`"""
+    counted: Tensor | None = None
+    """`[N]`, the numbers of samples that weights are made of; None if they are the n_k"""
     dimension: int
     """P, the number of parameters"""
 
@@ -77,10 +110,18 @@ class Federation(ABC):
         """The initial values of the model's buffers."""
         return {}
 
+    def initial_personal(self) -> Tensor | None:
+        """The initial personal parameters of a client, `[p]`; None if there are none."""
+        return None
+
     @property
     def parts(self) -> tuple[str, ...]:
         """The parts of `PARTS` for which there are data."""
         return ("train",)
+
+    def evaluation_cost(self) -> EvaluationCost:
+        """What one evaluation costs; nothing that counts for problems in closed form."""
+        return EvaluationCost({})
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -139,6 +180,23 @@ class Losses(Federation):
     ) -> dict[str, float]:
         """Metrics of client k's own model `x` on its own data."""
         return {"train_loss": self.value(k, x)} if "train" in parts else {}
+
+    def evaluate_clients(
+        self,
+        x: Tensor,
+        weights: Tensor,
+        buffers: Mapping[str, Tensor],
+        parts: Collection[str],
+        clients: ClientMetrics,
+    ) -> dict[str, float]:
+        """Metrics of a model as `evaluate` returns them; adds those of every client to `clients`.
+
+        As there, the training data of clients with weight zero are left out.
+        """
+        for k, client in enumerate(self.ids):
+            own = [part for part in parts if part != "train" or weights[k] > 0]
+            clients.add(client, self.evaluate_own(k, x, buffers, own))
+        return self.evaluate(x, weights, buffers, parts)
 
     def weights(self, objective: str = "samples") -> Tensor:
         """The q_k of an objective, `[N]`: n_k/n for "samples", 1/N for "clients"."""

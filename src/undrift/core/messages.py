@@ -12,10 +12,13 @@ import torch
 from torch import Tensor
 
 from undrift.core.problem import Client, Download, Keep, Named, Upload, Work
+from undrift.core.unformed import UnformedRows
 
 LAST = "@last"
 """Name of a client's last model in its state, if last models are tracked. No method can keep a
 value of this name: names that start with "@" are the library's."""
+PERSONAL = "@personal"
+"""Name of a client's personal parameters in its state, if the model has any. They never travel."""
 COHORT = "@cohort"
 """Name of a client's new model in its upload, if the mean of the cohort's models is tracked."""
 CHANGE = "@change"
@@ -70,12 +73,15 @@ class Reply:
 
 def bytes_of(values: Named) -> dict[str, int]:
     """The bytes of each value on the way: vectors in their own type, numbers in 8 bytes."""
-    return {
-        name: value.numel() * value.element_size()
-        if isinstance(value, Tensor) and value.numel() > 1
-        else 8
-        for name, value in values.items()
-    }
+
+    def size(value: object) -> int:
+        if isinstance(value, UnformedRows):
+            value = value.center  # of the shape and type of every row
+        if isinstance(value, Tensor) and value.numel() > 1:
+            return value.numel() * value.element_size()
+        return 8
+
+    return {name: size(value) for name, value in values.items()}
 
 
 def damaged(upload: Upload) -> Upload:

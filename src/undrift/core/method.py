@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from undrift.core.problem import (
+    Ascent,
     Client,
     Download,
     Keep,
@@ -33,6 +34,8 @@ INITIAL = "initial"
 """A kept vector that starts at x⁰, the initial model."""
 NUMBER = "number"
 """A kept number that starts at 0."""
+Draw = Callable[[str], float]
+"""`draw(purpose)`: a uniform random number in [0, 1) keyed by seed, purpose and round."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,30 @@ class Conditions:
     """whether the loop enforces `delay`"""
     transformed: bool = False
     """whether uploads pass through transforms (clipping, noise, compression)"""
+    can_ascend: bool = True
+    """whether every client's solver can take steps with sharpness-aware gradients"""
+
+
+@dataclass(frozen=True)
+class Coincidence:
+    """Two methods that must produce the same models, round by round."""
+
+    words: str
+    """what coincides, in words: alpha = 1 is FedAvg"""
+    method: Method
+    other: Method
+    rounds: int = 5
+    everyone: bool = False
+    """whether every client takes part; otherwise cohorts do, if both methods allow them"""
+    equal_steps: bool = False
+    """whether all clients take equally many steps"""
+    exact: bool = False
+    """whether clients solve their local problems exactly"""
+    momentum: float = 0.0
+    """of the local solver"""
+    clients: str = "different"
+    """"different" or "identical" clients"""
+    objective: str = "samples"
 
 
 class Method(ABC):
@@ -81,17 +108,39 @@ class Method(ABC):
         the names of the server's vectors that travel to the cohort (default: ("x",))
     converges_to
         the limit that `undrift verify` checks: "optimum" (the default), the fixed point of
-        "averaging" or of "normalised averaging", or None for no check
+        "averaging" or of "normalised averaging", or None for no check; `fixed_point` can give any
+        other point
+    converges_when_sampled
+        whether it reaches that limit with partial participation too; None (the default) for
+        "if the limit is the optimum and not every client is needed"
+    monotone
+        quantities that never increase when every client takes part, by name, as functions of the
+        run: `run.server`, `run.states`, `run.losses`; `undrift verify` checks them
+    idle
+        names of kept vectors that need not influence anything, such as a log
+    formulas
+        the method as text, an `undrift.methods.formulas.MethodRow`: `undrift verify` then predicts
+        a round from it
     needs_all
         whether the method is defined only when every client takes part in every round
     needs_steps
         whether the method divides by η‖a‖₁ or by the number of steps
     uploads_models
         whether the uploads are models and not moves or changes, which alone can be transformed
+    draws_steps
+        whether `steps` depends on the random numbers of a round
     draws_by_weight
         whether a number given as the cohort means clients drawn by q_k with replacement
     starts_with_all
         whether the first round asks every client
+    problems
+        the number of local problems that a client solves in a round, one after another, each with
+        the whole local work and the same minibatches; `next_problem` gives all but the first
+    ascent
+        the sharpness-aware gradients that its local problems ask for, an `undrift.Ascent`, or None
+    own_model
+        the name in `keeps` of the client's own model, for personalised methods; None if clients
+        have none but the model they trained last
     asynchronous, why_synchronous
         whether the fold is valid for single replies, and the reason if it is not
     meant_asynchronous, buffer
@@ -110,7 +159,11 @@ class Method(ABC):
     draws_by_weight: bool = False
     needs_steps: bool = False
     uploads_models: bool = False
+    draws_steps: bool = False
     starts_with_all: bool = False
+    own_model: str | None = None
+    ascent: Ascent | None = None
+    problems: int = 1
 
     asynchronous: bool = False
     why_synchronous: str = "it does not declare (asynchronous = True) that its fold is valid then"
@@ -118,12 +171,21 @@ class Method(ABC):
     buffer: int = 1
 
     converges_to: str | None = "optimum"
+    converges_when_sampled: bool | None = None
+    monotone: Mapping[str, Callable[[Any], float]] = {}
+    idle: Sequence[str] = ()
     paper: str = ""
     g: Regularizer | None = None
 
     @abstractmethod
     def problem(self, down: Download, mine: Keep, client: Client) -> LocalProblem:
         """The client's local problem, from the download and the client's state `mine`."""
+
+    def next_problem(
+        self, down: Download, mine: Keep, solved: Sequence[Tensor], client: Client
+    ) -> LocalProblem:
+        """The client's next local problem, if it has several; `solved` are the solutions so far."""
+        raise UndriftError(f"{self.name} has several problems, but does not define next_problem().")
 
     @abstractmethod
     def finish(
@@ -148,18 +210,15 @@ class Method(ABC):
         """The initial server state, from the initial model."""
         return ServerState(x=x)
 
-    def begin(self, server: ServerState, draw: Callable[[str], float]) -> ServerState:
-        """The server state at the start of a round.
-
-        `draw(purpose)` gives a uniform random number in [0, 1) keyed by seed, purpose and round.
-        """
+    def begin(self, server: ServerState, draw: Draw) -> ServerState:
+        """The server state at the start of a round."""
         return server
 
     def download(self, server: ServerState) -> Download:
         """The values that travel to the cohort in this round."""
         return Download(**{name: getattr(server, name) for name in self.sends})
 
-    def steps(self, planned: Sequence[int]) -> Sequence[int]:
+    def steps(self, planned: Sequence[int], draw: Draw) -> Sequence[int]:
         """The number of steps of each client, from the numbers that the local work plans."""
         return planned
 
@@ -168,6 +227,20 @@ class Method(ABC):
     ) -> dict[str, Tensor]:
         """The server's next buffers; `means` are the cohort's buffers averaged by samples."""
         return means
+
+    def fixed_point(
+        self, H: Tensor, b: Tensor, q: Tensor, lr: float, steps: Sequence[int]
+    ) -> Tensor | None:
+        """The point it converges to on f_k = ½xᵀH_k x − b_kᵀx, for `undrift verify`.
+
+        Every client takes part and takes `steps[k]` gradient steps of rate `lr`. None for the point
+        that `converges_to` names.
+        """
+        return None
+
+    def coincidences(self) -> Sequence[Coincidence]:
+        """Special cases in which it equals another method, which `undrift verify` checks."""
+        return ()
 
     def weights_used(self, wanted: Tensor, a_norm: Tensor) -> Tensor | None:
         """The weights that a round effectively gives to the clients' gradients, up to a factor.
@@ -207,8 +280,15 @@ class Method(ABC):
         )
         require(
             not self.needs_steps or conditions.takes_steps,
-            f"{self.name} divides by the number of gradient steps: use SGD or GD as the local "
-            f"solver, not an exact one.",
+            f"{self.name} divides by the number of gradient steps, ‖a‖₁, which only SGD and GD "
+            f"define: use one of them as the local solver, or with Adam, another torch optimizer "
+            f"or an exact solver a method that needs no such number, such as FedAvg, FedProx, "
+            f"FedDyn or SCAFFOLD(option='I').",
+        )
+        require(
+            self.ascent is None or conditions.can_ascend,
+            f"{self.name} takes gradients at shifted points, which this local solver does not "
+            f"offer: use SGD, GD or Adam, without tolerance and with accumulate=1.",
         )
 
     def sums(self) -> dict[str, tuple[Weight, ...]]:

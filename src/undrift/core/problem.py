@@ -8,8 +8,8 @@ to a client are `[C, 1]` tensors). The same expressions serve both by broadcasti
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 import torch
@@ -19,6 +19,30 @@ from undrift.utils.errors import UndriftError
 
 Number = float | Tensor
 """A number that belongs to a client: a float for one, a `[C, 1]` tensor for several."""
+
+
+@dataclass(frozen=True)
+class Ascent:
+    """Sharpness-aware gradients (SAM), in the place of the data gradient g = ∇f(x) of a step:
+
+        (1 − share)·∇f(x) + share·∇f(x + radius·g/|g|)
+
+    g is the gradient of the loss on the step's minibatch and nothing else: weight decay, the
+    linear term and the pull of the local problem are neither part of g nor taken at the shifted
+    point. Both gradients are of the same samples, with the same augmentation and the same dropout
+    masks, and BatchNorm's statistics follow the first. If g = 0, the point is not shifted. A step
+    costs two gradients.
+    """
+
+    radius: float
+    """ρ, the length of the shift, above 0"""
+    share: float = 1.0
+    """the weight of the gradient at the shifted point, above 0 and at most 1"""
+
+
+def ascent_of(radius: float, share: float = 1.0) -> Ascent | None:
+    """Sharpness-aware gradients, or None if radius or share is 0, which leaves ∇f(x)."""
+    return Ascent(radius, share) if radius > 0 and share > 0 else None
 
 
 @dataclass(frozen=True)
@@ -32,7 +56,7 @@ class LocalProblem:
     the pull weight·(x − center) is added to each step after momentum, as in the proximal
     updates of FedProx and FedNova. `ask` names what the method needs besides the final
     point: "first_gradient", the full gradient of f_k at `start`, or "last_gradient", the
-    minibatch gradient of the last step.
+    minibatch gradient of the last step. `ascent` asks for sharpness-aware gradients.
     """
 
     start: Tensor
@@ -42,6 +66,7 @@ class LocalProblem:
     scale: Number = 1.0
     pull_outside_momentum: bool = False
     ask: tuple[str, ...] = ()
+    ascent: Ascent | None = None
 
 
 @dataclass(frozen=True)
@@ -62,6 +87,10 @@ class LocalResult:
     first_gradient: Tensor | None = None
     last_gradient: Tensor | None = None
     evaluations: int = 0
+    later: tuple[Tensor, ...] = ()
+    """the solutions of the further problems of methods with several, see `Method.problems`"""
+    state: Mapping[str, Tensor] = field(default_factory=dict)
+    """what the client keeps for its solver, such as Adam's moments"""
 
     @property
     def complete(self) -> Any:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
 from undrift.utils.formatting import duration, size
+from undrift.utils.shapes import NUMBER, Row, misfit
 
 
 class Span(NamedTuple):
@@ -54,6 +55,9 @@ class Record:
     round: int
     """number of rounds done; 0 is the initial model"""
     metrics: dict[str, float] = field(default_factory=dict)
+    measured: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """by part of the data, on how many of its samples the metrics were measured, and how many it
+    has; empty without samples, and in a deployment, where sites measure on all of theirs"""
     diagnostics: dict[str, float] = field(default_factory=dict)
     """drift and consistency, in rounds that are evaluated: see `undrift.core.diagnostics`"""
     cohort: list[Hashable] = field(default_factory=list)
@@ -63,6 +67,8 @@ class Record:
     """clients of the cohort that did no work"""
     lost: list[tuple[Hashable, str]] = field(default_factory=list)
     """clients whose work was lost, each with the reason: a key of `LOST`"""
+    expelled: list[Hashable] = field(default_factory=list)
+    """sites of a deployment that the operator had expelled"""
     strategy: str = ""
     """the engine's strategy for computing the clients' work"""
     partial: int = 0
@@ -106,10 +112,19 @@ class Record:
     def from_json(line: str | bytes) -> Record:
         """The record of a line from `to_json`; unknown fields are ignored."""
         known = {each.name for each in fields(Record)}
-        values = {key: value for key, value in json.loads(line).items() if key in known}
+        found = json.loads(line)
+        if not isinstance(found, dict):
+            raise ValueError("it is not a JSON object")
+        values = {key: value for key, value in found.items() if key in known}
+        wrong = misfit(values | {"round": values.get("round")}, SHAPES)
+        if wrong is not None:
+            raise ValueError(wrong)
         values["staleness"] = dict(values.get("staleness", []))
         for name in ("rejected", "lost"):
             values[name] = [(client, reason) for client, reason in values.get(name, [])]
+        values["measured"] = {
+            part: (some, every) for part, (some, every) in values.get("measured", {}).items()
+        }
         values["spans"] = [Span(*span) for span in values.get("spans", [])]
         for name in ("metrics", "diagnostics"):
             values[name] = {key: float(value) for key, value in values.get(name, {}).items()}
@@ -144,6 +159,7 @@ class Record:
             "round": self.round,
             **self.metrics,
             **self.diagnostics,
+            **{f"measured_{part}": some for part, (some, _) in self.measured.items()},
             "clients": len(self.cohort),
             "rejected": len(self.rejected),
             "absent": len(self.absent),
@@ -161,6 +177,56 @@ class Record:
             "virtual_seconds": self.virtual_seconds,
             "seconds": self.seconds,
         }
+
+
+def estimate_note(records: Sequence[Record]) -> str | None:
+    """A sentence on metrics that come from a part of the samples; None if all samples were used."""
+    partial = {
+        (part, some, every)
+        for record in records
+        for part, (some, every) in record.measured.items()
+        if some < every
+    }
+    if not partial:
+        return None
+    shares = ", ".join(f"{some} of {every} {part} samples" for part, some, every in sorted(partial))
+    last = "; the last round was measured on all" if _whole(records[-1]) else ""
+    return f"Training metrics are estimates from {shares}{last}."
+
+
+def _whole(record: Record) -> bool:
+    """Whether a record has metrics, all of them from all samples."""
+    return bool(record.measured) and all(some == every for some, every in record.measured.values())
+
+
+_ID = (str, int, float)
+_METRICS = {str: (*NUMBER, str)}  # a word for infinity and NaN
+SHAPES: dict[str, Any] = {
+    "round": int,
+    "metrics": _METRICS,
+    "measured": {str: Row((int, int))},
+    "diagnostics": _METRICS,
+    "cohort": [_ID],
+    "rejected": [Row((_ID, str))],
+    "absent": [_ID],
+    "lost": [Row((_ID, str))],
+    "strategy": str,
+    "partial": int,
+    "updates": int,
+    "staleness": [Row((int, int))],
+    "bytes_down": {str: int},
+    "bytes_up": {str: int},
+    "steps": int,
+    "gradients": int,
+    "wasted_steps": int,
+    "wasted_gradients": int,
+    "busy_seconds": NUMBER,
+    "idle_seconds": NUMBER,
+    "virtual_seconds": NUMBER,
+    "spans": [Row((_ID, NUMBER, NUMBER, NUMBER, NUMBER, str))],
+    "seconds": NUMBER,
+}
+"""The types of a record's values in JSON."""
 
 
 def _json_number(value: float) -> float | str:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from undrift.core.problem import Client, Number, Upload
+from undrift.core.unformed import UnformedRows
 from undrift.utils.errors import UndriftError
 
 Weight = Callable[[Client], Number]
@@ -164,8 +165,12 @@ class Replies:
         return torch.cat(self._single[name])
 
 
-def _weighted(value: Tensor, weight: Number) -> Tensor:
+def _weighted(value: Tensor | UnformedRows, weight: Number) -> Tensor:
     """Σ weight_k·value_k over the rows of a chunk, in double precision."""
+    if isinstance(value, UnformedRows):
+        like = value.center
+        given = torch.as_tensor(weight, device=like.device).to(accumulator_dtype(like))
+        return value.weighted_sum(given.reshape(-1).expand(value.shape[0]))
     dtype = accumulator_dtype(value)
     if value.ndim == 1 or len(value) == 1:
         return (

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,10 +15,23 @@ from torch import Tensor
 from undrift.core.messages import CHANGE, COHORT, Reply, TrackedModels
 from undrift.core.problem import Client, Keep
 from undrift.core.replies import Replies, Weight, accumulator_dtype, q, q_draws
+from undrift.core.uploads.norm_bounds import NormLimits, Norms
 
 
 class RoundResult:
-    """Sums of the replies of several clients, with their new states, failures and costs."""
+    """Sums of the replies of several clients, with their new states, failures and costs.
+
+    Parameters
+    ----------
+    sums, clients, rate
+        as in `Replies`
+    tracked
+        which models are tracked besides the server's
+    limits
+        the largest allowed norms of uploads; None for no bound
+    counts
+        the numbers of samples by which buffers are averaged, if they are not the clients' own
+    """
 
     def __init__(
         self,
@@ -25,8 +39,16 @@ class RoundResult:
         clients: int,
         rate: float,
         tracked: TrackedModels,
+        limits: NormLimits | None = None,
+        counts: Mapping[Hashable, float] | None = None,
     ):
         self._tracked = tracked
+        self._limits = limits
+        self._counts = counts
+        self.norms: dict[Hashable, Norms] = {}
+        """the norms of all finite uploads, also of rejected ones; empty without limits"""
+        self.norm_steps: dict[Hashable, int] = {}
+        """the steps of the clients in `norms`"""
         self.replies = Replies(sums, clients=clients, rate=rate)
         self.kept: dict[Hashable, Keep] = {}
         """the clients' new states; the loop stores them if it accepts the round"""
@@ -46,6 +68,7 @@ class RoundResult:
 
     def take(self, reply: Reply) -> None:
         """Add one client's reply; a wrong one is recorded as rejected and not summed."""
+        reply = self._within_limits(reply)
         self.down.update(reply.down)
         self.up.update(reply.up)
         if reply.wrong is not None:
@@ -56,9 +79,31 @@ class RoundResult:
         self.steps += reply.steps
         self.evaluations += reply.evaluations
         self.partial += not reply.complete
-        self._buffers.add(reply.buffers, float(reply.client.samples))
+        id = reply.client.id
+        count = float(reply.client.samples) if self._counts is None else self._counts[id]
+        self._buffers.add(reply.buffers, count)
         self.replies.add(reply.client, reply.upload)
-        self.kept[reply.client.id] = reply.keep
+        self.kept[id] = reply.keep
+
+    def _within_limits(self, reply: Reply) -> Reply:
+        """The reply, marked as wrong if a norm of its upload is over its bound."""
+        if self._limits is None or reply.wrong is not None:
+            return reply
+        norms = self._limits.norms(reply.upload, reply.buffers)
+        self.norms[reply.client.id] = norms
+        self.norm_steps[reply.client.id] = reply.steps
+        return replace(reply, wrong=self._limits.fault(norms, reply.steps))
+
+    def allows(self, reply: Reply, clients: Sequence[Client], steps: Sequence[int]) -> bool:
+        """Whether no norm of a stacked reply without buffers, `[C, …]`, is over its bound."""
+        if self._limits is None:
+            return True
+        rows = self._limits.row_norms(reply.upload, len(clients))
+        for client, norms, own in zip(clients, rows, steps, strict=True):
+            self.norms[client.id] = norms
+            self.norm_steps[client.id] = own
+        faults = map(self._limits.fault, rows, steps)
+        return not any(fault is not None for fault in faults)
 
     def take_several(self, reply: Reply, clients: Sequence[Client]) -> None:
         """Add the stacked reply, `[C, …]`, of several clients, none of which is wrong."""
@@ -86,6 +131,8 @@ class RoundResult:
         self.rejected |= later.rejected
         self.lost |= later.lost
         self.kept |= later.kept
+        self.norms |= later.norms
+        self.norm_steps |= later.norm_steps
         self.replies.merge(later.replies)
         self._buffers.merge(later._buffers)
 
@@ -103,7 +150,7 @@ class RoundResult:
 
     def arrange(self, clients: Sequence[Hashable]) -> None:
         """Order kept and rejected clients as given, so that no order of computation shows."""
-        for named in (self.kept, self.rejected):
+        for named in (self.kept, self.rejected, self.norms, self.norm_steps):
             ordered = {client: named[client] for client in clients if client in named}
             named.clear()
             named.update(ordered)  # type: ignore[arg-type]

@@ -89,6 +89,10 @@ class Sampler(ABC):
         """The largest number of clients in a cohort."""
         return len(roster)
 
+    def mean(self, roster: Roster) -> float:
+        """The mean number of clients in a cohort, about; evaluation is spaced by it."""
+        return self.most(roster)
+
     def kind(self, roster: Roster) -> str:
         """The kind of sampling from this roster: K of K clients are "all", for example."""
         return self.participation
@@ -184,6 +188,9 @@ class Bernoulli(Sampler):
     def __post_init__(self) -> None:
         require_range("Bernoulli's probability", self.probability, above=0, at_most=1)
 
+    def mean(self, roster: Roster) -> float:
+        return self.probability * len(roster)
+
     def draw(
         self, roster: Roster, seed: int, round: int, among: np.ndarray | None = None
     ) -> Cohort:
@@ -227,6 +234,9 @@ class Fixed(Sampler):
 
     def most(self, roster: Roster) -> int:
         return max(len(set(self._of(round))) for round in range(self._number))
+
+    def mean(self, roster: Roster) -> float:
+        return sum(len(set(self._of(round))) for round in range(self._number)) / self._number
 
     def draw(
         self, roster: Roster, seed: int, round: int, among: np.ndarray | None = None

@@ -9,8 +9,17 @@ from undrift.utils.errors import require, require_choice, require_range
 Target = float | tuple[str, float]
 """A value to reach; for a user's own metric, ("below", value) or ("above", value)."""
 
-FALLING = ("loss", "objective", "absolute_error", "gradient_norm", "gradient_mapping")
-"""The library's metrics that should fall; accuracies should rise."""
+FALLING = (
+    "loss",
+    "objective",
+    "absolute_error",
+    "gradient_norm",
+    "gradient_mapping",
+    "perplexity",
+)
+"""The library's metrics that should fall."""
+RISING = ("auc", "f1", "dice", "jain")
+"""The library's metrics that should rise, besides accuracies."""
 PARTS = ("train", "validation", "test")
 """The parts of a data set."""
 
@@ -37,7 +46,7 @@ def _goal(metric: str, target: Target) -> tuple[str, float]:
         for part in PARTS:
             last = last.removeprefix(f"{part}_")
         require(
-            last in FALLING or "accuracy" in last,
+            last in FALLING or last in RISING or "accuracy" in last,
             f"It is not known whether the metric {metric!r} should fall or rise: write "
             f"target={{{metric!r}: ('below', value)}} or ('above', value).",
         )

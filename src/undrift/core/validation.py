@@ -29,7 +29,7 @@ def check_declared(method: Method, finished: object, like: Tensor) -> None:
             f"{finished!r}."
         )
     if like.ndim == 2:  # stacked: all clients have the same names and shapes
-        upload, keep, like = upload.row(0), keep.row(0), like[0]
+        upload, keep = upload.row(0), keep.row(0)
     # A method may return `mine.replace(…)`: then the library's own states, "@…", come along.
     kept = {name for name, _ in keep.items() if not name.startswith("@")}
     declared = set(method.kept())
@@ -40,7 +40,7 @@ def check_declared(method: Method, finished: object, like: Tensor) -> None:
     )
     for name, value in upload.items():
         require(
-            name in method.uploads or torch.as_tensor(value).numel() == 1 or like.numel() == 1,
+            name in method.uploads or torch.as_tensor(value).numel() == 1 or like.shape[-1] == 1,
             f"{method.name} uploads the vector {name!r}, but its uploads do not declare how the "
             f"server sums it: uploads = {{{name!r}: ud.q}}, for example.",
         )

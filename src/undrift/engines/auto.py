@@ -15,6 +15,7 @@ from undrift.core.losses import Losses
 from undrift.core.messages import Assignment, Reply
 from undrift.core.method import Method
 from undrift.core.round_result import RoundResult
+from undrift.core.uploads.norm_bounds import NormLimits
 from undrift.engines import strategy_cache
 from undrift.engines.base import Engine, Job, SimulationEngine
 from undrift.engines.strategies import SERIAL, Strategy, candidates
@@ -101,10 +102,11 @@ class AutoEngine(SimulationEngine):
         states: ClientStates,
         round: int,
         diagnose: bool = True,
+        limits: NormLimits | None = None,
     ) -> RoundResult:
         assignments = list(assignments)
         engine = self.chosen_engine(method, assignments, states)
-        return engine.run(method, assignments, states, round, diagnose)
+        return engine.run(method, assignments, states, round, diagnose, limits)
 
     def replies(
         self,

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from undrift.core.client_metrics import ClientMetrics
 from undrift.core.clients import ClientStates, Roster
 from undrift.core.diagnostics import MOVED
 from undrift.core.losses import Losses
@@ -21,7 +22,9 @@ from undrift.core.method import Method
 from undrift.core.replies import Weight, q, q_draws
 from undrift.core.round_result import RoundResult
 from undrift.core.uploads import UploadChain
+from undrift.core.uploads.norm_bounds import NormLimits
 from undrift.local.solvers import Local
+from undrift.nets.module_losses import ModuleLosses
 from undrift.utils.errors import UndriftError
 
 OwnModel = tuple[int, Tensor, Collection[str]]
@@ -43,11 +46,12 @@ class Trainer(ABC):
         states: ClientStates,
         round: int,
         diagnose: bool = True,
+        limits: NormLimits | None = None,
     ) -> RoundResult:
         """The sums of the replies of one round.
 
         `states` is only read: the caller stores the states it accepts. With `diagnose`, replies
-        also have what `undrift.core.diagnostics` needs.
+        also have what `undrift.core.diagnostics` needs. Replies beyond `limits` are rejected.
         """
 
     def saved(self) -> dict[str, Any]:
@@ -68,8 +72,14 @@ class Evaluator(ABC):
         weights: Tensor,
         buffers: Mapping[str, Tensor],
         parts: Collection[str],
+        clients: ClientMetrics | None = None,
+        train_samples: int | None = None,
     ) -> dict[str, float]:
-        """Metrics of a model, as `Losses.evaluate` returns them."""
+        """Metrics of a model, as `Losses.evaluate` returns them.
+
+        If `clients` is given, the metrics of every client are added to it. Metrics of the training
+        data are estimated from `train_samples` of them; None for all.
+        """
 
 
 class Engine(Trainer, Evaluator):
@@ -100,8 +110,9 @@ class SimulationEngine(Engine):
         states: ClientStates,
         round: int,
         diagnose: bool = True,
+        limits: NormLimits | None = None,
     ) -> RoundResult:
-        result = self.job.result(method, round, diagnose)
+        result = self.job.result(method, round, diagnose, limits)
         for reply in self.replies(method, assignments, states, diagnose):
             result.take(reply)
         return result
@@ -112,7 +123,13 @@ class SimulationEngine(Engine):
         weights: Tensor,
         buffers: Mapping[str, Tensor],
         parts: Collection[str],
+        clients: ClientMetrics | None = None,
+        train_samples: int | None = None,
     ) -> dict[str, float]:
+        if clients is not None:
+            return self.losses.evaluate_clients(x, weights, buffers, parts, clients)
+        if train_samples is not None and isinstance(self.losses, ModuleLosses):
+            return self.losses.evaluate(x, weights, buffers, parts, train_samples=train_samples)
         return self.losses.evaluate(x, weights, buffers, parts)
 
     def evaluate_own(
@@ -150,10 +167,13 @@ class Job:
     def __post_init__(self) -> None:
         self.local.check(self.roster.position)
 
-    def result(self, method: Method, round: int, diagnose: bool) -> RoundResult:
+    def result(
+        self, method: Method, round: int, diagnose: bool, limits: NormLimits | None = None
+    ) -> RoundResult:
         """An empty result of a round, to which replies are added."""
         sums = method.sums() | self.tracked_sums(diagnose)
-        return RoundResult(sums, len(self.roster), self.local.rate(round), self.tracked)
+        rate, counts = self.local.rate(round), self.roster.counts
+        return RoundResult(sums, len(self.roster), rate, self.tracked, limits, counts)
 
     def tracked_sums(self, diagnose: bool) -> dict[str, tuple[Weight, ...]]:
         """Vectors that are summed besides the method's uploads, with the weights of the sums."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from undrift.data.samples.structure import rows_of
 from undrift.engines.vectorised.batches import Batch
 from undrift.engines.vectorised.networks import Network
 from undrift.engines.vectorised.random_masks import RandomMasks
 from undrift.engines.vectorised.steps import Gradients
 from undrift.engines.vectorised.training import split
-from undrift.nets.module_losses import ModuleLoss, ModuleLosses
+from undrift.nets.client_losses import ModuleLoss
+from undrift.nets.module_losses import ModuleLosses
 from undrift.utils.errors import first_line
 from undrift.utils.keys import generator
 from undrift.utils.threads import one_thread
@@ -40,7 +42,7 @@ class GradientCheck:
         part, flat = losses.train_part, losses.flat
         positions = torch.linspace(0, len(part) - 1, sum(SIZES)).long().to(part.rows.device)
         rows = part.rows[positions]
-        self._x, self._y = part.x[rows], part.y[rows]
+        self._x, self._y = part.samples(rows)
         noise = generator(0, "check").standard_normal(len(flat.x))
         self._parameters = flat.x + NOISE * torch.from_numpy(noise).to(flat.x)
         self._expected = [self._serial_gradient(k) for k in range(len(SIZES))]
@@ -70,17 +72,18 @@ class GradientCheck:
         losses, rows = self._losses, self._rows(k)
         with one_thread(), losses.training(0, losses.initial_buffers(), number=k) as own:
             assert isinstance(own, ModuleLoss)
-            samples = own.on_samples(self._x[rows], self._y[rows])
+            samples = own.on_samples(rows_of(self._x, rows), rows_of(self._y, rows))
             return samples.full_gradient(self._parameters).clone()
 
     def _gradients(self, network: Network, clients: list[int]) -> list[Tensor]:
         flat, device = self._losses.flat, self._losses.device
         sizes, width = [SIZES[k] for k in clients], max(SIZES)
         # Padding is a sample of the other client: a network that counts it fails the check.
-        taken = [[(self._rows(k).start + i) % len(self._x) for i in range(width)] for k in clients]
+        number = sum(SIZES)
+        taken = [[(self._rows(k).start + i) % number for i in range(width)] for k in clients]
         rows = torch.tensor(taken, device=device)
         weights = torch.tensor([[(i < n) / n for i in range(width)] for n in sizes]).to(flat.x)
-        batch = Batch(self._x[rows], self._y[rows], sizes, weights)
+        batch = Batch(rows_of(self._x, rows), rows_of(self._y, rows), sizes, weights)
         parameters = split(self._parameters.repeat(len(clients), 1), flat.shapes)
         parameters = network.in_memory_order(parameters)
         masks = RandomMasks(clients, device) if network.uses_random_numbers else None

@@ -13,7 +13,7 @@ from undrift.engines.base import Job, SimulationEngine
 from undrift.engines.ray.cluster import require_ray, require_reachable
 from undrift.engines.serial import SerialEngine
 from undrift.engines.strategies import candidates, slow_loss_message
-from undrift.local.solvers import SGD, Local
+from undrift.local.base import Local
 from undrift.utils.errors import (
     require,
     require_choice,
@@ -126,7 +126,7 @@ class EngineOptions:
         if one_by_one or not isinstance(losses, Losses):
             return False
         solvers = [each.of(losses.ids[0]) for each in local]
-        if not any(isinstance(each, SGD) and each.tolerance is None for each in solvers):
+        if not any(each.many_at_once for each in solvers):
             return False
         message = slow_loss_message(losses)
         if message is not None:

@@ -5,7 +5,8 @@ It is the reference: every other engine must give the same results, to rounding.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from undrift.core.messages import (
     CHANGE,
     COHORT,
     LAST,
+    PERSONAL,
     Assignment,
     Reply,
     buffer_bytes,
@@ -23,10 +25,13 @@ from undrift.core.messages import (
     damaged,
 )
 from undrift.core.method import Method
-from undrift.core.problem import Client, Keep, LocalProblem, LocalResult, Upload, Work
+from undrift.core.problem import Keep, LocalProblem, LocalResult, Upload
 from undrift.core.uploads import Senders
 from undrift.core.validation import buffer_fault, fault
 from undrift.engines.base import Job, SimulationEngine
+from undrift.engines.personal_work import solve_with_personal
+from undrift.nets.client_losses import ModuleLoss
+from undrift.nets.module_losses import ModuleLosses
 from undrift.utils.errors import UndriftError, first_line
 from undrift.utils.keys import key
 
@@ -49,12 +54,17 @@ class SerialEngine(SimulationEngine):
             client, download = assignment.client, assignment.download
             mine = states.get(client.id)
             problem = method.problem(download, mine, client)
-            result, buffers = self._solve(client, problem, assignment.work, assignment.buffers)
+            result, buffers, own = self._solve(assignment, problem, mine)
+            result = self._solve_later(method, assignment, mine, result)
             senders = Senders(self.job.seed, [assignment.work])
             upload, keep = self.job.uploads.finish(method, download, mine, result, client, senders)
+            keep = keep.replace(**result.state)
             if assignment.work.damaged:
                 upload = damaged(upload)
             wrong = fault(method, upload, keep, result.x) or buffer_fault(buffers)
+            if own is not None:
+                wrong = wrong or buffer_fault({"of personal parameters": own})
+                keep = keep.replace(**{PERSONAL: own})
             # Bytes are counted before tracked models and diagnostics are added: in a real
             # federation these would not travel.
             buffers_sent = buffer_bytes(assignment.buffers)
@@ -79,16 +89,32 @@ class SerialEngine(SimulationEngine):
             )
 
     def _solve(
-        self, client: Client, problem: LocalProblem, work: Work, buffers: Mapping[str, Tensor]
-    ) -> tuple[LocalResult, dict[str, Tensor]]:
-        """The result of a client's work, and its buffers; errors of the user's model are named."""
+        self, assignment: Assignment, problem: LocalProblem, mine: Keep
+    ) -> tuple[LocalResult, dict[str, Tensor], Tensor | None]:
+        """The result of a client's work, its buffers, and its personal parameters if it has any.
+
+        Errors of the user's model are named.
+        """
+        client, work, buffers = assignment.client, assignment.work, assignment.buffers
+        personal = getattr(mine, PERSONAL) if PERSONAL in mine else None
         roster = self.job.roster
         k = roster.place[roster.position[client.id]]
         number = key(self.job.seed, "model", work.turn, client.id)
         try:
             with self.losses.training(k, buffers, number) as loss:
-                result = self.job.local.of(client.id).run(loss, problem, work)
-                return result, loss.buffers()
+                solver = self.job.local.of(client.id)
+                if personal is None:
+                    # A solver of the user's own need not know of states.
+                    known = (mine,) if solver.keeps else ()
+                    result, own = solver.run(loss, problem, work, *known), None
+                else:
+                    assert isinstance(loss, ModuleLoss)
+                    assert isinstance(self.losses, ModuleLosses)
+                    assert self.losses.personal is not None
+                    result, own = solve_with_personal(
+                        loss, solver, problem, work, personal, self.losses.personal
+                    )
+                return result, loss.buffers(), own
         except UndriftError:
             raise
         except Exception as error:
@@ -96,6 +122,20 @@ class SerialEngine(SimulationEngine):
                 f"The model failed on client {client.id!r} in round {work.round + 1}: "
                 f"{first_line(error)}."
             ) from error
+
+    def _solve_later(
+        self, method: Method, assignment: Assignment, mine: Keep, result: LocalResult
+    ) -> LocalResult:
+        """The result with the solutions of the method's further problems."""
+        later: list[Tensor] = []
+        evaluations = result.evaluations
+        for _ in range(1, method.problems):
+            solved = [result.x, *later]
+            problem = method.next_problem(assignment.download, mine, solved, assignment.client)
+            found, _, _ = self._solve(assignment, problem, mine)
+            later.append(found.x)
+            evaluations += found.evaluations
+        return replace(result, later=tuple(later), evaluations=evaluations) if later else result
 
     def _with_tracked_models(
         self, upload: Upload, keep: Keep, mine: Keep, x: Tensor

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from torch import nn
+from torch import Tensor, nn
 
 from undrift.core.losses import Losses
 from undrift.engines.base import Job, SimulationEngine
@@ -94,6 +94,8 @@ class Strategy:
 
 
 SERIAL = Strategy("serial")
+LAZY = "its samples are read when a batch needs them"
+"""Why clients with lazy data train one by one."""
 
 
 @dataclass(frozen=True)
@@ -125,9 +127,13 @@ def candidates(
     """
     if not isinstance(losses, ModuleLosses):
         return Candidates([SERIAL])
+    if losses.personal is not None:
+        return Candidates([Strategy("module", 1, threads)], "it has personal parameters")
     try:
         if losses.uses_random_numbers_beyond_dropout:
             return Candidates([SERIAL], "it uses random numbers other than nn.Dropout's")
+        if losses.train_part.lazy is not None:
+            return Candidates([Strategy("module", 1, threads), SERIAL], LAZY)
         promising = _promising(losses, clients, threads, memory, chunk)
         failures = {each: _failure(losses, each) for each in promising.strategies}
     except Exception as error:  # any error of the model; if it matters, the engine raises it
@@ -219,7 +225,9 @@ def slow_loss_message(losses: Losses) -> str | None:
     if not isinstance(losses, ModuleLosses) or len(losses.ids) < 2:
         return None
     criterion = losses.criterion
-    if criterion.per_sample in (cross_entropies, squared_errors):
+    if criterion.per_sample in (cross_entropies, squared_errors) or criterion.batchwise:
+        return None
+    if losses.train_part.lazy is not None:
         return None
     faster = _faster_loss(losses)
     if faster is None:
@@ -245,5 +253,6 @@ def _faster_loss(losses: ModuleLosses) -> str | None:
             return per_sample_form(losses.criterion.loss) if unknown else None
     # vmap supports neither dropout nor fast RNNs. Stacked layers do, but for two losses only.
     stackable = not isinstance(stacked_layers(losses.flat.module, losses.flat.names), str)
-    classes = "accuracy" in losses.criterion.means and losses.train_part.y.ndim == 1
+    y = losses.train_part.y
+    classes = "accuracy" in losses.criterion.means and isinstance(y, Tensor) and y.ndim == 1
     return "plain cross-entropy (without loss=…)" if stackable and classes else None

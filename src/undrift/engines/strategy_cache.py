@@ -19,7 +19,10 @@ from typing import Any
 
 import torch
 from platformdirs import user_cache_path
+from torch import Tensor
 
+from undrift.data.part import Part
+from undrift.data.samples.structure import named_tensors
 from undrift.engines.strategies import Strategy
 from undrift.local.solvers import SGD, Local
 from undrift.nets.module_losses import ModuleLosses
@@ -41,14 +44,24 @@ def cache_key(losses: ModuleLosses, local: Local, clients: int, options: Any) ->
         (losses.flat.names, sorted(losses.changing_buffers)),
         str(losses.flat.x.dtype),
         getattr(losses.criterion.loss, "__qualname__", "loss"),
-        (list(part.x.shape[1:]), str(part.x.dtype), list(part.y.shape[1:])),
+        _shapes(part),
         (solver.batch_size, solver.momentum > 0, solver.clip is not None)
         if isinstance(solver, SGD)
-        else type(solver).__name__,
+        else (type(solver).__name__, getattr(solver, "batch_size", None)),
         clients,
         options,
     )
     return blake2b(repr(facts).encode(), digest_size=16).hexdigest()
+
+
+def _shapes(part: Part) -> Any:
+    """The shapes of a sample; of samples that are read when needed, what reads them."""
+    if part.lazy is not None:
+        return repr(part.lazy), part.lazy.workers
+    if isinstance(part.x, Tensor) and isinstance(part.y, Tensor):
+        return list(part.x.shape[1:]), str(part.x.dtype), list(part.y.shape[1:])
+    each = [*named_tensors(part.x), *named_tensors(part.y)]
+    return [(name, list(tensor.shape[1:]), str(tensor.dtype)) for name, tensor in each]
 
 
 def lookup(name: str) -> Strategy | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from heapq import nsmallest
 from typing import Any
@@ -23,6 +23,7 @@ from undrift.core.method import Conditions
 from undrift.core.problem import Client, Download, Work
 from undrift.core.records import Record, Span
 from undrift.core.sampling import All, Uniform
+from undrift.core.uploads.norm_bounds import OVER_BOUND, Norms
 from undrift.devices import ARRIVES, Devices, Profiles, share_done
 from undrift.engines.base import require_simulation
 from undrift.engines.serial import SerialEngine
@@ -92,8 +93,14 @@ class Asynchronous(Loop):
         """clients, or `ANYBODY`, to launch once every event of the present moment is handled"""
         self._trips_ended = 0
         self._rejected_in_a_row = 0
+        self._norms: dict[Hashable, Norms] = {}
+        self._norm_steps: dict[Hashable, int] = {}
+        """the norms of the present round's uploads, and the steps of their clients"""
         self.queue = self._make_queue()
         self.reset()
+
+    def _clients_per_round(self) -> float:
+        return self.per_round
 
     def _devices(self) -> Profiles:
         return self.spec.devices or Devices()
@@ -173,6 +180,10 @@ class Asynchronous(Loop):
                 self._arrived.append(trip.number)
             else:
                 self._lose(dispatched, trip.outcome, record)
+        if self.norms is not None:
+            self.norms.add(self._norms, self._norm_steps, self.local.rate(self.round))
+            self._norms.clear()
+            self._norm_steps.clear()
         self.round += 1
         self.now = record.virtual_seconds = self.queue.now
         record.seconds = time.perf_counter() - began
@@ -267,7 +278,7 @@ class Asynchronous(Loop):
 
     def _take(self, dispatched: Dispatched, staleness: int, record: Record) -> None:
         """Accept or reject a reply, fold if the buffer is full, and end the client's trip."""
-        reply = self._reply(dispatched)
+        reply = self._bounded(self._reply(dispatched), dispatched)
         record.bytes_down = dict(Counter(record.bytes_down) + Counter(reply.down))
         record.bytes_up = dict(Counter(record.bytes_up) + Counter(reply.up))
         id = reply.client.id
@@ -298,9 +309,23 @@ class Asynchronous(Loop):
                 )
         self._end(dispatched, "replied" if reply.wrong is None else "rejected", record)
 
+    def _bounded(self, reply: Reply, dispatched: Dispatched) -> Reply:
+        """The reply, marked as wrong if a norm of its upload is over its bound."""
+        download, buffers = self._sent[dispatched.version]
+        x = download.x if "x" in download else self.server.x
+        limits = self._norm_limits(x, buffers)
+        if self.norms is None or limits is None or reply.wrong is not None:
+            return reply
+        norms = limits.norms(reply.upload, reply.buffers)
+        # The latest reply counts of a client that replies several times in a round.
+        self._norms[reply.client.id] = norms
+        self._norm_steps[reply.client.id] = reply.steps
+        limits = self.norms.tightened(limits, self._norms, self._norm_steps) or limits
+        return replace(reply, wrong=limits.fault(norms, reply.steps))
+
     def _indicates_divergence(self, dispatched: Dispatched, reply: Reply) -> bool:
         """Whether an unusable reply is a sign that training diverges, and not of a bad device."""
-        return not dispatched.work.damaged
+        return not dispatched.work.damaged and not str(reply.wrong).startswith(OVER_BOUND)
 
     def _reply(self, dispatched: Dispatched) -> Reply:
         """The reply of a client whose trip has arrived; called once per trip.
@@ -339,13 +364,22 @@ class Asynchronous(Loop):
             result.take(reply)
         before, last_mean = self.server, self.last_mean
         share = min(1.0, len(self._buffer) / self.concurrency)
-        self._apply_update(self.method.fold(before, result.replies), result, share)
+        folded = self.method.fold(before, result.replies)
+        fault = self._state_fault(folded)
+        if fault is not None:
+            self._drop_buffer(fault, record)
+            return
+        self._apply_update(folded, result, share)
         self.last_mean = last_mean  # `_take` has moved it already; `_apply_update` did so again
         self._buffer = []
         self.version += 1
         record.updates += 1
         if self._evaluated(self.round + 1):
             record.diagnostics = diagnose(self.method, before, self.server, result.replies)
+
+    def _drop_buffer(self, fault: str, record: Record) -> None:
+        """Handle an update that cannot be used."""
+        raise self._diverged(fault)
 
     def _lose(self, dispatched: Dispatched, reason: str, record: Record) -> None:
         """Count the work of a client whose reply will not be used, and end its trip."""

@@ -3,28 +3,41 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from undrift.core.client_metrics import ClientMetrics
 from undrift.core.clients import ClientStates, Roster
-from undrift.core.messages import LAST, TrackedModels, buffer_bytes
+from undrift.core.messages import COHORT, LAST, PERSONAL, TrackedModels, buffer_bytes
 from undrift.core.method import INITIAL, Conditions
 from undrift.core.problem import ServerState
 from undrift.core.records import Record, Span
 from undrift.core.round_result import RoundResult
 from undrift.core.targets import reached
 from undrift.core.uploads import UploadChain
+from undrift.core.uploads.norm_bounds import (
+    FIRST_SCALE,
+    NormHistory,
+    NormLimits,
+    harmless_norm,
+    measured_vectors,
+    model_size,
+)
 from undrift.devices import Fleet, Profiles
 from undrift.engines.base import Job
 from undrift.engines.serial import SerialEngine
+from undrift.local.solvers import Local
 from undrift.loops.dispatch import FixedCost
+from undrift.loops.evaluation_schedule import EvaluationSchedule, schedule_of
 from undrift.loops.measuring import measure
 from undrift.loops.planning import WorkPlanner
 from undrift.loops.spec import EngineFactory, RunSpec, StatesFactory
 from undrift.methods.traffic import traffic_of
-from undrift.utils.errors import Diverged, require
+from undrift.nets.module_losses import ModuleLosses
+from undrift.utils.errors import Diverged, require, require_type
 from undrift.utils.threads import one_thread
 
 MAX_SPANS = 500
@@ -57,7 +70,7 @@ class Loop(ABC):
         self.evaluation = evaluation
         self.target = dict(spec.target)
         self.callbacks = list(spec.callbacks)
-        self.roster = Roster(losses.ids, losses.sizes, spec.objective)
+        self.roster = Roster(losses.ids, losses.sizes, spec.objective, losses.counted)
         self.weights = evaluation.weights(self.roster, seed)
         """the weights of the clients' training losses in evaluations, in the order of the data"""
         require(
@@ -65,14 +78,40 @@ class Loop(ABC):
             f"The parts to evaluate on are {', '.join(map(repr, evaluation.parts))}, but the data "
             f"only have {', '.join(map(repr, losses.parts))}.",
         )
+        require(
+            evaluation.gradient_mapping is None or losses.initial_personal() is None,
+            "gradient_mapping is not defined with personal parameters, of which every client has "
+            "its own: leave it out.",
+        )
+        tune = evaluation.tune
+        if tune is not None:
+            require_type("evaluation tune", tune, Local, "a solver such as ud.SGD(lr=0.01)")
+            require(
+                not tune.keeps,
+                "The solver of evaluation tune starts anew in every evaluation: use "
+                "keep_state=False.",
+            )
+            require(
+                losses.initial_personal() is None,
+                "The model 'tuned' is not defined with personal parameters: evaluate 'server', "
+                "which has each client's own.",
+            )
+        require(
+            method.problems == 1 or losses.initial_personal() is None,
+            f"{method.name} has personal models of its own, so it cannot run with personal "
+            f"parameters: leave out personal.",
+        )
         self.sampler.check(self.roster)
         devices = self._devices()
         self.fleet: Fleet | None = devices.fleet(self.roster, seed) if devices else None
         models = evaluation.models
-        tracked = TrackedModels(cohort="cohort" in models, last="all" in models or "own" in models)
+        last = "all" in models or ("own" in models and method.own_model is None)
+        tracked = TrackedModels(cohort="cohort" in models, last=last)
         self.job = Job(self.roster, spec.local, seed, tracked, UploadChain(spec.transforms))
         self.planner = WorkPlanner(self.job, spec.limit)
         method.check(self.conditions())
+        self.schedule = self._evaluation_schedule()
+        """when the run is evaluated, and on how many training samples"""
         self.engine = engine(losses, self.job)
 
         self.round = 0
@@ -81,20 +120,42 @@ class Loop(ABC):
         self.x0 = losses.initial()
         self.server = method.init(self.x0.clone())
         self.buffers = losses.initial_buffers()
-        kinds = method.kept() | self.job.uploads.init() | ({LAST: INITIAL} if tracked.last else {})
+        kinds: dict[str, str | Tensor] = {**method.kept(), **self.job.uploads.init()}
+        kinds |= dict(spec.local.keeps)
+        kinds |= {LAST: INITIAL} if tracked.last else {}
+        personal = losses.initial_personal()
+        require(
+            personal is None or not spec.local.keeps,
+            "keep_state=True keeps moments of the shared parameters only, so that it cannot be "
+            "used with personal ones: use keep_state=False.",
+        )
+        kinds |= {} if personal is None else {PERSONAL: personal}
         self.states = states(kinds, self.x0)
         self.cohort_mean: Tensor = self.x0
         self.last_mean: Tensor = self.x0
         self.records: list[Record] = []
+        self.client_metrics: dict[str, ClientMetrics] = {}
+        """the newest metrics of every client by reported model; empty without results per client"""
         self.stopped: str | None = None
         """why the run ended before its last round; None if it did not"""
         self.diverged = False
         self.fixed_cost = self._fixed_cost()
+        self.norms = None if spec.robust is None else NormHistory(spec.robust)
+        """the norms of uploads so far; None if they are not bounded"""
         self._span_count = 0
 
     @abstractmethod
     def conditions(self) -> Conditions:
         """The conditions of this run, for `Method.check`."""
+
+    def _evaluation_schedule(self) -> EvaluationSchedule:
+        """When the run is evaluated, and on how many training samples."""
+        clients = self._clients_per_round()
+        return schedule_of(self.evaluation, self.losses, self.roster, self.local, clients)
+
+    def _clients_per_round(self) -> float:
+        """The mean number of clients that train in a round, about."""
+        return self.sampler.mean(self.roster)
 
     def _devices(self) -> Profiles | None:
         """The device profiles of the clients; None for a run without a virtual clock."""
@@ -118,21 +179,44 @@ class Loop(ABC):
         record.strategy = self.engine.strategy
         return record
 
+    @property
+    def keeps_own_models(self) -> bool:
+        """Whether the run has a model of every client: the method's own kind, or the last one."""
+        return self.method.own_model is not None or self.job.tracked.last or self.has_personal
+
     def last_of(self, client: Hashable) -> Tensor:
-        """A client's last model; last models must be tracked."""
-        return getattr(self.states.get(client), LAST)
+        """A client's own model: the one its method keeps, else its last one if tracked, else the
+        server's.
+
+        Personal parameters, if there are any, come behind it.
+        """
+        kept = self.method.own_model or (LAST if self.job.tracked.last else None)
+        own = self.server.x if kept is None else getattr(self.states.get(client), kept)
+        return self.with_personal(own, client)
+
+    @property
+    def has_personal(self) -> bool:
+        """Whether some parameters are personal, so that every client has a model of its own."""
+        return PERSONAL in self.states.kinds
+
+    def with_personal(self, x: Tensor, client: Hashable) -> Tensor:
+        """Shared parameters with the client's personal ones behind them, if there are any."""
+        if not self.has_personal:
+            return x
+        return torch.cat([x, getattr(self.states.get(client), PERSONAL)])
 
     def saved(self) -> dict[str, dict[str, Any]]:
         """What a resumed run needs besides records and client states, by part.
 
         The names of parts and values are the format of run stores: they must not change.
         """
+        norms = {} if self.norms is None else {"norms": self.norms.saved()}
         return {
             "server": dict(self.server.items()),
             "buffers": dict(self.buffers),
             "means": {"cohort": self.cohort_mean, "last": self.last_mean},
             "ended": {"stopped": self.stopped},
-            "clock": {"now": self.now},
+            "clock": {"now": self.now, **norms},
             "engine": self.engine.saved(),
         }
 
@@ -152,8 +236,11 @@ class Loop(ABC):
         means = part("means")
         self.cohort_mean, self.last_mean = means["cohort"], means["last"]
         self.stopped = part("ended")["stopped"]
-        self.now = part("clock")["now"]
+        clock = part("clock")
+        self.now = clock["now"]
         self.engine.restore(part("engine"))
+        if self.norms is not None and "norms" in clock:  # missing if the run began without a bound
+            self.norms.restore(clock["norms"])
         self._span_count = sum(len(record.spans) for record in self.records)
 
     def _conditions(self, **more: Any) -> Conditions:
@@ -162,6 +249,7 @@ class Loop(ABC):
             clients=len(self.roster),
             equal=self.roster.equal,
             takes_steps=self.local.takes_steps,
+            can_ascend=self.local.can_ascend,
             buffers=bool(self.losses.initial_buffers()),
             transformed=bool(self.spec.transforms),
             **more,
@@ -176,15 +264,29 @@ class Loop(ABC):
             traffic.bytes_down(*shape) | buffers,
             traffic.bytes_up(*shape) | buffers,
             traffic.first_gradient,
+            traffic.gradients_per_step,
         )
 
-    def _apply_update(self, server: ServerState, result: RoundResult, share: float = 1.0) -> None:
-        """Replace the server state, the buffers and the tracked means by those of an update.
+    def _norm_limits(self, x: Tensor, buffers: Mapping[str, Tensor]) -> NormLimits | None:
+        """The limits of uploads computed from a model and its buffers; None without a bound."""
+        if self.norms is None:
+            return None
+        vectors = measured_vectors(self.method.sums())
+        models = vectors if self.method.uploads_models else frozenset({COHORT})
+        template = NormLimits(
+            ratio=self.norms.bound.ratio,
+            rate=self.local.rate(self.round),
+            usual={},
+            x=x,
+            buffers=buffers,
+            vectors=vectors,
+            models=models,
+            floor=harmless_norm(x, self.x0, stateful=bool(self.method.kept())),
+        )
+        return self.norms.limits(template)
 
-        `share` is the part of all clients at work that the update comes from. Buffers move only
-        that part of the way: a single reply must not replace the statistics of all clients.
-        """
-        # Check before anything is replaced: after an error the run still has its last good state.
+    def _state_fault(self, server: ServerState) -> str | None:
+        """Why a folded server state cannot be used, or None; an error if it is none at all."""
         name = self.method.name
         require(
             isinstance(server, ServerState) and "x" in server,
@@ -196,10 +298,29 @@ class Loop(ABC):
             f"{list(self.x0.shape)}.",
         )
         if not bool(server.x.isfinite().all()):
-            raise Diverged(
-                f"In round {self.round + 1} the server's model is not finite (NaN or Inf), while "
-                f"all replies were; a smaller learning rate or step may help."
-            )
+            return "the server's model is not finite (NaN or Inf), while all replies were"
+        if self.norms is None:
+            return None
+        for vector, value in server.items():
+            if isinstance(value, Tensor) and not bool(value.isfinite().all()):
+                return f"the server's {vector} is not finite (NaN or Inf), while all replies were"
+        size, before = model_size(server.x), model_size(self.server.x)
+        if size > FIRST_SCALE * before:
+            return f"the server's model grew from norm {before:.3g} to {size:.3g} in one update"
+        return None
+
+    def _diverged(self, fault: str) -> Diverged:
+        """The error of a server state that cannot be used."""
+        return Diverged(
+            f"In round {self.round + 1} {fault}; a smaller learning rate or step may help."
+        )
+
+    def _apply_update(self, server: ServerState, result: RoundResult, share: float = 1.0) -> None:
+        """Replace the server state, the buffers and the tracked means by those of an update.
+
+        `share` is the part of all clients at work that the update comes from. Buffers move only
+        that part of the way: a single reply must not replace the statistics of all clients.
+        """
         self.server = server
         if result.buffers:
             means = self.method.fold_buffers(self.buffers, result.buffers)
@@ -223,21 +344,38 @@ class Loop(ABC):
     def _complete(self, record: Record) -> Record:
         """Measure the models if the round is evaluated, keep the record and call the callbacks."""
         if self._evaluated(record.round):
-            self._measure(record)
+            self._measure(record, last=record.round == self.total)
         self.records.append(record)
         for callback in self.callbacks:
             if callback(self, record):
                 self.stopped = self.stopped or "a callback asked to stop"
-        if self.stopped and not record.metrics:  # the last record of a run always has metrics
-            self._measure(record)
+        if self.stopped and record.round < self.total and self._incomplete(record):
+            self._measure(record, last=True)  # the last record of a run always has all metrics
         return record
 
     def _evaluated(self, round: int) -> bool:
         """Whether metrics and diagnostics of a round are computed."""
-        return round == self.total or round % self.evaluation.every == 0
+        return self.schedule.due(round, self.total)
 
-    def _measure(self, record: Record) -> None:
+    def _incomplete(self, record: Record) -> bool:
+        """Whether the last record of a run would have more metrics, or on more samples."""
+        estimated = self.schedule.last_whole and "train" in self.evaluation.parts
+        return not record.metrics or estimated
+
+    def _measure(self, record: Record, last: bool) -> None:
         """Compute the metrics of a record, and stop the run if a target is reached."""
+        samples = self.schedule.samples_after(last)
         with one_thread():
-            record.metrics = measure(self)
-        self.stopped = self.stopped or reached(self.target, record.metrics)
+            record.metrics = measure(self, samples)
+        record.measured = self._measured_samples(samples)
+        self.stopped = self.stopped or self._target_reached(record.metrics)
+
+    def _measured_samples(self, train_samples: int | None) -> dict[str, tuple[int, int]]:
+        """By part, on how many samples the models were measured, and how many there are."""
+        if not isinstance(self.losses, ModuleLosses):
+            return {}
+        return self.losses.measured_samples(self.weights, self.evaluation.parts, train_samples)
+
+    def _target_reached(self, metrics: Mapping[str, float]) -> str | None:
+        """A sentence on the first target that was reached, or None."""
+        return reached(self.target, metrics)

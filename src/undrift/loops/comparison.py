@@ -52,7 +52,7 @@ def shared_sampler(
     if not isinstance(cohort, Sampler) and cohort is not None and len(by_weight) == 2:
         # With equal q_k, uniform cohorts are right for both kinds of methods.
         require(
-            Roster(losses.ids, losses.sizes, objective).equal,
+            Roster(losses.ids, losses.sizes, objective, losses.counted).equal,
             "Some of these methods are defined for cohorts drawn by q_k and some for uniform "
             "cohorts, so they cannot share cohorts: use objective='clients', or name a sampler.",
         )

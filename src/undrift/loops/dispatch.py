@@ -73,6 +73,8 @@ class FixedCost:
     """bytes received and sent, by tensor"""
     first_gradient: bool
     """whether the client computes its full gradient before the first step"""
+    gradients_per_step: int = 1
+    """how many gradients a step of the local work stands for"""
 
 
 def compute_units(
@@ -82,8 +84,10 @@ def compute_units(
     samples = int(client.samples)
     if fleet.unit == "samples":
         extra = samples if cost.first_gradient else 0
-        return solver.evaluations(steps, samples) + extra
-    return steps + (solver.steps_within(samples, samples) if cost.first_gradient else 0)
+        return cost.gradients_per_step * solver.evaluations(steps, samples) + extra
+    return cost.gradients_per_step * steps + (
+        solver.steps_within(samples, samples) if cost.first_gradient else 0
+    )
 
 
 def work_done(
@@ -95,8 +99,8 @@ def work_done(
     """
     solver, samples = job.local.of(client.id), int(client.samples)
     first = samples if cost.first_gradient else 0
-    gradients = share * (solver.evaluations(work.steps, samples) + first)
-    for_steps = gradients * SLACK - first
+    gradients = share * (cost.gradients_per_step * solver.evaluations(work.steps, samples) + first)
+    for_steps = (gradients * SLACK - first) / cost.gradients_per_step
     steps = min(work.steps, solver.steps_within(for_steps, samples)) if for_steps > 0 else 0
     return steps, int(gradients)
 
@@ -130,6 +134,7 @@ def dispatch_with_clock(
         units -= compute_units(fleet, client, solver, 0, cost)
         if units <= 0:
             return 0
+        units /= cost.gradients_per_step
         if fleet.unit == "samples":
             return solver.steps_within(min(units, LARGEST_EXACT), int(client.samples))
         return int(min(units, steps))

@@ -2,28 +2,66 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Hashable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from undrift.core.client_metrics import ClientMetrics
 from undrift.core.losses import Losses
+from undrift.core.problem import LocalProblem, Work
 from undrift.core.regularizers import Regularizer
 from undrift.engines.base import SimulationEngine, require_simulation
+from undrift.utils.keys import key
 
 if TYPE_CHECKING:
     from undrift.loops.base import Loop
 
 
-def measure(run: Loop) -> dict[str, float]:
-    """The metrics of a run's models in its current round."""
+def measure(run: Loop, train_samples: int | None = None) -> dict[str, float]:
+    """The metrics of a run's models in its current round.
+
+    Metrics of the training data are estimated from `train_samples` of them; None for all. With
+    results per client, `run.client_metrics` has those of the newest measurement.
+    """
     found: dict[str, float] = {}
+    wanted = run.evaluation.clients
+    by_model = {name: ClientMetrics() for name in run.evaluation.models} if wanted else {}
     for name in run.evaluation.models:
         prefix = "" if name == "server" else f"{name}/"
-        metrics = _own(run) if name == "own" else _metrics(run, _model(run, name))
+        clients = by_model.get(name)
+        metrics = _metrics_of(run, name, clients, train_samples)
+        metrics |= {} if clients is None else clients.summaries()
         found |= {prefix + metric: value for metric, value in metrics.items()}
+    run.client_metrics = by_model
     return found
+
+
+def client_rows(run: Loop) -> list[dict[str, Any]]:
+    """A row per client and reported model with the client's metrics, as last measured.
+
+    They are measured now if the run did not ask for them.
+    """
+    by_model = run.client_metrics
+    if not by_model:
+        by_model = {name: ClientMetrics() for name in run.evaluation.models}
+        for name, clients in by_model.items():
+            _metrics_of(run, name, clients)
+    sizes = dict(zip(run.roster.ids, run.roster.sizes.tolist(), strict=True))
+    return [row for name, found in by_model.items() for row in found.rows(name, sizes)]
+
+
+def _metrics_of(
+    run: Loop, name: str, clients: ClientMetrics | None, train_samples: int | None = None
+) -> dict[str, float]:
+    if name == "own":
+        return _own(run, clients)
+    if name == "tuned":
+        return _of_each(run, partial(_tuned, run), clients)
+    return _metrics(run, _model(run, name), clients, train_samples)
 
 
 def _model(run: Loop, name: str) -> Tensor:
@@ -33,13 +71,18 @@ def _model(run: Loop, name: str) -> Tensor:
     return run.last_mean if name == "all" else run.server.x
 
 
-def _metrics(run: Loop, x: Tensor) -> dict[str, float]:
+def _metrics(
+    run: Loop, x: Tensor, clients: ClientMetrics | None, train_samples: int | None
+) -> dict[str, float]:
     """The metrics of one model; with the training part also the objective, with g and decay."""
     parts = run.evaluation.parts
-    found = run.engine.evaluate(x, run.weights, run.buffers, parts)
+    if run.has_personal:
+        found = _of_each(run, lambda client: run.with_personal(x, client), clients)
+    else:
+        found = run.engine.evaluate(x, run.weights, run.buffers, parts, clients, train_samples)
     if "train" not in parts:
         return found
-    decay = run.local.weight_decay / 2 * float(x.cpu().double().square().sum())
+    decay = run.local.penalty / 2 * float(x.cpu().double().square().sum())
     g = run.method.g.value(x) if run.method.g is not None else 0.0
     found["objective"] = found["train_loss"] + decay + g
     eta = run.evaluation.gradient_mapping
@@ -50,13 +93,20 @@ def _metrics(run: Loop, x: Tensor) -> dict[str, float]:
             run.weights,
             eta,
             run.method.g,
-            run.local.weight_decay,
+            run.local.penalty,
         )
     return found
 
 
-def _own(run: Loop) -> dict[str, float]:
-    """Means of the metrics of clients' last models on their own data, weighted by q_k.
+def _own(run: Loop, results: ClientMetrics | None = None) -> dict[str, float]:
+    """Means of the metrics of clients' own models on their own data, weighted by q_k."""
+    return _of_each(run, run.last_of, results)
+
+
+def _of_each(
+    run: Loop, model_of: Callable[[Hashable], Tensor], results: ClientMetrics | None
+) -> dict[str, float]:
+    """Means of the metrics of a model of each client on the client's data, weighted by q_k.
 
     A mean of a test metric is over the clients with test samples, and a mean of a training metric
     over the clients from which training metrics are estimated.
@@ -68,14 +118,39 @@ def _own(run: Loop) -> dict[str, float]:
     judged = [[p for p in parts if p != "train" or run.weights[k] > 0] for k in places]
     several = zip(run.roster.ids, run.roster.weights.tolist(), places, judged, strict=True)
     clients = [each for each in several if each[-1]]
-    models = ((k, run.last_of(id), own) for id, _, k, own in clients)
-    engine = require_simulation(run.engine, "Evaluating the models 'own'")
+    models = ((k, model_of(id), own) for id, _, k, own in clients)
+    engine = require_simulation(run.engine, "Evaluating clients' own models")
     metrics = engine.evaluate_own(models, run.buffers)
-    for (_, q, _, _), found in zip(clients, metrics, strict=True):
+    for (id, q, _, _), found in zip(clients, metrics, strict=True):
+        if results is not None:
+            results.add(id, found)
         for metric, value in found.items():
+            if math.isnan(value) and not metric.endswith("_loss"):
+                continue  # not defined on the client's samples, as the AUC of a single class
             totals[metric] += q * value  # type: ignore[index]
             shares[metric] += q  # type: ignore[index]
     return {metric: total / shares[metric] for metric, total in totals.items()}
+
+
+def _tuned(run: Loop, client: Hashable) -> Tensor:
+    """The server's model after a client trained it on its own training data."""
+    engine = require_simulation(run.engine, "Fine-tuning on the clients")
+    solver = run.evaluation.tune.of(client)
+    position = run.roster.position[client]
+    k, samples = run.roster.place[position], int(run.roster.sizes[position])
+    steps = solver.steps_of(solver.amount(client, run.round, run.seed), samples)
+    number = key(run.seed, "tuning", run.round, client)
+    work = Work(
+        client=client,
+        round=run.round,
+        turn=run.round,
+        steps=steps,
+        expected=steps,
+        rate=solver.rate(run.round),
+        key=number % 2**64,
+    )
+    with engine.losses.training(k, run.buffers, number) as loss:
+        return solver.run(loss, LocalProblem(start=run.server.x), work).x.clone()
 
 
 def gradient_mapping(

@@ -12,7 +12,7 @@ from undrift.engines.base import Job
 from undrift.local.amounts import Unfinished
 from undrift.local.solvers import Solver, call, require_known
 from undrift.utils.errors import require_whole
-from undrift.utils.keys import keys
+from undrift.utils.keys import draw_of_round, keys
 
 Limit = Unfinished | Mapping[Hashable, int | None] | Callable[[Hashable, int], int | None]
 """The most work a client can do in a round, in the unit of its local work (None: all of it): a
@@ -71,6 +71,7 @@ class WorkPlanner:
         rate, positions = self.job.local.rate(round), self.job.roster.position
         hashed = self.job.roster.hashes[[positions[client.id] for client in clients]]
         own = keys(self.job.seed, "batches", turn, hashed).tolist()
+        draw = draw_of_round(self.job.seed, round)
         return {
             client: Work(
                 client=client.id,
@@ -83,7 +84,7 @@ class WorkPlanner:
                 key=key,
             )
             for client, steps, could, whole, key in zip(
-                clients, method.steps(managed), managed, full, own, strict=True
+                clients, method.steps(managed, draw), managed, full, own, strict=True
             )
         }
 

@@ -20,6 +20,7 @@ from undrift.core.records import Record
 from undrift.core.sampling import Sampler
 from undrift.core.targets import Target
 from undrift.core.uploads import UploadTransform
+from undrift.core.uploads.norm_bounds import NormBound
 from undrift.devices import Profiles
 from undrift.engines.base import Engine, Job
 from undrift.local.solvers import Local
@@ -36,7 +37,7 @@ Callback = Callable[["Loop", Record], bool | None]
 EngineFactory = Callable[[Federation, Job], Engine]
 """Builds the engine of a run; `EngineOptions` is one."""
 
-StatesFactory = Callable[[Mapping[str, str], Tensor], ClientStates]
+StatesFactory = Callable[[Mapping[str, str | Tensor], Tensor], ClientStates]
 """Builds the container of the clients' states from their kinds and the initial model."""
 
 
@@ -69,6 +70,8 @@ class RunSpec:
         when the server goes on; None for the method's default
     transforms
         upload transforms, applied in this order between `finish` and `fold`
+    robust
+        which uploads the server rejects for their size; None for none
     """
 
     method: Method
@@ -85,6 +88,7 @@ class RunSpec:
     devices: Profiles | None = None
     pace: Pace | None = None
     transforms: Sequence[UploadTransform] = ()
+    robust: NormBound | None = None
 
     def __post_init__(self) -> None:
         require_whole("rounds", self.rounds, at_least=0)

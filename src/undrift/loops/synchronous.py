@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 
 import numpy as np
 
 from undrift.core.clients import ClientStates
 from undrift.core.diagnostics import diagnose
 from undrift.core.messages import Assignment
-from undrift.core.method import Conditions, Method
+from undrift.core.method import Conditions, Draw, Method
+from undrift.core.problem import ServerState
 from undrift.core.records import Record
 from undrift.core.round_result import RoundResult
 from undrift.core.sampling import All, Cohort, Fixed
+from undrift.core.uploads.norm_bounds import OVER_BOUND, NormLimits
 from undrift.engines.serial import SerialEngine
 from undrift.loops.base import Loop
 from undrift.loops.cohorts import draw_cohort
@@ -22,7 +24,7 @@ from undrift.loops.dispatch import Dispatch, dispatch_with_clock, dispatch_witho
 from undrift.loops.paces import RoundPace, WaitForAll
 from undrift.loops.spec import EngineFactory, RunSpec, StatesFactory
 from undrift.utils.errors import Diverged, UndriftError, require
-from undrift.utils.keys import generator
+from undrift.utils.keys import draw_of_round
 
 
 class Synchronous(Loop):
@@ -71,9 +73,7 @@ class Synchronous(Loop):
         t, method = self.round, self.method
         cohort = self._cohort()
 
-        def draw(purpose: str) -> float:
-            return generator(self.seed, purpose, t).random()
-
+        draw = draw_of_round(self.seed, t)
         server = method.begin(self.server, draw)
         down = method.download(server)
         dispatch = self._dispatch(cohort, draw)
@@ -90,7 +90,7 @@ class Synchronous(Loop):
             self.states.prefetch(self._next_cohort(cohort))
         # Neither the engine nor `fold` changes the loop: server and client states are replaced
         # below, together. A round that raises, or has too few replies, leaves both as they were.
-        result = self.engine.run(method, assignments, self.states, t, diagnosed)
+        result = self._run(method, assignments, diagnosed)
         failed = self._failed_in_training(result, dispatch)
         if not result.replies.count and failed:
             first, reason = next(iter(failed.items()))
@@ -112,17 +112,19 @@ class Synchronous(Loop):
             wasted_steps=dispatch.wasted_steps + result.wasted_steps,
             wasted_gradients=dispatch.wasted_gradients + result.wasted_evaluations,
         )
+        folded = None
         if result.replies.count >= self.pace.min_replies:
+            folded = self._folded(server, result, record)
+        if folded is not None:
             before = self.server
-            # First the server, which may raise: the states that clients keep (control variates,
-            # duals) must belong to the same round as the server's sums of them.
-            self._apply_update(method.fold(server, result.replies), result)
+            self._apply_update(folded, result)
             for client, keep in result.kept.items():
                 self.states.put(client, keep)
             if diagnosed:
                 record.diagnostics = diagnose(method, before, self.server, result.replies)
-        else:  # skipped for too few replies: no state changes, and all work is wasted
-            record.lost += [(client, "skipped") for client in result.kept]
+        else:  # skipped: no state changes, and all work is wasted
+            rejected = {client for client, _ in record.rejected}
+            record.lost += [(c, "skipped") for c in result.kept if c not in rejected]
             record.wasted_steps += record.steps
             record.wasted_gradients += record.gradients
             record.updates = record.partial = record.steps = record.gradients = 0
@@ -131,9 +133,52 @@ class Synchronous(Loop):
         record.seconds = time.perf_counter() - began
         return record
 
+    def _run(
+        self, method: Method, assignments: Sequence[Assignment], diagnosed: bool
+    ) -> RoundResult:
+        """Have the engine do the work of the round, within the bounds on norms if there are any."""
+        limits = self._norm_limits(self.server.x, self.buffers)
+        result = self.engine.run(method, assignments, self.states, self.round, diagnosed, limits)
+        if self.norms is None or limits is None:
+            return result
+        norms, steps = result.norms, result.norm_steps
+        tighter = self.norms.tightened(limits, norms, steps)
+        if tighter is not None:
+            result = self._run_again(method, assignments, diagnosed, tighter)
+        self.norms.add(norms, steps, limits.rate)
+        return result
+
+    def _run_again(
+        self,
+        method: Method,
+        assignments: Sequence[Assignment],
+        diagnosed: bool,
+        limits: NormLimits,
+    ) -> RoundResult:
+        """The same work with other limits: it gives the same bits, as `run` changes no state."""
+        return self.engine.run(method, assignments, self.states, self.round, diagnosed, limits)
+
+    def _folded(
+        self, server: ServerState, result: RoundResult, record: Record
+    ) -> ServerState | None:
+        """The server state after the round's fold; None if the round is to be skipped.
+
+        First the server: the states that clients keep (control variates, duals) must belong to the
+        same round as the server's sums of them.
+        """
+        folded = self.method.fold(server, result.replies)
+        fault = self._state_fault(folded)
+        if fault is not None:
+            raise self._diverged(fault)
+        return folded
+
     def _failed_in_training(self, result: RoundResult, dispatch: Dispatch) -> dict[Hashable, str]:
         """Clients whose replies were rejected because of training, not of a damaged device."""
-        return {c: why for c, why in result.rejected.items() if c not in dispatch.damaged}
+        return {
+            c: why
+            for c, why in result.rejected.items()
+            if c not in dispatch.damaged and not why.startswith(OVER_BOUND)
+        }
 
     def _cohort(self) -> Cohort:
         """The cohort, drawn among available clients; if there are none, the clock moves on."""
@@ -167,7 +212,7 @@ class Synchronous(Loop):
                 if client not in cohort:
                     yield client
 
-    def _dispatch(self, cohort: Cohort, draw: Callable[[str], float]) -> Dispatch:
+    def _dispatch(self, cohort: Cohort, draw: Draw) -> Dispatch:
         """Who does how much of the cohort's work, and whose replies are used."""
         if self.fleet is None:
             return dispatch_without_clock(self.planner, self.method, cohort, self.round)

@@ -13,11 +13,13 @@ import ray
 import torch
 from torch import Tensor
 
+from undrift.core.client_metrics import ClientMetrics
 from undrift.core.clients import ClientStates
 from undrift.core.losses import Losses
 from undrift.core.messages import Assignment, Reply
 from undrift.core.method import Method
 from undrift.core.round_result import RoundResult
+from undrift.core.uploads.norm_bounds import NormLimits
 from undrift.engines.base import Job, OwnModel, SimulationEngine
 from undrift.engines.options import EngineOptions
 from undrift.engines.ray.blocks import Block, block_size, make_blocks
@@ -116,12 +118,13 @@ class RayEngine(SimulationEngine):
         states: ClientStates,
         round: int,
         diagnose: bool = True,
+        limits: NormLimits | None = None,
     ) -> RoundResult:
         assignments = list(assignments)
         result = self.job.result(method, round, diagnose)
         if not assignments:
             return result
-        calls_of_round = self._round_calls(method, assignments, states, round, diagnose)
+        calls_of_round = self._round_calls(method, assignments, states, round, diagnose, limits)
         calls = [
             calls_of_round.call("run_block", block)
             for block in make_blocks(self.job, assignments, self._block_size)
@@ -160,11 +163,12 @@ class RayEngine(SimulationEngine):
         states: ClientStates,
         round: int,
         diagnose: bool,
+        limits: NormLimits | None = None,
     ) -> _RoundCalls:
         """What a round's calls share; in the first round, choose the workers' strategy."""
         downloads = {id(assignment.download): assignment.download for assignment in assignments}
         buffers = {id(assignment.buffers): assignment.buffers for assignment in assignments}
-        broadcast = Broadcast(method, list(downloads.values()), list(buffers.values()))
+        broadcast = Broadcast(method, list(downloads.values()), list(buffers.values()), limits)
         shared = {**self._losses, "setup": self._setup, "broadcast": _share(broadcast)}
         numbers = {key: k for ids in (downloads, buffers) for k, key in enumerate(ids)}
         found = _RoundCalls(shared, numbers, states, round, diagnose)
@@ -192,6 +196,8 @@ class RayEngine(SimulationEngine):
         weights: Tensor,
         buffers: Mapping[str, Tensor],
         parts: Collection[str],
+        clients: ClientMetrics | None = None,
+        train_samples: int | None = None,
     ) -> dict[str, float]:
         losses, began = self.losses, time.perf_counter()
         in_pieces = isinstance(losses, ModuleLosses) and losses.evaluates_in_pieces
@@ -199,27 +205,39 @@ class RayEngine(SimulationEngine):
         if on_workers:
             assert isinstance(losses, ModuleLosses)
             model = _share((x, dict(buffers)))
-            run_pass = partial(self._pass_on_workers, losses, model, weights)
-            found = losses.evaluate(x, weights, buffers, parts, run_pass)
+            run_pass = partial(
+                self._pass_on_workers, losses, model, weights, clients is not None, train_samples
+            )
+            found = losses.evaluate(x, weights, buffers, parts, run_pass, clients, train_samples)
         else:
-            found = losses.evaluate(x, weights, buffers, parts)
+            found = super().evaluate(x, weights, buffers, parts, clients, train_samples)
         self._timing.add(time.perf_counter() - began, on_workers)
         return found
 
     def _pass_on_workers(
-        self, losses: ModuleLosses, model: SharedObject, weights: Tensor, name: str
+        self,
+        losses: ModuleLosses,
+        model: SharedObject,
+        weights: Tensor,
+        by_client: bool,
+        train_samples: int | None,
+        name: str,
     ) -> PassResult:
         """Evaluate a part on the workers, each call a range of whole pieces."""
-        pieces = losses.pieces(name, weights)
+        pieces = losses.pieces(name, weights, train_samples)
         samples = max(1, len(pieces) // (RANGES_PER_WORKER * self._pool.workers)) * pieces.step
         shared = {**self._losses, "model": model}
         ranges = [(k, min(k + samples, pieces.stop)) for k in range(0, pieces.stop, samples)]
         calls = [
-            RemoteCall("evaluate_samples", shared, _constant(name, weights, *each))
+            RemoteCall(
+                "evaluate_samples",
+                shared,
+                _constant(name, weights, *each, by_client, train_samples),
+            )
             for each in ranges
         ]
         results = list(self._pool.results(calls, self._x0.device))
-        return losses.join_results(name, weights, results)
+        return losses.join_results(name, weights, results, train_samples)
 
     def evaluate_own(
         self, models: Iterable[OwnModel], buffers: Mapping[str, Tensor]
@@ -323,7 +341,9 @@ def _place_losses(losses: Losses) -> dict[str, SharedObject]:
     if not isinstance(losses, ModuleLosses):
         return {"losses": _place("losses", losses, lambda: losses)}
     data = _place("data", losses.data, lambda: losses.data)
-    setup = _place("losses", losses, lambda: LossesSetup(*losses.constructor_arguments()))
+    setup = _place(
+        "losses", losses, lambda: LossesSetup(*losses.constructor_arguments(), losses.step)
+    )
     return {"losses": setup, "data": data}
 
 

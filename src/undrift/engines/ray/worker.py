@@ -21,6 +21,7 @@ from undrift.core.messages import Assignment, Reply
 from undrift.core.method import Method
 from undrift.core.problem import Client, Download, Keep, Work
 from undrift.core.round_result import RoundResult
+from undrift.core.uploads.norm_bounds import NormLimits
 from undrift.engines.auto import AutoEngine
 from undrift.engines.base import Job, OwnModel, SimulationEngine
 from undrift.engines.options import EngineOptions
@@ -28,6 +29,7 @@ from undrift.engines.ray.serialization import SerializedObject, deserialize, ser
 from undrift.engines.thread_pool import use_cores
 from undrift.nets.module_losses import ModuleLosses
 from undrift.nets.passes import PassResult
+from undrift.nets.personal import Personal
 from undrift.utils.errors import UndriftError
 from undrift.utils.threads import one_thread
 
@@ -49,6 +51,8 @@ class LossesSetup:
     module: nn.Module
     loss: Any
     metrics: Any
+    personal: Personal | None = None
+    step: Any = None
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,8 @@ class Broadcast:
     method: Method
     downloads: list[Download]
     buffers: list[Mapping[str, Tensor]]
+    limits: NormLimits | None = None
+    """the largest allowed norms of uploads"""
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,7 @@ class BlockRequest:
 
     assignments: list[tuple[Client, Work, int, int]]
     """client, work, and the numbers of its download and its buffers in the `Broadcast`"""
-    kinds: Mapping[str, str]
+    kinds: Mapping[str, str | Tensor]
     """the kinds of vectors that the method keeps for clients"""
     kept: dict[Hashable, Keep]
     """the states of the clients that took part before"""
@@ -95,7 +101,7 @@ class RemoteError:
 class SentStates(ClientStates):
     """The client states that came with a block; any other client has not taken part yet."""
 
-    def __init__(self, kinds: Mapping[str, str], x0: Tensor, kept: dict[Hashable, Keep]):
+    def __init__(self, kinds: Mapping[str, str | Tensor], x0: Tensor, kept: dict[Hashable, Keep]):
         super().__init__(kinds, x0)
         self._kept = kept
 
@@ -164,10 +170,12 @@ class Worker:
 
     def run_block(self, shared: Mapping[str, SharedObject], request: BlockRequest) -> RoundResult:
         """The replies of a block, added up."""
-        engine, method = self._engine(shared), self._broadcast(shared).method
+        engine, sent = self._engine(shared), self._broadcast(shared)
         with one_thread():
             assignments, states = self._assignments(shared, request)
-            return engine.run(method, assignments, states, request.round, request.diagnose)
+            return engine.run(
+                sent.method, assignments, states, request.round, request.diagnose, sent.limits
+            )
 
     def replies(self, shared: Mapping[str, SharedObject], request: BlockRequest) -> list[Reply]:
         """The replies of a block, one by one."""
@@ -177,12 +185,21 @@ class Worker:
             return list(engine.replies(method, assignments, states, request.diagnose))
 
     def evaluate_samples(
-        self, shared: Mapping[str, SharedObject], name: str, weights: Tensor, first: int, last: int
+        self,
+        shared: Mapping[str, SharedObject],
+        name: str,
+        weights: Tensor,
+        first: int,
+        last: int,
+        by_client: bool,
+        train_samples: int | None,
     ) -> PassResult:
         """The pass of a model over some of a part's samples."""
         losses, (x, buffers) = self._losses(shared), self._model(shared)
         assert isinstance(losses, ModuleLosses)
-        result = losses.evaluate_samples(name, x, weights.cpu(), buffers, first, last)
+        result = losses.evaluate_samples(
+            name, x, weights.cpu(), buffers, first, last, by_client, train_samples
+        )
         return result._replace(targets=None)  # the caller has the data
 
     def evaluate_own(
@@ -215,7 +232,13 @@ class Worker:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="The model has buffers")
                 return ModuleLosses(
-                    found.module, data, found.loss, found.metrics, device=self._device
+                    found.module,
+                    data,
+                    found.loss,
+                    found.metrics,
+                    device=self._device,
+                    personal=found.personal,
+                    step=found.step,
                 )
 
         return self._hold("losses", shared["losses"].number, make)

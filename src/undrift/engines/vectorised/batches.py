@@ -17,7 +17,8 @@ from torch import Tensor
 from undrift.core.problem import Work
 from undrift.data.augmentation import Augmentation
 from undrift.data.part import Part
-from undrift.local.solvers import SGD
+from undrift.data.samples.structure import Tree, map_tensors, rows_of, tensors_of
+from undrift.local.minibatches import MinibatchSolver
 from undrift.utils.keys import generator, orders
 
 GATHER_BYTES = 1 << 20
@@ -28,9 +29,9 @@ GATHER_BYTES = 1 << 20
 class Batch:
     """One batch of each client; batches with fewer samples than others are padded."""
 
-    x: Tensor
-    """`[C, B, …]`"""
-    y: Tensor
+    x: Tree
+    """`[C, B, …]`, one tensor, several or named ones"""
+    y: Tree
     """`[C, B, …]`"""
     sizes: Sequence[int]
     """how many samples belong to each client; the rest is padding"""
@@ -46,8 +47,8 @@ class GatheredSteps:
     """the first step"""
     last: int
     """the step after the last"""
-    x: Tensor
-    y: Tensor
+    x: Tree
+    y: Tree
     weights: Tensor | float
 
 
@@ -68,7 +69,7 @@ class BatchIndices:
 
 
 def batch_indices(
-    part: Part, places: Sequence[int], works: Sequence[Work], solver: SGD
+    part: Part, places: Sequence[int], works: Sequence[Work], solver: MinibatchSolver
 ) -> BatchIndices:
     """The samples of every batch of some clients in a round.
 
@@ -147,6 +148,27 @@ class BatchStream:
         self._gatherer = gatherer
         self._next: Future[GatheredSteps] | None = None
         self._gathered = GatheredSteps(0, 0, like, like, 0.0)
+        self._inputs: Tensor | None = None
+
+    @property
+    def rows(self) -> int:
+        """Rows of all batches of a client together, with padding."""
+        return sum(self._widths)
+
+    def gather_inputs(self) -> Tensor:
+        """Gather the inputs of all steps at once, `[C, rows, …]`, and use them from then on.
+
+        Inputs of steps that a client does not take are zero.
+        """
+        assert isinstance(self._part.x, Tensor)
+        clients = self._rows.shape[1]
+        pieces = [rows[:, :width] for rows, width in zip(self._rows, self._widths, strict=True)]
+        rows = np.concatenate(pieces, axis=1)
+        self._inputs = _gathered(self._part.x, self._positions(rows), rows.shape)
+        if min(self.active) < clients:
+            taken = np.repeat(self._sizes > 0, self._widths, axis=0).T
+            self._inputs[torch.from_numpy(~taken)] = 0
+        return self._inputs
 
     def __len__(self) -> int:
         return len(self.active)
@@ -165,28 +187,38 @@ class BatchStream:
         weights = gathered.weights
         if isinstance(weights, Tensor):
             weights = weights[place]
-        return Batch(gathered.x[place], gathered.y[place], sizes, weights)
+        x = entry(gathered.x, place) if self._inputs is None else self._inputs_of(step)
+        return Batch(x, entry(gathered.y, place), sizes, weights)
+
+    def _inputs_of(self, step: int) -> Tensor:
+        """The inputs of a step among those that `gather_inputs` gathered."""
+        assert self._inputs is not None
+        first = sum(self._widths[:step])
+        return self._inputs[: self.active[step], first : first + self._widths[step]]
+
+    def _positions(self, rows: np.ndarray) -> Tensor:
+        """Positions in the part as positions in its tensors, in one dimension."""
+        found = torch.from_numpy(rows.reshape(-1)).to(self._like.device)
+        return found if self._part.in_order else self._part.rows[found]
 
     def _gather(self, first: int) -> GatheredSteps:
         """Gather a step and those after it with the same shape, up to `GATHER_BYTES`."""
         active, width = self.active[first], self._widths[first]
-        part, x, y = self._part, self._part.x, self._part.y
-        step_bytes = active * width * x[0].numel() * x.element_size()
+        x, y = self._part.x, self._part.y
+        step_bytes = active * width * _row_bytes(x)
         last = min(len(self), first + max(1, GATHER_BYTES // max(step_bytes, 1)))
         for step in range(first + 1, last):
             if self.active[step] != active or self._widths[step] != width:
                 last = step
                 break
         shape = (last - first, active, width)
-        rows = torch.from_numpy(self._rows[first:last, :active, :width].reshape(-1)).to(x.device)
-        if not part.in_order:
-            rows = part.rows[rows]
-        inputs = x.index_select(0, rows).view(*shape, *x.shape[1:])
-        targets = y.index_select(0, rows).view(*shape, *y.shape[1:])
+        rows = self._positions(self._rows[first:last, :active, :width])
+        targets = _gathered(y, rows, shape)
+        inputs = targets if self._inputs is not None else _gathered(x, rows, shape)
         sizes = self._sizes[first:last, :active]
         if self._augmentations:
-            for step_inputs, step_sizes in zip(inputs, sizes.tolist(), strict=True):
-                self._augment(step_inputs, step_sizes)
+            for number, step_sizes in enumerate(sizes.tolist()):
+                self._augment(inputs[number], entry(targets, number), step_sizes)
         weights: Tensor | float = 1.0 / width
         if (sizes < width).any():
             own = sizes[:, :, None]
@@ -194,20 +226,41 @@ class BatchStream:
             weights = weights.to(self._like.device, self._like.dtype)
         return GatheredSteps(first, last, inputs, targets, weights)
 
-    def _augment(self, x: Tensor, sizes: Sequence[int]) -> None:
-        """Augment the inputs of a step with each client's random numbers, in place.
+    def _augment(self, x: Tensor, y: Tree, sizes: Sequence[int]) -> None:
+        """Augment the samples of a step with each client's random numbers, in place.
 
         Padding is left out, so that a client uses as many random numbers as it would alone.
         """
-        for own, rng, size in zip(x, self._rngs, sizes, strict=False):
+        for k, (own, rng, size) in enumerate(zip(x, self._rngs, sizes, strict=False)):
             changed = own[:size]
+            targets = before = rows_of(entry(y, k), slice(0, size))
             for each in self._augmentations:
-                changed = each.apply(changed, each.draw(size, rng))
+                changed, targets = each.apply_both(changed, targets, each.draw(size, rng))
             own[:size] = changed
+            if targets is not before:
+                for old, new in zip(tensors_of(before), tensors_of(targets), strict=True):
+                    old.copy_(new)
+
+
+def entry(tree: Tree, place: int) -> Tree:
+    """One entry along the first dimension of every tensor of a tree."""
+    return tree[place] if isinstance(tree, Tensor) else map_tensors(lambda t: t[place], tree)
+
+
+def _gathered(tree: Tree, rows: Tensor, shape: tuple[int, ...]) -> Tree:
+    """Some rows of every tensor of a tree, in a shape."""
+    if isinstance(tree, Tensor):
+        return tree.index_select(0, rows).view(*shape, *tree.shape[1:])
+    return map_tensors(lambda t: _gathered(t, rows, shape), tree)
+
+
+def _row_bytes(tree: Tree) -> int:
+    """The size of one row of a tree."""
+    return sum(each[0].numel() * each.element_size() for each in tensors_of(tree))
 
 
 def _batch_positions(
-    size: int, solver: SGD, keys: np.ndarray, steps: int
+    size: int, solver: MinibatchSolver, keys: np.ndarray, steps: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """The positions of every batch among a client's samples, `[steps, keys, batch]`.
 
@@ -221,8 +274,12 @@ def _batch_positions(
     if solver.fresh_batches:
         drawn = orders(keys, 0, steps, size)[:, :, :batch]
         return drawn.transpose(1, 0, 2), np.full(steps, batch)
-    per_epoch = -(-size // batch)
+    per_epoch = solver.per_epoch(size)
     epochs = -(-steps // per_epoch)
+    if solver.drop_last:
+        whole = orders(keys, 0, epochs, size)[:, :, : per_epoch * batch]
+        rows = whole.reshape(len(keys), -1, batch)[:, :steps].transpose(1, 0, 2)
+        return rows, np.full(steps, batch)
     order = np.zeros((len(keys), epochs, per_epoch * batch), dtype=np.int64)
     order[:, :, :size] = orders(keys, 0, epochs, size)
     # The last batch of an epoch may be smaller; it is padded with its own first sample.

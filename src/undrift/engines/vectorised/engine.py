@@ -31,16 +31,20 @@ from undrift.core.messages import (
 )
 from undrift.core.method import Method
 from undrift.core.problem import Client, Keep, LocalProblem, LocalResult, Named, Upload
+from undrift.core.replies import q_draws
 from undrift.core.round_result import RoundResult
+from undrift.core.unformed import UnformedRows
 from undrift.core.uploads import Senders
+from undrift.core.uploads.norm_bounds import NormLimits
 from undrift.core.validation import buffer_fault, fault, well_shaped
 from undrift.engines.base import Job, SimulationEngine
 from undrift.engines.serial import SerialEngine
 from undrift.engines.thread_pool import ThreadPool, spare_threads
 from undrift.engines.threaded import SingleClientState, ThreadedEngine
+from undrift.engines.vectorised.moves import ChunkMoves
 from undrift.engines.vectorised.networks import Network
-from undrift.engines.vectorised.training import Group, a_norms, train
-from undrift.local.solvers import SGD
+from undrift.engines.vectorised.training import Group, Trained, a_norms, train
+from undrift.local.minibatches import MinibatchSolver
 from undrift.nets.module_losses import ModuleLosses
 from undrift.utils.errors import UndriftError, first_line
 from undrift.utils.keys import key
@@ -70,16 +74,60 @@ class Chunk:
 
 
 @dataclass(frozen=True)
+class SolvedChunk:
+    """The solutions of a chunk's local problems."""
+
+    chunk: Chunk
+    problem: LocalProblem
+    trained: Trained
+    evaluations: int
+    later: tuple[Tensor, ...]
+    """solutions of further problems, for methods that have several"""
+    buffers: dict[str, Tensor]
+    """buffers that training changed; only a network of one client at a time has any"""
+
+    @property
+    def center(self) -> Tensor:
+        """The point from which diagnostics measure moves: the model that clients received.
+
+        A round may send no model (FedPD); then it is the start.
+        """
+        down = self.chunk.assignments[0].download
+        return down.x if "x" in down else self.problem.start
+
+    def result(self, x: Tensor | UnformedRows) -> LocalResult:
+        """What the method sees; `x` are the clients' models."""
+        group, like = self.chunk.group, self.trained.x
+        norms = a_norms(self.problem, group)
+        rows = [(w.steps, w.expected, a) for w, a in zip(group.works, norms, strict=True)]
+        steps, expected, a_norm = like.new_tensor(rows).split(1, dim=1)
+        return LocalResult(
+            x=x,  # type: ignore[arg-type]
+            steps=steps,
+            expected=expected,
+            a_norm=a_norm,
+            rate=group.works[0].rate,
+            first_gradient=self.trained.first_gradient,
+            last_gradient=self.trained.last_gradient,
+            evaluations=self.evaluations,
+            later=self.later,
+        )
+
+
+@dataclass(frozen=True)
 class TrainedChunk:
     """The result of a chunk's work, stacked, `[C, …]`."""
 
     chunk: Chunk
     problem: LocalProblem
+    center: Tensor
     result: LocalResult
     upload: Upload
     keep: Keep
     buffers: dict[str, Tensor]
     """buffers that training changed; only a network of one client at a time has any"""
+    moves: ChunkMoves | None = None
+    """the moves, if the models were not formed"""
 
 
 class VectorisedEngine(SimulationEngine):
@@ -129,13 +177,16 @@ class VectorisedEngine(SimulationEngine):
         states: ClientStates,
         round: int,
         diagnose: bool = True,
+        limits: NormLimits | None = None,
     ) -> RoundResult:
         result = self.job.result(method, round, diagnose)
         assignments = list(assignments)
         pending: deque[Future[RoundResult]] = deque()
         single, groups = self._grouped(assignments)
         for chunk in self._chunks(groups, states):
-            pending.append(self._pool.submit(self._chunk_result, method, chunk, round, diagnose))
+            pending.append(
+                self._pool.submit(self._chunk_result, method, chunk, round, diagnose, limits)
+            )
             # One chunk more than there are threads: while they train, this thread reads the states
             # of the next chunk. More would hold the states of a whole cohort in memory.
             if len(pending) > self.threads:
@@ -143,7 +194,8 @@ class VectorisedEngine(SimulationEngine):
         while pending:
             result.merge(pending.popleft().result())
         if single:
-            result.merge(self._single_client_engine.run(method, single, states, round, diagnose))
+            alone = self._single_client_engine
+            result.merge(alone.run(method, single, states, round, diagnose, limits))
         result.arrange([assignment.client.id for assignment in assignments])
         return result
 
@@ -158,7 +210,7 @@ class VectorisedEngine(SimulationEngine):
         found: dict[int, Reply] = {}
         single, groups = self._grouped(assignments)
         pending = [
-            (chunk.assignments, self._pool.submit(self._train, method, chunk, lasting=True))
+            (chunk.assignments, self._pool.submit(self._train, method, chunk))
             for chunk in self._chunks(groups, states)
         ]
         for trained, future in pending:
@@ -175,14 +227,18 @@ class VectorisedEngine(SimulationEngine):
         """Assignments that must be trained one by one, and groups that can be trained at once.
 
         A group has the same download, solver and round, because its clients share starting point,
-        step sizes and kind of step. Only SGD and GD with a known number of steps can be trained at
-        once: an exact solver takes no steps, and with a tolerance each client stops on its own.
+        step sizes and kind of step. Only solvers with `many_at_once` can be trained at once: an
+        exact solver takes no steps, and with a tolerance each client stops on its own.
+        Samples that are read when they are needed are read client by client, and steps on personal
+        parameters are not those of the method's vectors.
         """
+        if self.losses.train_part.lazy is not None or self.losses.personal is not None:
+            return assignments, []
         single = []
         groups: dict[tuple[int, int, int], list[Assignment]] = {}
         for assignment in assignments:
             solver = self.job.local.of(assignment.client.id)
-            if not isinstance(solver, SGD) or solver.tolerance is not None:
+            if not solver.many_at_once:
                 single.append(assignment)
                 continue
             which = id(assignment.download), id(solver), assignment.work.round
@@ -213,7 +269,7 @@ class VectorisedEngine(SimulationEngine):
         """The chunks of up to `GROUP_CLIENTS` clients, whose batches are drawn in one call."""
         roster, works = self.job.roster, [assignment.work for assignment in assignments]
         solver = self.job.local.of(works[0].client)
-        assert isinstance(solver, SGD)
+        assert isinstance(solver, MinibatchSolver)
         drawing = self._network.uses_random_numbers or self.losses.data.augmentations
         group = Group(
             self.losses,
@@ -230,42 +286,58 @@ class VectorisedEngine(SimulationEngine):
             yield Chunk(assignments[some], group.of(some), client.of(some), mine)
 
     def _chunk_result(
-        self, method: Method, chunk: Chunk, round: int, diagnose: bool
+        self,
+        method: Method,
+        chunk: Chunk,
+        round: int,
+        diagnose: bool,
+        limits: NormLimits | None,
     ) -> RoundResult:
         """Train a chunk and sum its replies."""
-        trained = self._train(method, chunk)
-        result = self.job.result(method, round, diagnose)
+        solved = self._solve(method, chunk)
         damage = any(assignment.work.damaged for assignment in chunk.assignments)
-        shaped = well_shaped(method, trained.upload, trained.result.x)
-        if shaped and not damage and not trained.buffers:
-            result.take_several(self._stacked_reply(trained, diagnose), chunk.clients)
+        unformed = None if damage else self._finish_unformed(method, solved, diagnose)
+        if unformed is not None and limits is None:
+            result = self.job.result(method, round, diagnose)
+            result.take_several(self._stacked_reply(unformed, diagnose), chunk.clients)
             # A NaN or Inf of one client makes a sum NaN or Inf: a few sums tell that all rows are
             # finite, without a check of each row.
             if result.finite():
                 return result
-            result = self.job.result(method, round, diagnose)
+        trained = self._finish(method, solved)
+        result = self.job.result(method, round, diagnose, limits)
+        shaped = well_shaped(method, trained.upload, trained.result.x)
+        if shaped and not damage and not trained.buffers:
+            reply = self._stacked_reply(trained, diagnose)
+            steps = [assignment.work.steps for assignment in chunk.assignments]
+            if result.allows(reply, chunk.clients, steps):
+                # Bounds need every client's upload. The sums are those of a run without bounds, so
+                # that bounds that reject nobody change no bit.
+                summed = reply if unformed is None else self._stacked_reply(unformed, diagnose)
+                result.take_several(summed, chunk.clients)
+                if result.finite():
+                    return result
+            result = self.job.result(method, round, diagnose, limits)
         # A sum cannot tell which client spoiled it. Add the replies one by one, so that only the
         # wrong ones are rejected, with the same reasons as by the serial engine.
         for reply in self._single_replies(method, trained, diagnose):
             result.take(reply)
         return result
 
-    def _train(self, method: Method, chunk: Chunk, lasting: bool = False) -> TrainedChunk:
-        """Train the clients of a chunk.
+    def _solve(self, method: Method, chunk: Chunk) -> SolvedChunk:
+        """Solve the local problems of a chunk's clients.
 
-        Unless `lasting`, the clients' models are in the network's memory: the next chunk of this
-        thread overwrites them.
+        The solutions are in the network's memory: the next chunk of this thread overwrites them,
+        unless `release_vectors` is called.
         """
-        if not hasattr(self._thread, "network"):  # a network holds parameters: one per thread
-            self._thread.network = self._network.copy()
-        network: Network = self._thread.network
+        network = self._own_network()
         group, works = chunk.group, chunk.group.works
         down, client = chunk.assignments[0].download, chunk.client
         problem = method.problem(down, chunk.mine, client)
         network.load_buffers(chunk.assignments[0].buffers)
         try:
             with torch.no_grad():
-                trained = train(network, problem, group)
+                trained = train(network, problem, group, chunk.mine)
         except UndriftError:
             raise
         except Exception as error:
@@ -276,26 +348,89 @@ class VectorisedEngine(SimulationEngine):
                 f"{first_line(error)}."
             ) from error
 
-        norms = a_norms(problem, group)
-        rows = [(w.steps, w.expected, a) for w, a in zip(works, norms, strict=True)]
-        steps, expected, a_norm = trained.x.new_tensor(rows).split(1, dim=1)
-        result = LocalResult(
-            x=trained.x,
-            steps=steps,
-            expected=expected,
-            a_norm=a_norm,
-            rate=works[0].rate,
-            first_gradient=trained.first_gradient,
-            last_gradient=trained.last_gradient,
-            evaluations=trained.evaluations,
+        buffers, evaluations = network.buffers(), trained.evaluations
+        later: list[Tensor] = []
+        for _ in range(1, method.problems):
+            trained = trained.formed()
+            network.release_vectors()  # the solutions so far must stay
+            solved = [trained.x, *later]
+            network.load_buffers(chunk.assignments[0].buffers)
+            following = method.next_problem(down, chunk.mine, solved, client)
+            with torch.no_grad():
+                more = train(network, following, group, chunk.mine).formed()
+            later.append(more.x)
+            evaluations += more.evaluations
+        return SolvedChunk(chunk, problem, trained, evaluations, tuple(later), buffers)
+
+    def _own_network(self) -> Network:
+        """This thread's network, which holds the parameters of the clients it trains."""
+        if not hasattr(self._thread, "network"):
+            self._thread.network = self._network.copy()
+        network: Network = self._thread.network
+        return network
+
+    def _finish_unformed(
+        self, method: Method, solved: SolvedChunk, diagnose: bool
+    ) -> TrainedChunk | None:
+        """The uploads as sums only, without forming each client's; None if that does not suffice.
+
+        It does not if a client keeps vectors, if an upload transform or a tracked model needs each
+        client's vector, or if the method computes more from a model than a scaled difference.
+        """
+        chunk, tracked = solved.chunk, self.job.tracked
+        if method.kept() or solved.later or solved.trained.state or solved.buffers:
+            return None
+        if self.job.uploads.transforms or tracked.cohort or tracked.last or solved.center.ndim > 1:
+            return None
+        usual = torch.as_tensor(q_draws(chunk.client))
+        trained, works = solved.trained, chunk.group.works
+        moves = ChunkMoves(trained.x, solved.center, usual, trained.factored, diagnose)
+        result = solved.result(UnformedRows.models(moves))
+        down, senders = chunk.assignments[0].download, Senders(self.job.seed, works)
+        try:
+            finished = self.job.uploads.finish(
+                method, down, chunk.mine, result, chunk.client, senders
+            )
+        except Exception:  # whatever the method did with the models; an error of its own recurs
+            return None
+        upload, keep = finished
+        if any(isinstance(value, UnformedRows) for _, value in keep.items()):
+            return None
+        # Vectors that are kept one by one cannot be unformed.
+        summed = method.sums()
+        for name, value in upload.items():
+            if isinstance(value, UnformedRows) and not summed.get(name):
+                return None
+        return TrainedChunk(
+            chunk, solved.problem, solved.center, result, upload, keep, solved.buffers, moves
         )
-        senders = Senders(self.job.seed, works)
-        upload, keep = self.job.uploads.finish(method, down, chunk.mine, result, client, senders)
+
+    def _finish(self, method: Method, solved: SolvedChunk, lasting: bool = False) -> TrainedChunk:
+        """The uploads and the new states of a chunk's clients.
+
+        Unless `lasting`, the clients' models are in the network's memory: the next chunk of this
+        thread overwrites them.
+        """
+        chunk = solved.chunk
+        trained = solved.trained.formed()
+        result = solved.result(trained.x)
+        down, senders = chunk.assignments[0].download, Senders(self.job.seed, chunk.group.works)
+        upload, keep = self.job.uploads.finish(
+            method, down, chunk.mine, result, chunk.client, senders
+        )
+        keep = keep.replace(**trained.state)
         # The memory of the models is reused for the next chunk, unless someone still needs it.
         tracked = self.job.tracked.cohort or self.job.tracked.last
-        if lasting or tracked or _shares_memory(trained.x, upload, keep):
-            network.release_vectors()
-        return TrainedChunk(chunk, problem, result, upload, keep, network.buffers())
+        newest = solved.later[-1] if solved.later else trained.x
+        if lasting or tracked or _shares_memory(newest, upload, keep):
+            self._own_network().release_vectors()
+        return TrainedChunk(
+            chunk, solved.problem, solved.center, result, upload, keep, solved.buffers
+        )
+
+    def _train(self, method: Method, chunk: Chunk) -> TrainedChunk:
+        """Train a chunk's clients; the result lasts."""
+        return self._finish(method, self._solve(method, chunk), lasting=True)
 
     def _fail_on_one_client(self, method: Method, chunk: Chunk) -> None:
         """Train the clients one by one: if the model fails on one, the error names that client."""
@@ -320,14 +455,12 @@ class VectorisedEngine(SimulationEngine):
             upload = upload.replace(**{CHANGE: x - getattr(chunk.mine, LAST)})
             keep = keep.replace(**{LAST: x})
         if diagnose:
-            moved = x - (down.x if "x" in down else trained.problem.start)
-            upload = upload.replace(
-                **{
-                    MOVED: moved,
-                    SQUARE: moved.double().square().sum(1),
-                    A_NORM: torch.as_tensor(trained.result.a_norm).double(),
-                }
-            )
+            moves = trained.moves
+            if moves is None:
+                moves = ChunkMoves(x, trained.center, torch.as_tensor(q_draws(chunk.client)))
+            a_norm = torch.as_tensor(trained.result.a_norm).double()
+            measured = {MOVED: UnformedRows(moves), SQUARE: moves.squares(), A_NORM: a_norm}
+            upload = upload.replace(**measured)  # type: ignore[arg-type]
         works = [assignment.work for assignment in chunk.assignments]
         return Reply(
             client=chunk.client,
@@ -348,6 +481,7 @@ class VectorisedEngine(SimulationEngine):
         stacked = self._stacked_reply(trained, diagnose)
         number = len(trained.chunk.assignments)
         first = "first_gradient" in trained.problem.ask
+        per_step = method.problems * (1 if trained.problem.ascent is None else 2)
         for row, assignment in enumerate(trained.chunk.assignments):
             upload, keep = trained.upload.row(row), trained.keep.row(row)
             if assignment.work.damaged:
@@ -355,13 +489,19 @@ class VectorisedEngine(SimulationEngine):
             wrong = fault(method, upload, keep, trained.result.x[row])
             wrong = wrong or buffer_fault(trained.buffers)
             solver, samples = trained.chunk.group.solver, int(assignment.client.samples)
+            if wrong is None:
+                upload = stacked.upload.row(row)
+                if diagnose:
+                    center = trained.center if trained.center.ndim == 1 else trained.center[row]
+                    upload = upload.replace(**{MOVED: trained.result.x[row] - center})
             yield replace(
                 stacked,
                 client=assignment.client,
-                upload=stacked.upload.row(row) if wrong is None else upload,
+                upload=upload,
                 keep=stacked.keep.row(row) if wrong is None else keep,
                 steps=assignment.work.steps,
-                evaluations=solver.evaluations(assignment.work.steps, samples) + first * samples,
+                evaluations=per_step * solver.evaluations(assignment.work.steps, samples)
+                + first * samples,
                 complete=assignment.work.steps >= assignment.work.expected,
                 down={name: size // number for name, size in stacked.down.items()},
                 up={name: size // number for name, size in stacked.up.items()},

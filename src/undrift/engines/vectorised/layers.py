@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from undrift.engines.vectorised.factored import FactoredWeight
 from undrift.engines.vectorised.random_masks import RandomMasks
 
 
@@ -66,28 +67,36 @@ class Linear(Layer):
 
     def __init__(self, weight: int, bias: int | None):
         super().__init__()
-        self._weight = weight
+        self.weight = weight
         self._bias = bias
+        self.factored: FactoredWeight | None = None
+        """the weight, while it trains without being formed; `parameters` does not have it then"""
 
     def forward(self, x: Tensor, parameters: Sequence[Tensor], masks: RandomMasks | None) -> Tensor:
         self._axes_between = x.shape[1:-1]
         self._x = x = _as_rows(x)
-        W = parameters[self._weight].transpose(1, 2)
-        if self._bias is None:
-            y = torch.bmm(x, W)
-        else:
-            y = torch.baddbmm(parameters[self._bias].unsqueeze(1), x, W)
+        bias = None if self._bias is None else parameters[self._bias].unsqueeze(1)
+        if self.factored is not None:
+            y = self.factored.forward(x)
+            return y if bias is None else y.add_(bias)
+        W = parameters[self.weight].transpose(1, 2)
+        y = torch.bmm(x, W) if bias is None else torch.baddbmm(bias, x, W)
         return self._restore_axes(y)
 
     def backward(self, gradient: Tensor, parameters: Sequence[Tensor], sink: Sink) -> Tensor:
         gradient = _as_rows(gradient)
         # This must come first: a fused sink changes the weights, but the gradient of the inputs
         # is that at the weights before the step.
-        back = gradient if self.is_first else torch.bmm(gradient, parameters[self._weight])
-        sink.product(self._weight, gradient.transpose(1, 2), self._x)
+        back = gradient if self.is_first else self._back(gradient, parameters)
+        sink.product(self.weight, gradient.transpose(1, 2), self._x)
         if self._bias is not None:
             sink.plain(self._bias, gradient.sum(1))
         return self._restore_axes(back)
+
+    def _back(self, gradient: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+        if self.factored is not None:
+            return self.factored.backward(gradient)
+        return torch.bmm(gradient, parameters[self.weight])
 
     def _restore_axes(self, rows: Tensor) -> Tensor:
         """Restore the axes that the inputs had between clients and features."""

@@ -10,13 +10,25 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from undrift.data.samples.structure import Tree, map_tensors, tensors_of
 from undrift.engines.vectorised.batches import Batch
-from undrift.engines.vectorised.layers import Dropout, Layer, Sink
+from undrift.engines.vectorised.layers import (
+    Dropout,
+    Elementwise,
+    Flatten,
+    Layer,
+    Linear,
+    ReLU,
+    Sigmoid,
+    Sink,
+    Tanh,
+)
 from undrift.engines.vectorised.random_masks import RandomMasks
 from undrift.engines.vectorised.steps import ParameterList, vectors_like
 from undrift.engines.vectorised.tracing import stacked_layers
@@ -56,6 +68,9 @@ class Network(ABC):
     channels_last: bool = False
     """whether the kernels of convolutions have their channels last in memory, which may be faster
     on a CPU"""
+    flat_linears: Sequence[tuple[Linear, bool]] = ()
+    """linear layers whose inputs are one vector for each sample, and whether these are the samples
+    themselves; their weights need not be formed"""
     _tensors: ParameterList | None = None
     _tensor_clients: int = 0
     _vectors: Tensor | None = None
@@ -165,8 +180,15 @@ class StackedNetwork(Network):
     name = "stacked layers"
     supports_fused_steps = True
 
-    def __init__(self, layers: list[Layer], derivative: Derivative, channels_last: bool = False):
+    def __init__(
+        self,
+        layers: list[Layer],
+        derivative: Derivative,
+        channels_last: bool = False,
+        flat_samples: bool = False,
+    ):
         self._layers = layers
+        self.flat_linears = flat_linears(layers, flat_samples)
         self._derivative = derivative
         self.uses_random_numbers = any(isinstance(layer, Dropout) for layer in layers)
         self.channels_last = channels_last
@@ -189,6 +211,30 @@ class StackedNetwork(Network):
                 break
 
 
+KEEP_SHAPE = (Linear, ReLU, Tanh, Sigmoid, Elementwise, Dropout)
+"""Layers whose outputs are one vector for each sample if their inputs are."""
+
+
+def flat_linears(layers: Sequence[Layer], flat_samples: bool) -> list[tuple[Linear, bool]]:
+    """Linear layers whose inputs are one vector for each sample, and whether these are the samples.
+
+    `flat_samples` says whether a sample is a vector.
+    """
+    found = []
+    flat, samples = flat_samples, True
+    for layer in layers:
+        if isinstance(layer, Linear) and flat:
+            found.append((layer, samples))
+        if isinstance(layer, Flatten):
+            flat = True
+        else:
+            samples = False
+            flat = flat and isinstance(
+                layer, Linear | ReLU | Tanh | Sigmoid | Elementwise | Dropout
+            )
+    return found
+
+
 class VmappedNetwork(Network):
     """Any module that torch.func can map over clients."""
 
@@ -202,12 +248,13 @@ class VmappedNetwork(Network):
         constants = {**frozen, **dict(module.named_buffers())}
         all_names = _names_of_tied(module)
 
-        def loss(parameters: list[Tensor], x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+        def loss(parameters: list[Tensor], x: Tree, y: Tree, w: Tensor) -> Tensor:
             named = zip(self._names, parameters, strict=True)
             own = {name: p for first, p in named for name in all_names[first]}
             # Tied parameters are passed under all their names. With tie_weights=True, torch leaves
             # a module that is used twice changed afterwards.
-            outputs = functional_call(module, {**own, **constants}, (x,), tie_weights=False)
+            args, kwargs = _as_arguments(x)
+            outputs = functional_call(module, {**own, **constants}, args, kwargs, tie_weights=False)
             assert criterion.per_sample is not None
             return (mean_of_each_sample(criterion.per_sample(outputs, y)) * w).sum()
 
@@ -223,7 +270,7 @@ class VmappedNetwork(Network):
     ) -> None:
         w = _weights(batch, scale)
         if not isinstance(w, Tensor):
-            w = parameters[0].new_full(batch.x.shape[:2], w)
+            w = parameters[0].new_full(next(tensors_of(batch.x)).shape[:2], w)
         set_training(self._module)
         # Padding has weight 0, so a client's short batch needs no special case.
         for number, gradient in enumerate(self._gradient(list(parameters), batch.x, batch.y, w)):
@@ -232,9 +279,8 @@ class VmappedNetwork(Network):
     def failure(self, losses: ModuleLosses) -> str | None:
         """Why torch.func cannot map the module over clients, or None if it can."""
         part = losses.train_part
-        rows = part.rows[:2].repeat(2)
-        x = part.x[rows].view(2, 2, *part.x.shape[1:])
-        y = part.y[rows].view(2, 2, *part.y.shape[1:])
+        several = part.samples(part.rows[:2].repeat(2))
+        x, y = (map_tensors(lambda t: t.view(2, 2, *t.shape[1:]), each) for each in several)
         parameters = [p.detach()[None].repeat(2, *[1] * p.ndim) for n, p in self._own()]
         weights = parameters[0].new_full((2, 2), 0.5)
         set_training(self._module)
@@ -286,11 +332,11 @@ class ModuleNetwork(Network):
             for dropout in self._dropouts:
                 dropout.generator = masks.generators[0]
         (size,) = batch.sizes
-        x, y = batch.x[0, :size], batch.y[0, :size]
-        if self.channels_last and x.ndim == 4:
+        x, y = first_samples(batch.x, size), first_samples(batch.y, size)
+        if self.channels_last and isinstance(x, Tensor) and x.ndim == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         with torch.enable_grad():
-            loss = self._criterion.loss(self._module(x), y) * float(scale)
+            loss = self._criterion.loss_of(self._module, x, y) * float(scale)
             gradients = torch.autograd.grad(
                 loss, self._parameters, allow_unused=True, materialize_grads=True
             )
@@ -311,6 +357,8 @@ def stacked_network(losses: ModuleLosses, channels_last: bool = False) -> Stacke
     """The model as a chain of stacked layers, or why it cannot be one."""
     criterion = losses.criterion
     derivative: Derivative
+    if not isinstance(losses.train_part.x, Tensor):
+        return "it has several inputs"
     if criterion.per_sample is cross_entropies and losses.train_part.y.ndim == 1:
         derivative = cross_entropy_derivative
     elif criterion.per_sample is squared_errors:
@@ -318,7 +366,10 @@ def stacked_network(losses: ModuleLosses, channels_last: bool = False) -> Stacke
     else:
         return "its loss is not cross-entropy over classes or squared error"
     layers = stacked_layers(losses.flat.module, losses.flat.names)
-    return layers if isinstance(layers, str) else StackedNetwork(layers, derivative, channels_last)
+    if isinstance(layers, str):
+        return layers
+    flat_samples = losses.train_part.x.ndim == 2
+    return StackedNetwork(layers, derivative, channels_last, flat_samples)
 
 
 def vmapped_network(
@@ -362,4 +413,16 @@ def _weights(batch: Batch, scale: Tensor | float) -> Tensor | float:
     weights = batch.weights
     if not isinstance(scale, Tensor):
         return weights * scale if scale != 1.0 else weights
-    return (weights * scale[:, None]).expand(*batch.x.shape[:2])
+    return (weights * scale[:, None]).expand(*next(tensors_of(batch.x)).shape[:2])
+
+
+def first_samples(tree: Tree, size: int) -> Tree:
+    """The first samples of the first client's batch, without padding."""
+    return tree[0, :size] if isinstance(tree, Tensor) else map_tensors(lambda t: t[0, :size], tree)
+
+
+def _as_arguments(inputs: Tree) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Inputs as the arguments of the model, as `call_model` passes them."""
+    if isinstance(inputs, Tensor):
+        return (inputs,), {}
+    return ((), dict(inputs)) if isinstance(inputs, Mapping) else (tuple(inputs), {})

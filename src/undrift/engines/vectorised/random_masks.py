@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,15 @@ class RandomMasks:
     def keep(self, active: int) -> None:
         """Continue with the first `active` clients only; the others have finished."""
         del self.generators[active:]
+
+    def states(self) -> list[Any]:
+        """The places in the clients' sequences of masks, for `restore`."""
+        return [each.state() for each in self.generators]
+
+    def restore(self, states: Sequence[Any]) -> None:
+        """Go back to places in the clients' sequences of masks."""
+        for generator, state in zip(self.generators, states, strict=True):
+            generator.restore(state)
 
     def dropout(self, x: Tensor, p: float) -> Tensor:
         """The mask by which dropout multiplies `x`, `[C, B, …]`: 0 or 1/(1 − p).

@@ -1,19 +1,23 @@
-"""SGD steps of many clients at once, on parameters `[C, …]`.
+"""Steps of SGD and Adam of many clients at once, on parameters `[C, …]`.
 
 A network calls `product` or `plain` of a step with every parameter's gradient, from the last layer
 to the first. `FusedStep` updates the parameter right there; `FullStep` stores all gradients and
-updates at the end, which SGD with momentum or clipping needs.
+updates at the end, which momentum, clipping and Adam need.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from undrift.engines.vectorised.factored import FactoredWeight
 from undrift.engines.vectorised.layers import Sink
+from undrift.local.adaptive import FIRST, SECOND, STEPS, Adam
+from undrift.local.minibatches import MinibatchSolver
 from undrift.local.solvers import SGD
 
 ALIGNED_NUMBERS = 16
@@ -135,12 +139,19 @@ class FusedStep(Step):
         start: ParameterList,
         decay: Tensor | float,
         constant: ParameterList | None,
+        factored: Mapping[int, FactoredWeight] | None = None,
+        pull: float = 0.0,
     ) -> None:
         super().__init__(x, start)
         self._decay = decay
         """s·λ + r"""
         self._constant = constant
         """v − r·z"""
+        self._factored = factored or {}
+        """weights that are not formed, by number; their constants do not include −r·z if z is the
+        start"""
+        self._pull = pull
+        """r if z is the start, otherwise zero"""
 
     def keep(self, active: int) -> None:
         super().keep(active)
@@ -148,6 +159,10 @@ class FusedStep(Step):
         self._constant = first_vectors(self._constant, active)
 
     def product(self, number: int, left: Tensor, right: Tensor) -> None:
+        if number in self._factored:
+            gradient = left.transpose(1, 2)
+            self._factored[number].step(gradient, self.rate, self._decay, self._pull)
+            return
         x, factor = self._started(number)
         x.baddbmm_(left, right, beta=factor, alpha=-self.rate)
         self._add_constant(x, number)
@@ -177,30 +192,35 @@ class FusedStep(Step):
 
 
 class FullStep(Step):
-    """SGD with all its options, on stored gradients.
+    """Steps on stored gradients; subclasses have the solvers' rules.
 
-    The order of operations is that of `SGD.run`, so that results agree with the serial engine.
+    The order of operations is that of the solver's `run`, so that results agree with the serial
+    engine.
     """
 
-    def __init__(self, solver: SGD, x: ParameterList, start: ParameterList, terms: ProblemTerms):
+    def __init__(
+        self, solver: MinibatchSolver, x: ParameterList, start: ParameterList, terms: ProblemTerms
+    ):
         super().__init__(x, start)
         self._solver = solver
         self._terms = terms
         self._gradients = Gradients(x)
-        self._momentum = [torch.zeros_like(x) for x in x] if solver.momentum else None
 
     def keep(self, active: int) -> None:
         super().keep(active)
         self._terms = self._terms.keep(active)
         self._gradients.keep(active)
-        if self._momentum is not None:
-            self._momentum = [each[:active] for each in self._momentum]
 
     def product(self, number: int, left: Tensor, right: Tensor) -> None:
         self._gradients.product(number, left, right)
 
     def plain(self, number: int, gradient: Tensor) -> None:
         self._gradients.plain(number, gradient)
+
+    def add(self, gradients: ParameterList, factor: Tensor | float) -> None:
+        """Add multiples of gradients to those that were given."""
+        for own, g in zip(self._gradients.values, gradients, strict=True):
+            own.add_(g * broadcastable(factor, g))
 
     def gradient(self, clients: slice) -> ParameterList:
         """∇f of some clients before the step is finished; f includes weight decay."""
@@ -210,7 +230,7 @@ class FullStep(Step):
             scale = self._terms.scale
             scale = scale[clients] if isinstance(scale, Tensor) else scale
             g = g[clients] / broadcastable(scale, g)  # the network gave the gradient of s·f
-            found.append(g.add_(x, alpha=self._solver.weight_decay))
+            found.append(g.add_(x, alpha=self._solver.penalty))
         return found
 
     def finish(self) -> None:
@@ -219,8 +239,8 @@ class FullStep(Step):
                 x.copy_(start)
         t, solver, gradients = self._terms, self._solver, self._gradients.values
         for number, (x, g) in enumerate(zip(self._x, gradients, strict=True)):
-            if solver.weight_decay:
-                g.addcmul_(x, _as_tensor(t.scale, x), value=solver.weight_decay)
+            if solver.penalty:
+                g.addcmul_(x, _as_tensor(t.scale, x), value=solver.penalty)
             if t.linear is not None:
                 g.add_(t.linear[number])
         if solver.clip is not None:
@@ -230,15 +250,106 @@ class FullStep(Step):
             pull = None
             if t.center is not None:
                 pull = broadcastable(t.weight, x) * (x - t.center[number])
-                if not t.pull_outside_momentum:
-                    g.add_(pull)
-            if self._momentum is not None:
-                u = self._momentum[number].mul_(solver.momentum).add_(g)
-                g = g.add_(u, alpha=solver.momentum) if solver.nesterov else u
-            x.add_(g, alpha=-self.rate)
-            if pull is not None and t.pull_outside_momentum:
-                x.add_(pull, alpha=-self.rate)
+            self._move(number, x, g, pull)
         super().finish()
+
+    @abstractmethod
+    def _move(self, number: int, x: Tensor, g: Tensor, pull: Tensor | None) -> None:
+        """Take the step of one parameter; `pull` is r(x − z)."""
+
+    def state(self) -> Mapping[str, ParameterList | Tensor]:
+        """What clients keep for their solver: lists of parameters, or numbers `[C, 1]`."""
+        return {}
+
+
+class SGDStep(FullStep):
+    """SGD with all its options."""
+
+    _solver: SGD
+
+    def __init__(self, solver: SGD, x: ParameterList, start: ParameterList, terms: ProblemTerms):
+        super().__init__(solver, x, start, terms)
+        self._momentum = [torch.zeros_like(x) for x in x] if solver.momentum else None
+
+    def keep(self, active: int) -> None:
+        super().keep(active)
+        if self._momentum is not None:
+            self._momentum = [each[:active] for each in self._momentum]
+
+    def _move(self, number: int, x: Tensor, g: Tensor, pull: Tensor | None) -> None:
+        t, solver = self._terms, self._solver
+        if pull is not None and not t.pull_outside_momentum:
+            g.add_(pull)
+        if self._momentum is not None:
+            u = self._momentum[number].mul_(solver.momentum).add_(g)
+            g = g.add_(u, alpha=solver.momentum) if solver.nesterov else u
+        x.add_(g, alpha=-self.rate)
+        if pull is not None and t.pull_outside_momentum:
+            x.add_(pull, alpha=-self.rate)
+
+
+class AdamStep(FullStep):
+    """Adam and AdamW.
+
+    Parameters
+    ----------
+    solver, x, start, terms
+        as for `FullStep`
+    kept
+        the moments and the numbers of steps `[C, 1]` that clients kept; None to start at zero
+    """
+
+    _solver: Adam
+
+    def __init__(
+        self,
+        solver: Adam,
+        x: ParameterList,
+        start: ParameterList,
+        terms: ProblemTerms,
+        kept: tuple[ParameterList, ParameterList, Tensor] | None = None,
+    ):
+        super().__init__(solver, x, start, terms)
+        if kept is None:
+            self._all_first = [torch.zeros_like(each) for each in x]
+            self._all_second = [torch.zeros_like(each) for each in x]
+            self._all_steps = x[0].new_zeros(len(x[0]), 1)
+        else:
+            self._all_first, self._all_second, self._all_steps = kept
+        # The lists of all clients stay for `state`; those of active clients are views of them.
+        self._first, self._second = self._all_first, self._all_second
+        self._steps = self._all_steps
+
+    def keep(self, active: int) -> None:
+        super().keep(active)
+        self._first = [each[:active] for each in self._first]
+        self._second = [each[:active] for each in self._second]
+        self._steps = self._steps[:active]
+
+    def finish(self) -> None:
+        self._steps += 1
+        super().finish()
+
+    def _move(self, number: int, x: Tensor, g: Tensor, pull: Tensor | None) -> None:
+        solver, (beta1, beta2) = self._solver, self._solver.betas
+        if pull is not None:
+            g.add_(pull)
+        if solver.decoupled_decay:
+            x.mul_(1 - self.rate * solver.decoupled_decay)
+        first = self._first[number].lerp_(g, 1 - beta1)
+        second = self._second[number].mul_(beta2).addcmul_(g, g, value=1 - beta2)
+        root = second.sqrt().div_(self._correction(beta2, x).sqrt()).add_(solver.eps)
+        x.sub_(first / root * (self.rate / self._correction(beta1, x)))
+
+    def _correction(self, beta: float, like: Tensor) -> Tensor:
+        """1 − β^t of each client, in a shape that broadcasts with a parameter."""
+        exact = 1 - beta ** self._steps.double().flatten()
+        return exact.to(like.dtype).view(-1, *[1] * (like.ndim - 1))
+
+    def state(self) -> Mapping[str, ParameterList | Tensor]:
+        if not self._solver.keep_state:
+            return {}
+        return {FIRST: self._all_first, SECOND: self._all_second, STEPS: self._all_steps}
 
 
 def _clip(gradients: Sequence[Tensor], most: float) -> None:

@@ -5,27 +5,35 @@ The engine cuts clients into groups and chunks; `train` runs one chunk on a netw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from undrift.core.problem import LocalProblem, Number, Work
+from undrift.core.problem import Keep, LocalProblem, Number, Work
+from undrift.engines.vectorised.ascending import backward_ascending
 from undrift.engines.vectorised.batches import BatchStream, batch_indices
-from undrift.engines.vectorised.networks import Network
+from undrift.engines.vectorised.factored import FactoredWeight, factoring_pays
+from undrift.engines.vectorised.networks import SMALL_NUMBERS, Network
 from undrift.engines.vectorised.random_masks import RandomMasks
 from undrift.engines.vectorised.steps import (
+    AdamStep,
     FullStep,
     FusedStep,
     Gradients,
     ParameterList,
     ProblemTerms,
+    SGDStep,
     Step,
     vectors_like,
 )
+from undrift.local.adaptive import FIRST, SECOND, STEPS, Adam
+from undrift.local.base import require_ascent
+from undrift.local.minibatches import MinibatchSolver
 from undrift.local.schedules import as_schedule
 from undrift.local.solvers import SGD, ANorm
 from undrift.nets.module_losses import ModuleLosses
@@ -56,7 +64,7 @@ class Group:
     def __init__(
         self,
         losses: ModuleLosses,
-        solver: SGD,
+        solver: MinibatchSolver,
         places: Sequence[int],
         works: Sequence[Work],
         keys: Sequence[int] = (),
@@ -99,15 +107,29 @@ class Trained:
     """∇f at the start, over all samples, `[C, P]`"""
     last_gradient: Tensor | None = None
     """∇f of the last step's batch, `[C, P]`"""
+    state: Mapping[str, Tensor] = field(default_factory=dict)
+    """what clients keep for their solver, `[C, P]` or `[C, 1]`"""
+    factored: Sequence[tuple[int, FactoredWeight]] = ()
+    """weights that are not formed, each with its first column in `x`, which is undefined there"""
+
+    def formed(self) -> Trained:
+        """The same with all weights written to `x`."""
+        for first, weight in self.factored:
+            columns = self.x[:, first : first + weight.numbers]
+            weight.form(columns.view(len(self.x), *weight.shape))
+        return replace(self, factored=())
 
 
-def train(network: Network, problem: LocalProblem, group: Group) -> Trained:
+def train(network: Network, problem: LocalProblem, group: Group, mine: Keep = Keep()) -> Trained:
     """Train the clients of a chunk; `problem` has the local problems of all of them, stacked.
+
+    `mine` is what the clients keep, with their solver's part of it, stacked.
 
     The vectors in the result belong to the network, which reuses them for its next chunk unless
     `network.release_vectors()` is called.
     """
     losses, solver = group.losses, group.solver
+    require_ascent(solver, problem)
     shapes, clients = losses.flat.shapes, len(group)
 
     def parameter_list(vectors: Tensor) -> ParameterList:
@@ -117,15 +139,18 @@ def train(network: Network, problem: LocalProblem, group: Group) -> Trained:
     views = split(flat, shapes)
     x = network.parameter_tensors(views)
     start = parameter_list(problem.start)
-    step = _step(network, solver, problem, x, start, parameter_list)
     stream = group.stream()
+    factored = _factored(network, problem, group, stream)
+    step = _step(network, solver, problem, x, start, parameter_list, mine, factored)
+    for layer, _ in network.flat_linears:
+        layer.factored = factored.get(layer.weight)
     uses_masks = network.uses_random_numbers
     masks = RandomMasks(group.keys, losses.device) if uses_masks else None
     # The first batch is computed at the start, which clients may share, `[1, …]`; `x` holds the
     # parameters only after the first step.
     now = [each.expand(clients, *each.shape[1:]) for each in start]
     first = last = None
-    evaluations = stream.evaluations
+    evaluations = stream.evaluations * (1 if problem.ascent is None else 2)
     if "first_gradient" in problem.ask:
         first, samples = _full_gradient(network, now, group, masks)
         evaluations += samples
@@ -146,7 +171,10 @@ def train(network: Network, problem: LocalProblem, group: Group) -> Trained:
         if masks is not None:
             masks.sizes = batch.sizes
         step.rate = group.rates.at(s)
-        network.backward(now, batch, scale, step, masks)
+        if problem.ascent is None:
+            network.backward(now, batch, scale, step, masks)
+        else:
+            backward_ascending(network, now, batch, scale, step, masks, problem.ascent)
         if last is not None:
             assert isinstance(step, FullStep)
             # The clients for whom this is the last step: active now, but not in the next one.
@@ -160,7 +188,25 @@ def train(network: Network, problem: LocalProblem, group: Group) -> Trained:
     for view, own in zip(views, x, strict=True):
         if own is not view:
             view.copy_(own)
-    return Trained(flat, evaluations, first, last)
+    for layer, _ in network.flat_linears:
+        layer.factored = None
+    state = _solver_state(step, flat, shapes)
+    columns = [0, *accumulate(shape.numel() for shape in shapes)]
+    unformed = [(columns[number], weight) for number, weight in sorted(factored.items())]
+    return Trained(flat, evaluations, first, last, state, unformed)
+
+
+def _solver_state(step: Step, like: Tensor, shapes: Sequence[torch.Size]) -> dict[str, Tensor]:
+    """What clients keep for their solver, as vectors `[C, P]` and numbers `[C, 1]`."""
+    found: dict[str, Tensor] = {}
+    for name, values in step.state().items() if isinstance(step, FullStep) else ():
+        if isinstance(values, Tensor):
+            found[name] = values
+            continue
+        found[name] = torch.empty_like(like)
+        for own, value in zip(split(found[name], shapes), values, strict=True):
+            own.copy_(value)
+    return found
 
 
 def _full_gradient(
@@ -181,27 +227,28 @@ def _full_gradient(
     network.load_buffers(before)
     found = vectors_like(losses.flat.x, len(group))
     for own, g, at in zip(split(found, losses.flat.shapes), gradients.values, x, strict=True):
-        own.copy_(g.add_(at, alpha=group.solver.weight_decay))
+        own.copy_(g.add_(at, alpha=group.solver.penalty))
     return found, stream.evaluations
 
 
 def _step(
     network: Network,
-    solver: SGD,
+    solver: MinibatchSolver,
     problem: LocalProblem,
     x: ParameterList,
     start: ParameterList,
     parameter_list: Callable[[Tensor], ParameterList],
+    mine: Keep,
+    factored: Mapping[int, FactoredWeight],
 ) -> Step:
     """The step that suits solver and problem: fused into the backward pass for plain SGD.
 
     Momentum and clipping need a parameter's whole gradient, and methods that ask for gradients
-    need them stored.
+    or combine two of them need them stored.
     """
     v, z, s = problem.linear, problem.center, number(problem.scale)
-    r = number(problem.weight) if z is not None else 0.0
-    plain = not solver.momentum and solver.clip is None and not problem.ask
-    if not (network.supports_fused_steps and plain):
+    r = _pull(problem)
+    if not _fuses(network, solver, problem):
         terms = ProblemTerms(
             s,
             r,
@@ -209,13 +256,83 @@ def _step(
             None if z is None else parameter_list(z),
             problem.pull_outside_momentum,
         )
-        return FullStep(solver, x, start, terms)
+        if isinstance(solver, Adam):
+            return AdamStep(solver, x, start, terms, _kept_moments(solver, mine, parameter_list))
+        assert isinstance(solver, SGD)
+        return SGDStep(solver, x, start, terms)
     constant = v
     if z is not None and not (isinstance(r, float) and r == 0.0):
         own = r[:, None] if isinstance(r, Tensor) else r
         constant = z * -own if v is None else v - own * z
-    decay = s * solver.weight_decay + r
-    return FusedStep(x, start, decay, None if constant is None else parameter_list(constant))
+    decay = s * solver.penalty + r
+    constants = None if constant is None else parameter_list(constant)
+    pull = r if z is problem.start and isinstance(r, float) else 0.0
+    return FusedStep(x, start, decay, constants, factored, pull)
+
+
+def _fuses(network: Network, solver: MinibatchSolver, problem: LocalProblem) -> bool:
+    """Whether steps are taken inside the backward pass."""
+    plain = isinstance(solver, SGD) and not solver.momentum and solver.clip is None
+    one_gradient = problem.ascent is None or problem.ascent.share == 1.0
+    return network.supports_fused_steps and plain and one_gradient and not problem.ask
+
+
+def _pull(problem: LocalProblem) -> Tensor | float:
+    """r, zero without a center."""
+    return number(problem.weight) if problem.center is not None else 0.0
+
+
+def _factored(
+    network: Network, problem: LocalProblem, group: Group, stream: BatchStream
+) -> dict[int, FactoredWeight]:
+    """The weights that train without being formed, by number.
+
+    Clients must share their start and the constant of their problems: with a start or a linear
+    term of its own, a client's products would again need a matrix of its own. So they would at the
+    shifted points of sharpness-aware gradients.
+    """
+    solver, losses = group.solver, group.losses
+    v, z, r, start = problem.linear, problem.center, _pull(problem), problem.start
+    shared = start.ndim == 1 and (v is None or v.ndim == 1)
+    constant = v
+    if z is not None and not (isinstance(r, float) and r == 0.0):
+        shared = shared and z.ndim == 1 and isinstance(r, float)
+        if shared and z is not start:
+            constant = z * -r if v is None else v - r * z
+    shared = shared and problem.ascent is None
+    if not (shared and len(stream) and _fuses(network, solver, problem)):
+        return {}
+    shapes = losses.flat.shapes
+    starts = split(start, shapes)
+    constants = None if constant is None else split(constant, shapes)
+    found: dict[int, FactoredWeight] = {}
+    for layer, reads_samples in network.flat_linears:
+        shape = shapes[layer.weight]
+        if shape.numel() < SMALL_NUMBERS or not factoring_pays(stream.rows, *shape):
+            continue
+        inputs = None
+        if reads_samples and not losses.data.augmentations:
+            inputs = stream.gather_inputs().flatten(2)
+        found[layer.weight] = FactoredWeight(
+            starts[layer.weight][0],
+            None if constants is None else constants[layer.weight][0],
+            len(group),
+            stream.rows,
+            moves_by_itself=bool(solver.penalty or constants is not None or z is not None),
+            ragged=min(stream.active) < len(group),
+            inputs=inputs,
+        )
+    return found
+
+
+def _kept_moments(
+    solver: Adam, mine: Keep, parameter_list: Callable[[Tensor], ParameterList]
+) -> tuple[ParameterList, ParameterList, Tensor] | None:
+    """Copies of the moments that clients kept, which the steps may change."""
+    if not solver.keep_state:
+        return None
+    first, second = (parameter_list(getattr(mine, name).clone()) for name in (FIRST, SECOND))
+    return first, second, getattr(mine, STEPS).clone()
 
 
 def split(vectors: Tensor, shapes: Sequence[torch.Size]) -> ParameterList:
@@ -236,7 +353,7 @@ def number(value: Number) -> Tensor | float:
 class Rates:
     """The learning rates of a round's steps."""
 
-    def __init__(self, solver: SGD, round: int):
+    def __init__(self, solver: MinibatchSolver, round: int):
         self._schedule, self._round = as_schedule(solver.lr), round
         over_steps = solver.step_schedule
         self._step_schedule = None if over_steps is None else as_schedule(over_steps)
@@ -251,6 +368,8 @@ class Rates:
 def a_norms(problem: LocalProblem, group: Group) -> list[float]:
     """‖a‖₁ of each client, which depends only on its number of steps and its pull r."""
     solver, works, rates = group.solver, group.works, group.rates
+    if not isinstance(solver, SGD):
+        return [float("nan")] * len(works)
     r = problem.weight if problem.center is not None else 0.0
     pulls = torch.as_tensor(r, dtype=torch.float64).reshape(-1)
     totals: dict[float, list[float]] = {}

@@ -1,0 +1,117 @@
+"""Sums and norms of the clients' moves in one pass over their models.
+
+The models of a chunk, `[C, P]`, are larger than the cache. Written as operations on whole chunks,
+difference, norm and weighted sum would each read and write all of it; here a piece of columns goes
+through all of them while it is in the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from undrift.core.replies import accumulator_dtype
+from undrift.core.unformed import Moves
+from undrift.engines.vectorised.factored import FactoredWeight
+
+PIECE_NUMBERS = 40_000
+"""Numbers that go through all operations at a time: in single and double precision together they
+fill half of a core's cache of one megabyte."""
+
+
+class ChunkMoves(Moves):
+    """The moves of a chunk's clients.
+
+    Parameters
+    ----------
+    x
+        the models, `[C, P]`; columns of factored weights are undefined
+    center
+        c, `[P]`, or `[C, P]` if clients have different ones
+    weights
+        the weights w_k that most sums will have, `[C]`
+    factored
+        weights of linear layers that were not formed, by their first column
+    norms
+        whether `squares` will be asked for
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        center: Tensor,
+        weights: Tensor,
+        factored: Sequence[tuple[int, FactoredWeight]] = (),
+        norms: bool = True,
+    ):
+        self.center = center
+        self.clients = len(x)
+        self._x = x
+        self._factored = factored
+        self._wide = accumulator_dtype(x)
+        self._usual = weights.reshape(-1).to(self._wide)
+        self._squares = torch.zeros(len(x), dtype=self._wide, device=x.device) if norms else None
+        self._usual_sum: Tensor | None = None
+
+    def squares(self) -> Tensor:
+        self._sum_as_usual()
+        assert self._squares is not None
+        return self._squares
+
+    def sum(self, weights: Tensor) -> Tensor:
+        ratio = self._ratio_to_usual(weights)
+        if ratio is None:
+            return self._summed(weights)
+        return self._sum_as_usual() * ratio  # a copy: the caller may change it
+
+    def _sum_as_usual(self) -> Tensor:
+        """The sum with the usual weights; the first call computes it, with the norms."""
+        if self._usual_sum is None:
+            self._usual_sum = self._summed(self._usual, self._squares)
+        return self._usual_sum
+
+    def _ratio_to_usual(self, weights: Tensor) -> float | None:
+        """The factor by which weights differ from the usual ones, if it is the same for all."""
+        first = float(self._usual[0])
+        if first == 0.0:
+            return None
+        ratio = float(weights[0]) / first
+        same = torch.allclose(weights, self._usual * ratio, rtol=1e-14, atol=0.0)
+        return ratio if same else None
+
+    def _summed(self, weights: Tensor, squares: Tensor | None = None) -> Tensor:
+        """Σ w_k·(x_k − c); adds |x_k − c|² to `squares`."""
+        total = torch.empty(self._x.shape[1], dtype=self._wide, device=self._x.device)
+        at = 0
+        for begin, weight in self._factored:
+            self._add_formed(at, begin, weights, total, squares)
+            at = begin + weight.numbers
+            total[begin:at] = weight.summed_moves(weights).view(-1)
+            if squares is not None:
+                squares += weight.square_moves()
+        self._add_formed(at, len(total), weights, total, squares)
+        return total
+
+    def _add_formed(
+        self, begin: int, end: int, weights: Tensor, total: Tensor, squares: Tensor | None
+    ) -> None:
+        """Sums and norms of columns that were formed."""
+        if begin == end:
+            return
+        x, C = self._x, self.clients
+        width = min(end - begin, max(1, PIECE_NUMBERS // C))
+        narrow = torch.empty(C, width, dtype=x.dtype, device=x.device)
+        wide = torch.empty(C, width, dtype=self._wide, device=x.device)
+        for a in range(begin, end, width):
+            b = min(a + width, end)
+            moved, own = narrow[:, : b - a], wide[:, : b - a]
+            torch.sub(x[:, a:b], self.center[..., a:b], out=moved)
+            own.copy_(moved)
+            if C == 1:
+                torch.mul(own[0], weights[0], out=total[a:b])
+            else:
+                torch.mv(own.t(), weights, out=total[a:b])
+            if squares is not None:
+                squares += torch.linalg.vector_norm(own, dim=1).square_()
