@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from dataclasses import replace
 
 import pytest
 from tools.pages import reproductions
@@ -177,10 +178,13 @@ def test_findings_are_in_the_page_the_json_and_the_guide(folder, file, monkeypat
     for words in (
         "31 | 32 ± 2.8",
         "undrift reproduce fedavg-made-up --seeds 1",
-        "1 undecided",
+        "| 0 | 0 | 1 | 2 | 8.8 % |",  # nothing holds or fails, one is undecided, of two seeds
         "Mind this",
     ):
         assert words in text
+    assert text.index("not published") < text.index("a < b & c")  # what differs comes first
+    table = reproductions.numbers_csv(read_json(folder / "findings.json"))
+    assert table.splitlines()[1].endswith(",0,30.0,34.0")
     assert "reproductions/fedavg-made-up.png" in text
     assert (tmp_path / "reproductions" / "fedavg-made-up.png").is_file()
 
@@ -195,7 +199,7 @@ def test_quick_versions_are_not_shown_as_results(folder, monkeypatch):
 def test_an_interrupted_reproduction_says_how_to_go_on(folder, file, monkeypatch):
     reproduction = made_up(lambda lab: lab.run("cell", file=file))
     monkeypatch.setattr(reproducing, "find", lambda name: reproduction)
-    monkeypatch.setattr(labs, "run_experiment", lambda *_: [])
+    monkeypatch.setattr(labs, "run_experiment", lambda *_, **__: [])
     ended = called("reproduce", "fedavg-tridiagonal", "--out", str(folder), cwd=os.getcwd())
     assert ended.returncode == 130 and "run the same command to resume" in ended.stderr
 
@@ -251,3 +255,50 @@ def test_a_number_as_it_is_shown(measured, shown):
     saved = json.loads(json.dumps(Findings([number]).as_dict(), allow_nan=False))
     assert Findings.from_dict(saved).numbers == [number]
     assert Number("", "", "1000+", measured).printed() == "1000+"
+
+
+def test_long_tables_are_folded_and_parts_not_run_are_listed_with_their_cost(tmp_path, monkeypatch):
+    reproduction = made_up(parts=("a", "b"))
+    numbers = [Number(f"row {n}", "x", None, over_seeds(n)) for n in range(20)]
+    stored = tmp_path / "reproductions"
+    stored.mkdir()
+    saved = {
+        **{"name": "fedavg-made-up", "quick": False, "seeds": 1, "parts": ["a"], "seconds": 1.0},
+        **{"undrift": "1", "threads": 1, "machine": "m", "made": "2026-01-01"},
+        **Findings(numbers).as_dict(),
+    }
+    (stored / "fedavg-made-up.json").write_text(json.dumps(saved))
+    costs = {"fedavg-made-up": {"b": {"FedAvg": 12.3}}}
+    (stored / reproductions.COSTS).write_text(json.dumps(costs))
+    monkeypatch.setattr(reproductions, "papers", lambda: {"FedAvg": [reproduction]})
+    text = reproductions.results_page(tmp_path)
+    assert "<summary>Published and measured numbers, 20 rows</summary>" in text
+    assert "1 of 2 parts" in text and 'undrift reproduce fedavg-made-up --part "b"' in text
+    assert "measured: b: FedAvg 12" in text and "earlier settings" not in text
+    changed = replace(reproduction, revision=2)
+    monkeypatch.setattr(reproductions, "papers", lambda: {"FedAvg": [changed]})
+    assert "measured with earlier settings" in reproductions.results_page(tmp_path)
+
+
+def test_runs_are_extended_by_rounds_and_seeds_of_the_part_that_is_asked_for(folder, file):
+    reproduction = made_up(parts=("a", "b"))
+
+    def runs(part, rounds=2, **own):
+        lab = Lab(reproduction, folder, **own)
+        lab.begin(part)
+        return lab.run(part, {"rounds": rounds}, ["FedAvg"], file=file).groups[0].runs
+
+    before = runs("a")
+    assert [(run.seed, run.done) for run in before] == [(0, 2)]
+    after = runs("a", rounds=4, seeds=2)
+    assert [(run.seed, run.done) for run in after] == [(0, 4), (1, 4)]
+    assert [r.metrics for r in after[0].records[:3]] == [r.metrics for r in before[0].records]
+    with pytest.raises(UndriftError, match="can be extended, not shortened"):
+        runs("a", rounds=3)
+    assert len(runs("a", rounds=4, seeds=3, parts=["b"])) == 2, "a was not asked for"
+    assert len(runs("b", rounds=4, seeds=3, parts=["b"])) == 3
+
+
+def test_a_run_that_tunes_has_one_seed(folder, file):
+    lab = Lab(made_up(), folder, seeds=3)
+    assert len(lab.run("tuning", file=file, most_seeds=1).groups[0].runs) == 1

@@ -1,15 +1,19 @@
 """The rules of FedAvg's reproductions for judging claims, on numbers that pass and fail."""
 
 import math
+from statistics import fmean
 
 import pytest
 import torch
 
+import undrift as ud
+from undrift.core.clients import Roster
 from undrift.reproduce.fedavg import bounds, tridiagonal
 from undrift.reproduce.fedavg.data_sets import DATA
-from undrift.reproduce.fedavg.local_steps import CURVES, falls, rises
+from undrift.reproduce.fedavg.local_steps import CURVES, common_level, falls, rises
 from undrift.reproduce.fedavg.participation import little_effect
 from undrift.reproduce.fedavg.schemes import ONE, TRANSFORMED, TWO, claims_on
+from undrift.reproduce.fedavg.second_schemes import Numbers, clients_of, final_objective
 from undrift.reproduce.findings import over_seeds
 
 EQUAL = {ONE: 0.5, TWO: 0.51, TRANSFORMED: 0.51, "original": 0.6}
@@ -99,3 +103,40 @@ def test_the_computed_constants_bound_every_stochastic_gradient():
         spread = (each - each.mean(0)).square().sum(1).mean() / bounds.BATCH
         assert float(spread) <= float(found.sigma[k]) ** 2
         x = x - rate * each[step % bounds.SAMPLES]
+
+
+def test_the_tight_bounds_notice_a_halved_constant():
+    noise = bounds.TIGHT[0]
+    error = fmean(bounds.tight_errors(noise, 1, seed)["error"][-1] for seed in range(6))
+    reached, stated = bounds.one_step(noise, error, 1)
+    assert 0.5 * stated < reached < 1.15 * stated
+    for case in bounds.TIGHT:
+        error = fmean(bounds.tight_errors(case, 30, seed)["error"][-1] for seed in range(12))
+        assumed = bounds.constants_of_points(case.problem, case.cohort, 30)
+        ratio = case.bound(assumed).bound(30) / error
+        assert 1 < ratio < 2 * case.most
+
+
+def test_the_target_of_a_curve_without_one_is_the_lowest_that_all_reach():
+    assert common_level([[3.0, 1.0, 2.0], [4.0, 1.5]]) == 1.5
+
+
+@pytest.mark.parametrize("scheme", ["I", "transformed II", "original"])
+def test_the_second_implementation_agrees_with_the_library(scheme):
+    data = ud.data.synthetic(1, 1, clients=12, seed=1, most=60)
+    result = ud.train(
+        ud.FedAvg(scheme),
+        model=ud.models.logistic(60, 10),
+        data=data,
+        local=ud.SGD(
+            lr=ud.Inverse(0.1), batch_size=10_000, steps=3, weight_decay=2e-4, fresh_batches=True
+        ),
+        cohort=ud.Weighted(10) if scheme == "I" else 10,
+        rounds=4,
+        seed=3,
+        progress=False,
+    )
+    whole = Numbers(steps=3, rounds=4, batch=10_000, rate=0.1)  # full batches: no other draws
+    roster = Roster(data.ids, data.train.sizes)
+    found = final_objective(scheme, clients_of(data), roster, whole, seed=3, last=1)
+    assert result.records[-1].metrics["objective"] == pytest.approx(found, rel=1e-5)

@@ -20,7 +20,8 @@ from undrift.reproduce.feddr.four_methods import (
     FourMethodRuns,
 )
 from undrift.reproduce.feddr.l1 import zeros
-from undrift.reproduce.feddr.synthetic import DATA
+from undrift.reproduce.feddr.synthetic import DATA, RELEASED_ETA
+from undrift.reproduce.feddr.tuning import GRIDS, as_settings, tuned
 from undrift.runs.folder import MODEL
 
 
@@ -38,16 +39,42 @@ def comparison(against="rounds", **runs):
     return FourMethodRuns("here", {**others, **runs}, against)
 
 
-@pytest.mark.parametrize(
-    ("name", "eta"), [("iid", 100), ("(0,0)", 100), ("(.5,.5)", 500), ("(1,1)", 1000)]
-)
-def test_the_synthetic_settings_are_the_paper_s(name, eta):
+@pytest.mark.parametrize("name", DATA)
+def test_the_synthetic_settings_are_the_paper_s(name):
     path = files("undrift.reproduce.feddr") / "synthetic.toml"
     experiment = Experiment.load(str(path), DATA[name])
-    method = experiment.of("FedDR").parameters
-    assert (method["eta"], method["alpha"]) == (eta, 1.95)
     assert experiment.rounds == 200
     assert (experiment.local.epochs, experiment.local.batch_size) == (20, 10)
+
+
+def test_the_grid_has_the_released_and_the_tuned_parameters():
+    tried = GRIDS["FedDR"]
+    assert len(tried) == 21 and {"eta": 1.0, "alpha": 1.0} in tried
+    assert RELEASED_ETA == {"iid": 100, "(0,0)": 100, "(.5,.5)": 500, "(1,1)": 1000}
+
+
+def test_the_parameters_with_the_lowest_training_loss_are_chosen():
+    class OneResult:
+        """A lab whose tuning runs have ended: FedDR is best with eta = 3, alpha = 1.5."""
+
+        def either(self, full, quick):
+            return full
+
+        def run(self, cell, settings, most_seeds):
+            assert most_seeds == 1
+            return Runs(
+                [
+                    (Folder(), [RunFiles(t["label"], 0, [Record(1, {LOSS: self.loss(t)})])])
+                    for t in settings["method"]
+                ]
+            )
+
+        def loss(self, table):
+            return abs(table.get("eta", 0) - 3) + abs(table.get("alpha", 0) - 1.5)
+
+    found = tuned(OneResult(), "here", ("FedDR",), {}, sampled=True)
+    assert found == {"FedDR": {"eta": 3.0, "alpha": 1.5}}
+    assert as_settings(found) == {"method.FedDR.eta": 3.0, "method.FedDR.alpha": 1.5}
 
 
 def test_an_order_fails_when_it_is_reversed():

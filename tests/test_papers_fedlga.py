@@ -3,6 +3,7 @@
 import pytest
 
 from undrift.reproduce.fedlga import cifar, fmnist
+from undrift.reproduce.fedlga.calibration import WITHOUT_SLOW, rate_of
 from undrift.reproduce.fedlga.rounds import METHODS, before, first_claim, is_published_order
 from undrift.reproduce.findings import over_seeds
 
@@ -54,3 +55,10 @@ def test_the_published_order_is_of_all_six():
     rounds = dict(zip(METHODS, map(over_seeds, (5, 6, 7, 8, 9, 10)), strict=True))
     assert is_published_order(rounds)
     assert not is_published_order({**rounds, "FedAvg": over_seeds(6)})
+
+
+def test_the_rate_is_calibrated_on_the_rounds_without_slow_clients():
+    assert WITHOUT_SLOW == 29
+    rounds = {0.001: over_seeds(60, missed=1), 0.002: over_seeds(45), 0.003: over_seeds(31)}
+    assert rate_of({**rounds, 0.005: over_seeds(18)}) == 0.003
+    assert rate_of({0.001: over_seeds(60, missed=1), 0.01: over_seeds(12)}) == 0.01

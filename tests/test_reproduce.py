@@ -13,6 +13,7 @@ from undrift.experiments.experiment import Experiment
 from undrift.reproduce import NAMES, find, reproduce
 from undrift.reproduce.registry import papers
 from undrift.reproduce.reproduction import PAPERS
+from undrift.runs.folder import read_json, write_json
 
 QUICK_NEEDS = {"feddyn-mnist": "mnist", "feddyn-shakespeare": "shakespeare"}
 """Reproductions whose quick version needs these data."""
@@ -90,3 +91,28 @@ def test_the_command_prints_published_and_measured(tmp_path):
 def test_the_page_of_results_is_that_of_the_stored_findings():
     docs = Path(__file__).parent.parent / "docs"
     assert (docs / "reproductions.md").read_text("utf-8") == reproductions.results_page(docs)
+
+
+def test_the_tables_of_numbers_are_those_of_the_stored_findings():
+    stored = Path(__file__).parent.parent / "docs" / "reproductions"
+    names = {path.stem for path in stored.glob("*.json")} & set(NAMES)
+    assert names and {path.stem for path in stored.glob("*.csv")} == names
+    for name in names:
+        table = (stored / f"{name}.csv").read_text("utf-8")
+        assert table == reproductions.numbers_csv(read_json(stored / f"{name}.json"))
+
+
+def test_stored_results_are_shown_without_running(tmp_path):
+    done = called("reproduce", "fedavg-tridiagonal", "--show", cwd=tmp_path)
+    assert done.returncode == 0 and "20 of 20 are" in done.stdout
+    assert max(map(cell_len, done.stdout.splitlines()[3:])) <= 80
+    assert not list(tmp_path.iterdir()), "nothing is written"
+    own = tmp_path / "own"
+    own.mkdir()
+    saved = read_json(Path(__file__).parent.parent / "docs/reproductions/fedavg-tridiagonal.json")
+    saved["claims"][0]["evidence"] = "my own run"
+    write_json(own / "findings.json", saved)
+    done = called("reproduce", "fedavg-tridiagonal", "--show", "--out", str(own), cwd=tmp_path)
+    assert "my own run" in done.stdout
+    done = called("reproduce", "feddyn-cifar100", "--show", cwd=tmp_path)
+    assert done.returncode == 2 and "no stored result of feddyn-cifar100" in done.stderr

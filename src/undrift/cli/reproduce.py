@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -11,6 +11,9 @@ from rich.console import Console
 from undrift.cli import completion
 from undrift.cli.app import Open, app, open_page
 from undrift.utils.errors import UndriftError
+
+if TYPE_CHECKING:
+    from undrift.reproduce.reproduction import Reproduction
 
 
 @app.command()
@@ -50,6 +53,14 @@ def reproduce(
         Path | None,
         typer.Option(help="Folder to write. Default: reproductions/NAME.", show_default=False),
     ] = None,
+    show: Annotated[
+        bool,
+        typer.Option(
+            "--show",
+            help="Print the stored result without running anything: that of the folder, or else "
+            "the project's own full run.",
+        ),
+    ] = False,
     all_: Annotated[
         bool, typer.Option("--list", help="List all reproductions with their cost, and exit.")
     ] = False,
@@ -76,6 +87,9 @@ def reproduce(
         raise UndriftError("NAME is missing: undrift reproduce --list shows the names.")
     reproduction = find(name)
     folder = out or default_folder(name, quick)
+    if show:
+        _show(console, reproduction, folder)
+        return
     messages = Console(stderr=True, highlight=False, markup=False, quiet=quiet)
     try:
         found = do(name, folder, quick, seeds, part or (), messages)
@@ -90,3 +104,27 @@ def reproduce(
     console.print(f"\nThe report is {folder / REPORT}.", soft_wrap=True)
     if open_:
         open_page(folder / REPORT)
+
+
+def _show(console: Console, reproduction: Reproduction, folder: Path) -> None:
+    """Print the stored findings of a reproduction."""
+    from undrift.reproduce.findings import Findings
+    from undrift.reproduce.findings_page import STALE, command, parts_not_run
+    from undrift.reproduce.findings_terminal import summary
+    from undrift.reproduce.stored_findings import stored_findings
+    from undrift.utils.formatting import duration
+
+    saved, path = stored_findings(reproduction.name, folder)
+    quick = " (quick)" if saved["quick"] else ""
+    console.print(f"{reproduction.name}: {reproduction.shows}{quick}", style="bold")
+    console.print(
+        f"{saved['made']}, {duration(saved['seconds'])}, stored in {path}", soft_wrap=True
+    )
+    console.print(command(reproduction, saved), soft_wrap=True)
+    if reproduction.is_stale(saved):
+        console.print(STALE)
+    left_out = parts_not_run(reproduction, saved)
+    if left_out:
+        console.print(f"Not run: {'; '.join(left_out)}.")
+    console.print()
+    console.print(summary(reproduction, Findings.from_dict(saved)))

@@ -18,6 +18,10 @@ from undrift.utils.formatting import duration
 FINDINGS, FIGURE, REPORT, CURVES = "findings.json", "figure.png", "report.html", "runs.html"
 """Files in the folder of a reproduction, besides its runs."""
 VERDICTS = {True: "holds", False: "does not hold", None: "undecided"}
+STALE = (
+    "These results were measured with earlier settings; the description is that of the current "
+    "ones, which have not been run yet."
+)
 VERDICT_CLASSES = {True: "good", False: "bad", None: "wait"}
 
 

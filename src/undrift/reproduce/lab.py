@@ -21,7 +21,14 @@ from undrift.experiments.tables import DataTable
 from undrift.report.recorded_runs import Runs, read_runs
 from undrift.reproduce.reproduction import Reproduction
 from undrift.runs.experiment_runs import claim, run_experiment
-from undrift.runs.folder import EXPERIMENT, locked_folder, read_json, run_folder, write_json
+from undrift.runs.folder import (
+    EXPERIMENT,
+    locked_folder,
+    read_json,
+    run_folder,
+    write_description,
+    write_json,
+)
 from undrift.runs.observers import make_observer
 from undrift.runs.storage import ended
 from undrift.utils.errors import UndriftError, require, require_choice
@@ -71,11 +78,21 @@ class Lab:
         """the largest number of seeds of a cell: a folder may already have more than asked for"""
         self.parts = self._parts(parts)
         """parts to run, in the order of the reproduction"""
+        self._asked = parts
+        self._seeds = self.seeds
+        """seeds of the current part"""
         self.console = console or Console(quiet=True)
         self.folders: list[Path] = []
         """run folders of the cells that were run"""
         self._data: tuple[DataTable, FederatedData] | None = None
         """the last data set, with the table it was built from"""
+
+    def begin(self, part: str) -> None:
+        """Say that the next runs are of this part.
+
+        Parts that were not asked for, but are in the folder, keep the seeds they have.
+        """
+        self._seeds = self.seeds if not self._asked or part in self._asked else [0]
 
     def either(self, full: Value, quick: Value) -> Value:
         """Return one value in a full run, another in a quick one."""
@@ -87,6 +104,7 @@ class Lab:
         settings: Mapping[str, Any] | None = None,
         only: Sequence[str] | None = None,
         file: str | None = None,
+        most_seeds: int | None = None,
     ) -> Runs:
         """Execute or resume the runs of the reproduction's experiment file, and return them.
 
@@ -100,13 +118,15 @@ class Lab:
             labels of the methods to run; by default all
         file
             the experiment file; by default the reproduction's own
+        most_seeds
+            most seeds of these runs, such as 1 for runs that tune a parameter
         """
-        experiment = self._experiment(cell, settings or {}, only, file)
+        experiment = self._experiment(cell, settings or {}, only, file, most_seeds)
         folder = self.folder / RUNS / slug(cell)
         experiment = _with_earlier_seeds(experiment, folder)
         self.most_seeds = max(self.most_seeds, len(experiment.seeds))
         self.folders.append(folder)
-        claim(experiment, folder)
+        claim(experiment, folder, extend=True)
         if not _all_ended(experiment, folder):
             self.console.print(f"{self.reproduction.name}: {cell}", style="bold")
             with self._timed(f"{RUNS}/{slug(cell)}"):
@@ -116,7 +136,8 @@ class Lab:
     def _do(self, experiment: Experiment, folder: Path) -> None:
         labels, seeds = experiment.labels, len(experiment.seeds)
         with make_observer(labels, experiment.rounds, seeds, self.console.quiet) as watcher:
-            outcomes = run_experiment(experiment, folder, self._data_of(experiment), watcher)
+            data = self._data_of(experiment)
+            outcomes = run_experiment(experiment, folder, data, watcher, extend=True)
         if len(outcomes) < len(labels) * seeds or any(o.status == "interrupted" for o in outcomes):
             raise Interrupted("Interrupted: run the same command to resume.")
 
@@ -174,6 +195,7 @@ class Lab:
         settings: Mapping[str, Any],
         only: Sequence[str] | None,
         file: str | None,
+        most_seeds: int | None,
     ) -> Experiment:
         name = file or f"{self.reproduction.name.partition('-')[2].replace('-', '_')}.toml"
         path = files(f"undrift.reproduce.{self.reproduction.paper.lower()}") / name
@@ -183,7 +205,7 @@ class Lab:
             **quick,
             **settings,
             "name": f"{self.reproduction.name}: {cell}",
-            "seeds": self.seeds,
+            "seeds": self._seeds[:most_seeds],
         }
         place = Path(str(path))
         if only is None:
@@ -221,7 +243,7 @@ def _read_keys(path: Path, *keys: str) -> dict[str, Any]:
 def _all_ended(experiment: Experiment, folder: Path) -> bool:
     """Whether all runs of the experiment have ended."""
     return all(
-        ended(run_folder(folder, label, seed))
+        ended(run_folder(folder, label, seed), experiment.rounds)
         for label in experiment.labels
         for seed in experiment.seeds
     )
@@ -235,8 +257,10 @@ def _with_earlier_seeds(experiment: Experiment, folder: Path) -> Experiment:
     earlier = Experiment.load(path)
     seeds = sorted({*earlier.seeds, *experiment.seeds})
     experiment = Experiment.from_dict({**experiment.resolved(), "seeds": seeds})
-    # An experiment that differs only in seeds is the same; `claim` rejects any other difference.
-    if Experiment.from_dict({**earlier.resolved(), "seeds": seeds}) == experiment:
+    # An experiment that differs only in seeds and rounds is the same; `claim` accepts more rounds
+    # and rejects any other difference.
+    same = {**earlier.resolved(), "seeds": seeds}
+    if Experiment.from_dict({**same, "rounds": experiment.rounds}) == experiment:
         with locked_folder(folder):
-            experiment.write(path)
+            write_description(path, Experiment.from_dict(same).to_toml())
     return experiment

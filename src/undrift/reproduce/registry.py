@@ -32,6 +32,7 @@ NAMES = (
     "feddr-femnist",
     "fedlga-fmnist",
     "fedlga-cifar",
+    "niid-cifar10",
 )
 """The names, by paper; the script of `paper-item` is undrift/reproduce/paper/item.py."""
 

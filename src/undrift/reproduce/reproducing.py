@@ -85,6 +85,7 @@ def _as_json(reproduction: Reproduction, lab: Lab, found: Findings) -> dict[str,
 
     return {
         "name": reproduction.name,
+        "revision": reproduction.revision,
         "quick": lab.quick,
         "seeds": lab.most_seeds,
         "parts": lab.parts,

@@ -19,6 +19,7 @@ PAPERS = {
     "Nonconvex Federated Composite Optimization, NeurIPS 2021",
     "FedLGA": "Li et al., FedLGA: Towards System-Heterogeneity of Federated Learning via Local "
     "Gradient Approximation, 2021",
+    "NIID": "Li et al., Federated Learning on Non-IID Data Silos: An Experimental Study, ICDE 2022",
 }
 """Papers, by the first word of the names of their reproductions."""
 
@@ -53,6 +54,9 @@ class Reproduction:
         default number of seeds
     parts
         settings, rows or panels that can be run separately
+    revision
+        number of its settings, raised when they change so that earlier results do not belong to
+        them any more
     """
 
     name: str
@@ -67,3 +71,8 @@ class Reproduction:
     quick_is: str = ""
     seeds: int = 1
     parts: tuple[str, ...] = ()
+    revision: int = 1
+
+    def is_stale(self, saved: Mapping[str, Any]) -> bool:
+        """Whether stored findings belong to earlier settings."""
+        return bool(saved.get("revision", 1) != self.revision)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from undrift.report.recorded_runs import Runs
+from undrift.report.recorded_runs import RunFiles, Runs
 from undrift.report.tables import OverSeeds
-from undrift.reproduce.curves import best, cost, line
+from undrift.reproduce.curves import cost, line, method_runs, smoothed
 from undrift.reproduce.fedavg.data_sets import LEFT_OPEN, selected, settings
 from undrift.reproduce.figure import Line, Panel
 from undrift.reproduce.findings import Claim, Findings, Number
@@ -32,12 +32,19 @@ class PublishedCurve:
         values of E that are run here
     rounds
         most rounds of a run
+    window
+        F is averaged over this many rounds, because it is noisy
+    common
+        whether the target is the lowest F that all E reach, in place of what the smallest E
+        reaches in the published number of rounds
     """
 
     target: float | None
     published: Mapping[int, int]
     tried: Sequence[int]
     rounds: int
+    window: int = 1
+    common: bool = False
 
 
 CURVES = {
@@ -50,8 +57,10 @@ CURVES = {
     "MNIST unbalanced": PublishedCurve(
         None,
         {10: 400, 20: 145, 30: 114, 50: 104, 100: 119, 200: 137, 400: 205},
-        (20, 50, 100),
-        200,
+        (20, 50, 100, 200),
+        100,
+        window=12,
+        common=True,
     ),
     "synthetic(0,0)": PublishedCurve(
         None,
@@ -83,6 +92,10 @@ def rises(rounds: Mapping[int, OverSeeds]) -> bool | None:
     return last.mean > min(reached) if reached else None
 
 
+LARGEST = {"MNIST unbalanced, E = 400": ("MNIST unbalanced", 400)}
+"""Values of E that take as long as all others together, as parts of their own."""
+
+
 @dataclass(frozen=True)
 class MeasuredCurve:
     """The runs of a curve and the rounds they needed, by E."""
@@ -100,7 +113,8 @@ class MeasuredCurve:
 
 
 def _reproduce(lab: Lab) -> Findings:
-    done = {where: _measure(lab, where) for where in selected(lab)}
+    wanted = {LARGEST.get(part, (part,))[0] for part in selected(lab)}
+    done = {where: _measure(lab, where) for where in CURVES if where in wanted}
     numbers: list[Number] = []
     claims: list[Claim] = []
     lines: list[Line] = []
@@ -109,8 +123,7 @@ def _reproduce(lab: Lab) -> Findings:
         published = {} if lab.quick else CURVES[where].published
         numbers += _numbers(where, measured, published)
         claims += _claims(where, measured, lab.quick)
-        rounds = [over.mean for over in measured.rounds.values()]
-        lines.append(Line(where, [STEPS_PER_E * E for E in measured.rounds], rounds, style="-o"))
+        lines.append(_needed(where, measured.rounds))
         if published:
             steps = [STEPS_PER_E * E for E in published]
             lines.append(Line(f"{where}, published", steps, [*published.values()], style="--"))
@@ -123,29 +136,56 @@ def _reproduce(lab: Lab) -> Findings:
 
 
 def _measure(lab: Lab, where: str) -> MeasuredCurve:
-    """Run every E until the target; without a target, the first run sets it."""
+    """Run every E until the target; without a published one, the runs set it."""
     curve = CURVES[where]
-    tried = lab.either(curve.tried, (1, 5, 10))
+    tried = dict.fromkeys(lab.either(curve.tried, (1, 5, 10)), where)  # the part of each E
+    if not lab.quick:
+        tried |= {E: part for part, (of, E) in LARGEST.items() if of == where and part in lab.parts}
     limit = lab.either(curve.rounds, 40)
     target = curve.target
     runs: dict[int, Runs] = {}
-    for E in tried:
+    for E, part in tried.items():
+        lab.begin(part)
         given = {**settings(where), "local.steps": STEPS_PER_E * E, "rounds": limit}
-        if target is None:  # the loss of this E after as many rounds as in the paper
-            given |= {"rounds": lab.either(curve.published.get(E, limit), 20), "target": {}}
-        else:
-            given |= {"target": {"objective": target}}
+        free = target is None or curve.common
+        given["target"] = {} if free else {"objective": target}
         runs[E] = lab.run(f"{where}, E = {E}", given)
-        if target is None:
-            target = best(runs[E], "FedAvg", "objective", falls=True).values[0]
-    assert target is not None
-    rounds = {E: cost(each, "FedAvg", "objective", ("below", target)) for E, each in runs.items()}
+        if target is None and not curve.common:
+            target = _at_round(runs[E], lab.either(curve.published.get(E, limit), 20))
+    if target is None:
+        target = common_level([_objective(run, curve.window) for run in _each(runs)])
+    rounds = {
+        E: cost(each, "FedAvg", "objective", ("below", target), smooth=curve.window)
+        for E, each in runs.items()
+    }
     return MeasuredCurve(target, runs, rounds)
 
 
+def common_level(curves: Sequence[Sequence[float]]) -> float:
+    """Return the lowest level that every curve reaches."""
+    return max(min(values) for values in curves)
+
+
+def _at_round(runs: Runs, rounds: int) -> float:
+    """Return the F that the first seed reached within some rounds.
+
+    Only the first seed counts: the target of stored runs must not move when seeds are added.
+    """
+    first = method_runs(runs, "FedAvg").runs[0]
+    return min(r.metrics["objective"] for r in first.records if r.round <= rounds)
+
+
+def _each(runs: Mapping[int, Runs]) -> list[RunFiles]:
+    return [run for each in runs.values() for run in method_runs(each, "FedAvg").runs]
+
+
+def _objective(run: RunFiles, window: int) -> list[float]:
+    return smoothed([r.metrics["objective"] for r in run.records], window)
+
+
 def _numbers(where: str, measured: MeasuredCurve, published: Mapping[int, int]) -> list[Number]:
-    first = next(iter(measured.rounds))
-    sets = ", which sets the target" if CURVES[where].target is None else ""
+    first, curve = next(iter(measured.rounds)), CURVES[where]
+    sets = ", which sets the target" if curve.target is None and not curve.common else ""
     return [
         Number(
             f"{where}, F = {measured.target:.3g}",
@@ -180,9 +220,25 @@ def _claims(where: str, measured: MeasuredCurve, quick: bool) -> list[Claim]:
     return found
 
 
+def _needed(where: str, rounds: Mapping[int, OverSeeds]) -> Line:
+    """Return the line of rounds against local steps, with the range over seeds."""
+    values = [over.values for over in rounds.values()]
+    several = len(values[0]) > 1
+    return Line(
+        where,
+        [STEPS_PER_E * E for E in rounds],
+        [over.mean for over in rounds.values()],
+        [min(each) for each in values] if several else (),
+        [max(each) for each in values] if several else (),
+        style="-o",
+    )
+
+
 def _panel(where: str, measured: MeasuredCurve) -> Panel:
+    window = CURVES[where].window
     lines = [
-        line(each, "FedAvg", "objective", name=f"E = {E}") for E, each in measured.runs.items()
+        line(each, "FedAvg", "objective", name=f"E = {E}", smooth=window)
+        for E, each in measured.runs.items()
     ]
     return Panel(where, "rounds", "F", lines, marks=[("target", measured.target)])
 
@@ -193,19 +249,22 @@ REPRODUCTION = Reproduction(
     shows="Figure 1a",
     about="Thirty of 100 clients, drawn by their sizes, take E blocks of ten SGD steps in a round: "
     "rounds until the objective F reaches a target.",
-    cost="17 min",
+    cost="MNIST unbalanced: 30 min per seed; the others: 5 min",
     reproduce=_reproduce,
     needs=("mnist",),
     left_open=(
         *LEFT_OPEN,
-        "The targets 0.95 for synthetic(0,0), 1.15 for synthetic(1,1) and 0.29 for the unbalanced "
-        "MNIST belong to data that cannot be drawn again. Our target is the F that the smallest E "
-        "reaches in as many rounds as in the paper, so this point agrees by construction; the "
-        "others do not.",
-        "Not all E of the figure are run, because the largest take hours. Runs on MNIST end after "
-        "150 rounds (balanced) or 200 rounds (unbalanced).",
+        "The targets 0.95 for synthetic(0,0) and 1.15 for synthetic(1,1) belong to data that "
+        "cannot be drawn again. Our target is the F that the smallest E reaches with seed 0 in as "
+        "many rounds as in the paper, so this point agrees by construction; the others do not.",
+        "The target 0.29 for the unbalanced MNIST belongs to such data, too. Runs have 100 rounds "
+        "here, and the target is the lowest F that all E reach, with F averaged over 12 rounds, "
+        "because it is noisy: the shape of the curve is the claim, not its height.",
+        "Not all E of the figure are run. Runs on the balanced MNIST end after 150 rounds.",
     ),
     quick_is="the synthetic data only, E = 1, 5 and 10; the target is the F that E = 1 reaches in "
     "20 rounds.",
-    parts=tuple(CURVES),
+    seeds=3,
+    parts=(*CURVES, *LARGEST),
+    revision=2,
 )

@@ -27,6 +27,7 @@ def _reproduce(lab: Lab) -> Findings:
     claims: list[Claim] = []
     panels: list[Panel] = []
     for where in selected(lab):
+        lab.begin(where)
         rounds = lab.either(80 if where in SYNTHETIC else 40, 25)
         runs = {
             K: lab.run(
@@ -80,4 +81,5 @@ REPRODUCTION = Reproduction(
     quick={"local.steps": 10},
     quick_is="the synthetic data only, 10 steps, 25 rounds and three K.",
     parts=tuple(DATA),
+    revision=2,
 )

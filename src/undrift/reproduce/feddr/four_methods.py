@@ -86,9 +86,9 @@ class FourMethodRuns:
             values.append(worst if diverged else fmean(late or [found[-1][1]]))
         return OverSeeds(tuple(values))
 
-    def seen(self, view: str, metric: str) -> dict[str, float]:
+    def seen(self, view: str, metric: str) -> dict[str, OverSeeds]:
         """Return the metric of each method's models in one of the `VIEWS`."""
-        return {m: self.at_end(m, VIEWS[view](m) + metric).mean for m in METHODS}
+        return {m: self.at_end(m, VIEWS[view](m) + metric) for m in METHODS}
 
     def numbers(self) -> list[Number]:
         """Return loss and test accuracy at the end, of both models."""
@@ -120,8 +120,8 @@ class FourMethodRuns:
         return Claim(
             f"{self.where}, {view}: {' and '.join(better)} end{'s' * (len(better) == 1)} with a "
             f"{word} {WORDS[metric]} than {' and '.join(worse)}.",
-            max(sign * seen[m] for m in better) < min(sign * seen[m] for m in worse),
-            shown(seen),
+            max(sign * seen[m].mean for m in better) < min(sign * seen[m].mean for m in worse),
+            spread(seen),
         )
 
     def comparable(self, view: str, metric: str, first: str, second: str) -> Claim:
@@ -130,8 +130,8 @@ class FourMethodRuns:
         return Claim(
             f"{self.where}, {view}: {first} and {second} are comparable ({WORDS[metric]} within "
             f"{100 * MAX_DIFFERENCE:g} points).",
-            abs(seen[first] - seen[second]) <= MAX_DIFFERENCE,
-            shown(seen),
+            abs(seen[first].mean - seen[second].mean) <= MAX_DIFFERENCE,
+            spread(seen),
         )
 
     def _spent(self, method: str) -> float:
@@ -174,6 +174,14 @@ def compare(
     runs = dict.fromkeys(others, lab.run(where, {**settings, **sampled}, others))
     runs["FedPD"] = lab.run(f"{name}, FedPD", settings, ["FedPD"])
     return FourMethodRuns(where, runs, "rounds" if sampling is None else "bytes")
+
+
+def spread(seen: Mapping[str, OverSeeds]) -> str:
+    """Return the means of the methods with their standard deviations, in one line."""
+    return ", ".join(
+        f"{method} {over.mean:.3g}" + (f" ± {over.std:.2g}" if len(over.values) > 1 else "")
+        for method, over in seen.items()
+    )
 
 
 def shown(seen: Mapping[str, float]) -> str:

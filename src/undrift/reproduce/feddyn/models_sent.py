@@ -34,6 +34,7 @@ DIGITS: Mapping[str, Any] = {
     "local.lr": 0.1,
     "sampling": {"kind": "uniform", "cohort": 4},
     "evaluation.models": ["all"],
+    "evaluation.every": 1,
 }
 """Settings of quick runs: scikit-learn's 8 × 8 digits stand in for data that must be downloaded."""
 
@@ -150,6 +151,7 @@ def reproduce_rows(
     claims: list[Claim] = []
     panels: list[Panel] = []
     for row in (quick,) if lab.quick else [row for row in rows if row.where in lab.parts]:
+        lab.begin(row.where)
         runs = _runs(lab, row)
         for target, published in row.sent.items():
             where = f"{row.where}, {100 * target:g} %"
@@ -161,19 +163,25 @@ def reproduce_rows(
             claims.append(fewest(where, sent, row.beaten(target)))
         panels.append(_panel(row, runs))
     if not lab.quick and CENTRALISED in lab.parts:
+        lab.begin(CENTRALISED)
         numbers.append(_centralised(lab, baseline))
     return Findings(numbers, claims, panels, notes if lab.quick else ())
 
 
 def _runs(lab: Lab, row: TableRow) -> dict[str, Runs]:
-    """Return the runs of each method, which end at the higher target."""
+    """Return the runs of each method, which end at the higher target.
+
+    Each method has its own folder, so that its number of rounds can be extended later.
+    """
     settings = {**row.settings, "target": {REPORTED: max(row.sent)}}
-    usual = [method for method in METHODS if method not in row.fewer]
-    found = dict.fromkeys(usual, lab.run(row.where, settings, usual))
-    for method, rounds in row.fewer.items():
-        own = {**settings, "rounds": rounds}
-        found[method] = lab.run(f"{row.where}, {method}", own, [method])
-    return found
+    return {
+        method: lab.run(f"{row.where}, {method}", {**settings, **_rounds(row, method)}, [method])
+        for method in METHODS
+    }
+
+
+def _rounds(row: TableRow, method: str) -> dict[str, int]:
+    return {"rounds": row.fewer[method]} if method in row.fewer else {}
 
 
 def fewest(where: str, sent: Mapping[str, OverSeeds], beaten: Sequence[str]) -> Claim:

@@ -38,6 +38,20 @@ def to_target(
     return found
 
 
+def diverged(where: str, runs: Runs, labels: Sequence[str]) -> list[str]:
+    """Return a sentence for every method that diverged, with its rounds."""
+    found = []
+    for label in labels:
+        at = [run.done for run in method_runs(runs, label).runs if run.status == "diverged"]
+        if at:
+            rounds = ", ".join(map(str, at))
+            found.append(
+                f"{where}: {label} diverged with {len(at)} of "
+                f"{len(method_runs(runs, label).runs)} seeds, after round {rounds}."
+            )
+    return found
+
+
 def numbers(
     where: str, runs: Runs, labels: Sequence[str], target: float, published: Mapping[str, float]
 ) -> list[Number]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from undrift.report.tables import OverSeeds
 from undrift.reproduce.curves import final, line
-from undrift.reproduce.figure import Panel
+from undrift.reproduce.figure import Line, Panel
 from undrift.reproduce.findings import Claim, Findings, Number
 from undrift.reproduce.lab import Lab
 from undrift.reproduce.reproduction import Reproduction
@@ -52,26 +52,38 @@ SAME_POINTS = 2.0
 """Accuracies within this many percentage points count as the same."""
 
 
+ROWS = {
+    f"{setting}, {solver}": (
+        setting,
+        [each for each in published if each.partition(", ")[2] == solver],
+    )
+    for setting, published in PUBLISHED.items()
+    for solver in dict.fromkeys(label.partition(", ")[2] for label in published)
+}
+"""The rows of the table, each with its setting and the labels of its runs."""
+
+
 def _reproduce(lab: Lab) -> Findings:
     numbers: list[Number] = []
-    claims: list[Claim] = []
-    panels: list[Panel] = []
-    notes = ["This quick run uses scikit-learn's digits instead of CIFAR-10."] if lab.quick else []
+    reached: dict[str, dict[str, OverSeeds]] = {}
+    lines: dict[str, list[Line]] = {}
     for part in lab.parts:
-        published = PUBLISHED[part]
-        runs = lab.run(part, SETTINGS[part], only=list(published))
-        reached = {
-            label: _percent(final(runs, label, ACCURACY, LAST_ROUNDS)) for label in published
-        }
-        numbers += [
-            Number(part, label, None if lab.quick else printed, reached[label])
-            for label, printed in published.items()
-        ]
-        means = {label: over.mean for label, over in reached.items()}
-        claims += claims_of(part, means)
-        lines = [line(runs, label, ACCURACY) for label in published]
-        panels.append(Panel(part, "rounds", "test accuracy", lines))
-        notes += proximal_without_effect(part, means)
+        lab.begin(part)
+        setting, labels = ROWS[part]
+        runs = lab.run(part, SETTINGS[setting], only=labels)
+        for label in labels:
+            over = _percent(final(runs, label, ACCURACY, LAST_ROUNDS))
+            reached.setdefault(setting, {})[label] = over
+            printed = None if lab.quick else PUBLISHED[setting][label]
+            numbers.append(Number(setting, label, printed, over))
+            lines.setdefault(setting, []).append(line(runs, label, ACCURACY))
+    claims: list[Claim] = []
+    notes = ["This quick run uses scikit-learn's digits instead of CIFAR-10."] if lab.quick else []
+    for setting, found in reached.items():
+        means = {label: over.mean for label, over in found.items()}
+        claims += claims_of(setting, means)
+        notes += proximal_without_effect(setting, means)
+    panels = [Panel(where, "rounds", "test accuracy", drawn) for where, drawn in lines.items()]
     return Findings(numbers, claims, panels, notes)
 
 
@@ -81,54 +93,48 @@ def _percent(over: OverSeeds) -> OverSeeds:
 
 
 def claims_of(part: str, reached: Mapping[str, float]) -> list[Claim]:
-    """Return the paper's claims about the rows of the table, judged from accuracies in percent."""
+    """Return the paper's claims about rows of the table that were run, from percentages."""
     solvers = ("vanilla", "momentum", "proximal")
-    claims = [
-        higher(
-            f"{part}, {solver}: FedNova beats FedAvg.",
-            reached,
-            f"FedNova, {solver}",
-            f"FedAvg, {solver}",
-        )
+    orders = [
+        (f"{solver}: FedNova beats FedAvg.", f"FedNova, {solver}", [f"FedAvg, {solver}"])
         for solver in solvers
     ]
-    claims += [
-        higher(
-            f"{part}, {method}: local momentum helps.",
-            reached,
-            f"{method}, momentum",
-            f"{method}, vanilla",
-        )
+    orders += [
+        (f"{method}: local momentum helps.", f"{method}, momentum", [f"{method}, vanilla"])
         for method in ("FedAvg", "FedNova")
     ]
-    if part == TWO:
-        return claims
-    apart = abs(reached["FedNova, VR"] - reached["FedAvg, VR"])
-    local = [f"FedNova, {solver}" for solver in (*solvers, "VR")]
-    local += [label for label in reached if label.startswith("FedAvg")]
-    return [
-        *claims,
-        Claim(
-            f"{part}, VR: FedNova is as accurate as SCAFFOLD, within {SAME_POINTS:g} points.",
-            apart <= SAME_POINTS,
-            _shown(reached, "FedNova, VR", "FedAvg, VR"),
-        ),
-        higher(
-            f"{part}: momentum + VR is the best local solver.", reached, f"FedNova, {BOTH}", *local
-        ),
-        higher(
-            f"{part}: server momentum gains from local momentum.",
-            reached,
-            f"FedNova, {HYBRID}",
-            f"FedNova, {SERVER}",
-        ),
-        higher(
-            f"{part}: server and local momentum together are the best of all.",
-            reached,
-            f"FedNova, {HYBRID}",
-            *(each for each in reached if HYBRID not in each),
-        ),
+    if part == DRAWN:
+        local = [f"FedNova, {solver}" for solver in (*solvers, "VR")]
+        local += [label for label in PUBLISHED[part] if label.startswith("FedAvg")]
+        everything = [label for label in PUBLISHED[part] if HYBRID not in label]
+        orders += [
+            ("momentum + VR is the best local solver.", f"FedNova, {BOTH}", local),
+            (
+                "server momentum gains from local momentum.",
+                f"FedNova, {HYBRID}",
+                [f"FedNova, {SERVER}"],
+            ),
+            (
+                "server and local momentum together are the best of all.",
+                f"FedNova, {HYBRID}",
+                everything,
+            ),
+        ]
+    claims = [
+        higher(f"{part}, {text}", reached, better, *others)
+        for text, better, others in orders
+        if {better, *others} <= set(reached)
     ]
+    pair = ("FedNova, VR", "FedAvg, VR")
+    if part == DRAWN and set(pair) <= set(reached):
+        claims.append(
+            Claim(
+                f"{part}, VR: FedNova is as accurate as SCAFFOLD, within {SAME_POINTS:g} points.",
+                abs(reached[pair[0]] - reached[pair[1]]) <= SAME_POINTS,
+                _shown(reached, *pair),
+            )
+        )
+    return claims
 
 
 def proximal_without_effect(part: str, reached: Mapping[str, float]) -> list[str]:
@@ -136,7 +142,8 @@ def proximal_without_effect(part: str, reached: Mapping[str, float]) -> list[str
     same = [
         method
         for method in ("FedAvg", "FedNova")
-        if abs(reached[f"{method}, proximal"] - reached[f"{method}, vanilla"]) < 1e-9
+        if {f"{method}, proximal", f"{method}, vanilla"} <= set(reached)
+        and abs(reached[f"{method}, proximal"] - reached[f"{method}, vanilla"]) < 1e-9
     ]
     if not same:
         return []
@@ -163,12 +170,16 @@ REPRODUCTION = Reproduction(
     name="fednova-cifar10",
     paper="FedNova",
     shows="Table 1",
-    about="16 clients with very unequal shares of CIFAR-10 train a VGG-11, with FedAvg and "
-    "FedNova on top of the same local solvers.",
-    cost="about 20 days, estimated",
+    about="16 clients with very unequal shares of CIFAR-10 train a convolutional network, with "
+    "FedAvg and FedNova on top of the same local solvers.",
+    cost="about 2 hours for a run with E = 2 on one core, estimated",
     reproduce=_reproduce,
     needs=("cifar10",),
     left_open=(
+        "The network is that of FedDyn's tables of CIFAR-10, 797 962 parameters, in place of "
+        "VGG-11, and there are 40 rounds in place of 100, with the rate divided at the same shares "
+        "of them: VGG-11 takes weeks without a GPU. The order of solvers and methods is the "
+        "claim, not the accuracies.",
         "The paper uses three seeds, the command one by default: --seeds 3.",
         "The learning rate was tuned for each solver, but the values are not printed: here 0.02 "
         "for all, as in the authors' published script.",
@@ -188,5 +199,6 @@ REPRODUCTION = Reproduction(
     },
     quick_is="scikit-learn's 8 × 8 digits instead of CIFAR-10, a network with 32 hidden neurons, "
     "batches of 8, a rate of 0.05, 14 rounds.",
-    parts=tuple(SETTINGS),
+    parts=tuple(ROWS),
+    revision=2,
 )
