@@ -13,6 +13,7 @@ import pytest
 import undrift
 from commands import called, command
 from undrift.cli.app import parse_settings
+from undrift.cli.demo_run import demo_methods
 
 ROOT = Path(__file__).parent.parent
 
@@ -26,14 +27,16 @@ def test_help_names_the_commands(tmp_path):
     assert called("--version", cwd=tmp_path).stdout == f"undrift {undrift.__version__}\n"
 
 
-def test_demo_trains_every_method_and_writes_the_report(tmp_path):
+def test_demo_trains_the_methods_of_the_papers_and_writes_the_report(tmp_path):
     done = called("demo", "--rounds", "2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    for name in undrift.METHODS:
+    names = {method.name for method in demo_methods().values()}
+    assert len(names) == 15 and names < undrift.METHODS.keys()
+    for name in names:
         assert name in done.stdout
     assert "training" not in done.stdout  # where the time went is said when it is asked for
     page = (tmp_path / "undrift-demo.html").read_text()
-    assert all(name in page for name in undrift.METHODS)
+    assert all(name in page for name in names)
     assert 'id="data"' in page and 'id="time"' in page
     # Methods whose clients worked at the same times share a picture of it.
     assert page.count("Who worked when in the first rounds") < 6

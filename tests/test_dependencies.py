@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "undrift"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-EXTRAS = {"engines/ray": "ray", "deploy/flower": "flower"}
+EXTRAS = {"engines/ray": "ray", "deploy/flower": "flower", "deploy/signing": "flower"}
 """Folders that are imported only where the extra is wanted."""
 PARTS = {"pydantic-core": "pydantic"}
 """Distributions that come with another, which requires exactly one version of them."""

@@ -84,6 +84,22 @@ def test_fine_tuning_sends_and_changes_the_head_alone():
     assert moved == {"head.weight", "head.bias"}
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # peft uses deprecated names
+def test_lora_sends_the_adapters_alone():
+    pytest.importorskip("peft")
+    result = main_of("lora")(rounds=2, samples=20)
+    assert result.x.numel() == 1090
+    assert result.bytes_up == 2 * 8 * 4 * result.x.numel()
+    assert 0 <= result.metrics["test_accuracy"] <= 1
+
+
+def test_images_from_disk_are_the_same_with_any_number_of_workers():
+    main = main_of("images_from_disk")
+    found = [main(rounds=2, images=20, workers=workers) for workers in (0, 2)]
+    assert torch.equal(found[0].x, found[1].x)
+    assert "read when a batch needs them" in found[0].run.engine.strategy
+
+
 def test_a_comparison_over_seeds_has_means_spreads_and_figures_of_a_papers_width():
     results = main_of("compare_over_seeds")(rounds=2, seeds=2)
     assert results.seeds == [0, 1]
@@ -147,3 +163,9 @@ def test_three_sites_on_flower_end_where_the_simulation_does():
     here, there = load_file(f"here/{file}"), load_file(f"there/{file}")
     for name, value in here.items():
         torch.testing.assert_close(there[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_personalisation():
+    found = main_of("personalisation")(rounds=3)
+    assert set(found) == {"FedAvg", "FedRep", "Ditto", "alone"}
+    assert found["FedRep"] > found["FedAvg"]  # the worst client gains from a head of its own

@@ -167,7 +167,8 @@ class TestResolved:
     def test_has_all_defaults(self):
         found = Experiment.from_dict(tables()).resolved()
         assert found["data"]["beta"] == 1.0
-        assert found["data"]["validation"] == {"share": 0.2, "by": "overall", "seed": 1}
+        held = {"share": 0.2, "by": "overall", "seed": 1, "stratified": False}
+        assert found["data"]["validation"] == held
         assert found["local"]["momentum"] == 0.0
         assert found["method"][0]["server"] == {"name": "Momentum", "beta": 0.5, "lr": 1.0}
         assert found["method"][2]["label"] == "SCAFFOLD"

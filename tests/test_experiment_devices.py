@@ -137,6 +137,8 @@ class TestWhatIsBuilt:
         found = round_trip(alone(limit={"longest": 2}), tmp_path)
         assert found.limits() == ud.Unfinished(0.5, 2)
         assert round_trip(alone(limit={"share": 0.2}), tmp_path).limits() == ud.Unfinished(0.2)
+        dropping = round_trip(alone(limit={"share": 0.2, "drop": True}), tmp_path).limits()
+        assert dropping == ud.Unfinished(0.2, drop=True)
 
     def test_a_pace_of_all_and_a_methods_own(self):
         raw = tables(method=[{"name": "FedAvg"}, {"name": "FedProx", "pace": "all"}])
@@ -350,6 +352,7 @@ PLACES = [
     "limit",
     "limit.share",
     "limit.longest",
+    "limit.drop",
     "local.epochs",
     "local.steps",
     "sampling.kind",

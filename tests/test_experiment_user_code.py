@@ -53,6 +53,11 @@ def made():
     return nn.CrossEntropyLoss()
 
 
+def smooth_step(model, batch, smoothing: float = 0.1):
+    inputs, targets = batch
+    return F.cross_entropy(model(inputs), targets, label_smoothing=smoothing)
+
+
 def one_argument(outputs):
     return outputs.sum()
 
@@ -149,6 +154,37 @@ def again(experiment, folder):
     found = Experiment.load(folder / "elsewhere" / "e.toml")
     assert found.resolved() == experiment.resolved()
     return found
+
+
+class TestStep:
+    @pytest.mark.parametrize("smoothing", [None, 0.3])
+    def test_trains_as_the_loss_that_it_computes(self, folder, smoothing):
+        step = "mine.py:smooth_step"
+        step = step if smoothing is None else {"name": step, "smoothing": smoothing}
+        found = again(read(folder, step=step), folder)
+        assert found.step == {
+            "name": f"{folder}/mine.py:smooth_step",
+            "smoothing": smoothing or 0.1,
+        }
+        data = build_data(found)
+        result = ud.train(
+            ud.FedAvg(),
+            model=build_model(found, data, 0),
+            data=data,
+            loss=nn.CrossEntropyLoss(label_smoothing=smoothing or 0.1),
+            local=found.local_of("FedAvg"),
+            rounds=2,
+            engine="serial",
+        )
+        run_experiment(found, folder / "run", data)
+        mine = read_runs(folder / "run")[0].records[-1].metrics["train_loss"]
+        assert mine == pytest.approx(result.records[-1].metrics["train_loss"], rel=1e-5)
+
+    def test_is_refused_if_it_is_none(self, folder):
+        assert "(model, batch)" in refusal(folder, step="mine.py:one_argument")
+        other = read(folder, step="mine.py:smooth_step", loss="mine.py:focal")
+        with pytest.raises(UndriftError, match="either a loss"):
+            build_losses(other, build_data(other), 0)
 
 
 class TestLoss:
@@ -463,5 +499,6 @@ class TestDeployment:
 def test_an_experiment_without_any_of_it_is_written_as_before():
     found = Experiment.from_dict(tables()).resolved()
     assert "loss" not in found
+    assert "step" not in found
     assert "weights" not in found
     assert "metrics" not in found

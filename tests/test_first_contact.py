@@ -83,7 +83,7 @@ def test_the_words_to_complete_are_those_there_are():
     ("typed", "offered"),
     [
         ("undrift re", {"report", "resume", "reproduce"}),
-        ("undrift show me", {"method"}),
+        ("undrift show me", {"method", "metric"}),
         ("undrift show method FedD", {"FedDyn", "FedDR"}),
         ("undrift reproduce fedlga-", {"fedlga-fmnist", "fedlga-cifar"}),
         ("undrift run ", {"here.toml", "below/there.toml"}),
@@ -92,7 +92,7 @@ def test_the_words_to_complete_are_those_there_are():
         ("undrift run broken.toml --only ", set()),
         ("undrift run here.toml --engine v", {"vectorised"}),
         ("undrift report ru", {"runs/first"}),
-        ("undrift bench W", {"W1", "W2", "W3", "W4", "W5", "W6"}),
+        ("undrift bench W", {f"W{number}" for number in range(1, 11)}),
         ("undrift inspect fas", {"fashion-mnist"}),
         ("undrift verify FedB", {"FedBuff"}),
         ("undrift deploy local ", {"app"}),

@@ -30,6 +30,7 @@ SMALL = {
     "logistic": (lambda **o: models.logistic(3 * 36, 4), images(side=6), 0.05),
     "mlp": (lambda **o: models.mlp(3 * 36, 9, 7, classes=4, **o), images(side=6), 0.1),
     "cifar_cnn": (lambda **o: models.cifar_cnn(4, side=16, **o), images(side=16), 0.05),
+    "lenet": (lambda **o: models.lenet(4, side=16, **o), images(side=16), 0.05),
     "pfl_cnn": (lambda **o: models.pfl_cnn(4, side=8, **o), images(side=8), 0.02),
     "vgg11": (lambda **o: models.vgg11(4, **o), images(4), 0.05),
     "resnet18": (lambda **o: models.resnet18(4, **o), images(side=8), 0.001),
@@ -65,6 +66,7 @@ def test_every_model_has_a_name_and_is_tried_here():
             + (384 * 192 + 192)
             + (192 * 100 + 100),
         ),
+        (lambda: models.lenet(), 62_006),
         (lambda: models.pfl_cnn(), 1_626_442),
         (lambda: models.vgg11(), 9_750_922),
         (lambda: models.resnet18(), 11_173_962),
@@ -177,6 +179,7 @@ def test_every_model_learns(name):
             data=clients_of(inputs),
             local=ud.GD(lr, steps=2),
             rounds=2,
+            evaluate=ud.Evaluation(every=1),
             engine="serial",
         )
     losses = [record.metrics["train_loss"] for record in result.records]

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 import undrift as ud
+from commands import called
 from made_up_runs import (
     EVIL,
     METHODS,
@@ -33,10 +34,12 @@ from undrift.report import (
     read_runs,
     write_csv,
     write_figures,
+    write_latex,
     write_page,
     write_report,
 )
 from undrift.report.naming import main_metrics
+from undrift.report.paired import PairedTest, paired_table, two_sided_p
 from undrift.report.tables import OverSeeds, final_table, format_cost, saving, target_table
 from undrift.report.terminal_table import final_metrics_table
 from undrift.utils.errors import UndriftError
@@ -223,7 +226,7 @@ def test_the_final_table_drops_accuracy_last(folder, width, metrics):
 
 def test_csv_files_have_every_record_and_table(folder, tmp_path):
     paths = write_csv(folder, tmp_path / "tables")
-    names = ["records", "targets", "final", "runs", "participation", "time"]
+    names = ["records", "targets", "final", "runs", "participation", "paired", "time"]
     assert [path.stem for path in paths] == names
     table = csv_rows(paths[0].read_text())
     assert len(table) == 9 * 61
@@ -236,6 +239,93 @@ def test_csv_files_have_every_record_and_table(folder, tmp_path):
         times.update(one[client] for client in range(100))
     assert {int(r["replies"]): int(r["clients"]) for r in part} == dict(times)
     assert part[0]["methods"] == "FedAvg; SCAFFOLD; FedDyn"  # which had the same cohorts
+
+
+def test_csv_files_of_the_command_have_its_targets_and_baseline(folder, tmp_path):
+    options = ("--target", "test_accuracy=0.5", "--baseline", "FedDyn", "--csv", "tables")
+    done = called("report", str(folder), *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = csv_rows((tmp_path / "tables" / "targets.csv").read_text())
+    assert {(row["metric"], float(row["target"])) for row in rows} == {("test_accuracy", 0.5)}
+    assert [row["rounds_saving"] for row in rows if row["method"] == "FedDyn"] == ["1.0×"]
+    paired = csv_rows((tmp_path / "tables" / "paired.csv").read_text())
+    assert {row["baseline"] for row in paired} == {"FedDyn"}
+
+
+def test_the_frame_of_results_is_that_of_their_records(folder):
+    problem = ud.theory.random_quadratics(4, 3, seed=0)
+    options = dict(problem=problem, local=ud.GD(lr=0.01, steps=2), rounds=3)
+    result = ud.train(ud.FedAvg(), **options)
+    table = frame(result)
+    assert list(table["round"]) == [0, 1, 2, 3] and set(table["method"]) == {"FedAvg"}
+    assert list(table["objective"]) == [r.metrics["objective"] for r in result.records]
+    several = frame(ud.compare([ud.FedAvg(), ud.SCAFFOLD()], seeds=[0, 1], **options))
+    assert len(several) == 2 * 2 * 4
+    assert len(frame(read_runs(folder))) == len(frame([folder])) == 9 * 61
+    for wrong in (3, None, [3]):
+        with pytest.raises(UndriftError, match=r"must be run folders, or what ud\.train"):
+            frame(wrong)
+
+
+def test_the_paired_test_is_that_of_scipy(tmp_path):
+    from scipy.stats import ttest_rel
+
+    write_folder(tmp_path / "run")
+    for number, (label, speed) in enumerate(METHODS.items()):
+        for seed in range(4):
+            rng = np.random.default_rng([number, seed])
+            write_run(tmp_path / "run", label, seed, records(rng, 5, *speed))
+    runs = read_runs(tmp_path / "run")
+    table = {(each.method, each.metric): each for each in paired_table(runs)}
+    assert {method for method, _ in table} == {"SCAFFOLD", "FedDyn"}
+    values = {g.label: [run.metrics["test_loss"] for run in g.runs] for g in runs.groups}
+    for method in ("SCAFFOLD", "FedDyn"):
+        found = table[method, "test_loss"]
+        expected = ttest_rel(values[method], values["FedAvg"])
+        assert (found.t, found.p) == pytest.approx((expected.statistic, expected.pvalue), rel=1e-9)
+    assert paired_table(runs, "SCAFFOLD")[0].baseline == "SCAFFOLD"
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 4, 9, 50, 400])
+@pytest.mark.parametrize("t", [0.0, 1e-6, 0.3, -1.0, 2.5, 12.0, 1e5])
+def test_p_values_are_those_of_scipy(t, freedom):
+    from scipy.stats import t as student
+
+    assert two_sided_p(t, freedom) == pytest.approx(2 * student.sf(abs(t), freedom), rel=1e-8)
+
+
+def test_paired_tests_of_equal_differences_and_single_seeds(tmp_path):
+    same = PairedTest("a", "b", "loss", (0.0, 0.0, 0.0))
+    assert (same.t, same.p) == (0.0, 1.0)
+    shifted = PairedTest("a", "b", "loss", (0.5, 0.5))
+    assert (shifted.t, shifted.p) == (math.inf, 0.0)
+    write_folder(tmp_path / "one")
+    for label, speed in METHODS.items():
+        write_run(tmp_path / "one", label, 0, records(np.random.default_rng(0), 4, *speed))
+    assert paired_table(read_runs(tmp_path / "one")) == []
+    page = write_report(tmp_path / "one", tmp_path / "page.html").read_text()
+    assert '<section id="paired-test">' not in page
+
+
+def test_latex_tables_have_the_numbers_and_escape_labels(folder, tmp_path):
+    done = called("report", str(folder), "--latex", "tex", "--baseline", "FedDyn", cwd=tmp_path)
+    assert done.returncode == 0 and "3 LaTeX tables are in tex" in done.stdout
+    final = (tmp_path / "tex" / "final.tex").read_text()
+    for row in final_table(read_runs(folder)):
+        value = row.metrics["test_accuracy"]
+        assert rf"{value.mean:.4g} $\pm$ {value.std:.2g}" in final
+    best = max(row.metrics["test_accuracy"].mean for row in final_table(read_runs(folder)))
+    assert rf"\textbf{{{best:.4g}" in final
+    rows = [line for line in final.splitlines() if line.endswith(r"\\")]
+    columns = re.search(r"\{l(r+)\}", final)[1]
+    assert len(rows) == 4 and all(row.count("&") == len(columns) for row in rows)
+    assert "SCAFFOLD $-$ FedDyn" in (tmp_path / "tex" / "paired.tex").read_text()
+    assert r"(1.0$\times$)" in (tmp_path / "tex" / "targets.tex").read_text()
+    wild = "a_b & 50% {x}"
+    write_folder(tmp_path / "wild", [wild])
+    write_run(tmp_path / "wild", wild, 0, records(np.random.default_rng(0), 4, 5))
+    (path, *_) = write_latex(tmp_path / "wild", tmp_path / "wild-tex")
+    assert r"a\_b \& 50\% \{x\}" in path.read_text()
 
 
 # The page as a text

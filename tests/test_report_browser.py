@@ -177,6 +177,7 @@ def test_csv_links_have_the_tables(opened, shared):
     assert {name for name, _ in links} == {
         "targets.csv",
         "final.csv",
+        "paired.csv",
         "runs.csv",
         "participation.csv",
         "time.csv",

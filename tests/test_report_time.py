@@ -149,6 +149,7 @@ def result(records, label="FedAvg", clients=5):
     """Return a result with made-up records."""
     ids = list(range(clients))
     run = SimpleNamespace(
+        client_metrics=None,
         method=ud.FedAvg(),
         losses=None,
         records=records,
@@ -394,7 +395,7 @@ def test_timelines_are_files_too(folder, tmp_path):
     paths = write_figures(folder, tmp_path / "figures", [])
     names = {path.name for path in paths if path.name.startswith("timeline")}
     methods = ("FedAvg", "FedProx", "FedBuff")
-    assert names == {f"timeline-{m}.{kind}" for m in methods for kind in ("svg", "png")}
+    assert names == {f"timeline-{m}.{kind}" for m in methods for kind in ("svg", "png", "pdf")}
     made = result(in_rounds())
     for kind in ("png", "svg", "pdf"):
         path = made.timeline(tmp_path / f"timeline.{kind}")

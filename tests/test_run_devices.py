@@ -143,6 +143,6 @@ class TestCommandLine:
         assert done.returncode == 0, done.stderr
         assert any(record.partial for record in records(place / "lga", "FedLGA"))
         resolved = tomllib.loads((place / "lga" / "experiment.toml").read_text())
-        assert resolved["limit"] == {"share": 0.5}
+        assert resolved["limit"] == {"share": 0.5, "drop": False}
         assert resolved["local"]["epochs"] == 5
         assert "system" not in resolved

@@ -258,7 +258,7 @@ def candidates_of(losses):
 
 def test_nothing_is_said_where_another_loss_would_not_be_faster():
     pictures = losses_of("cnn")
-    module, _, _ = pictures.constructor_arguments()
+    module, *_ = pictures.constructor_arguments()
     normalised = nn.Sequential(nn.BatchNorm1d(60), nn.Linear(60, 10))
     for losses in (
         losses_of(),

@@ -264,6 +264,30 @@ def test_the_table_says_what_was_chosen_and_how(setup):
     assert "alpha = 0.01" in text and "0.9000" in text and "6, 2 diverged" in text
 
 
+def test_best_points_on_the_edge_of_the_grid_are_named(setup):
+    wide = '[sweep]\n"local.lr" = [1.0, 0.1, 0.01]\nmethod.FedDyn.alpha = [0.1, 0.01]\n'
+    said = setup.write(FEDAVG, FEDDYN, wide).run(jobs=2).at_the_edge()
+    assert said == [
+        "FedDyn: the best method.FedDyn.alpha, 0.01, is the smallest of its list; try smaller "
+        "values too."
+    ]
+    narrow = setup.write(FEDAVG, '[sweep]\n"local.lr" = [0.01, 0.1]\n').run().at_the_edge()
+    assert [("larger" in each, "0.1" in each) for each in narrow] == [(True, True)]
+    words = setup.write(FEDAVG, '[sweep]\n"local.nesterov" = [false]\n"local.lr" = [0.1]\n').run()
+    assert words.at_the_edge() == []
+
+
+def test_a_sweep_into_a_file_prints_a_line_per_point(setup, capfd):
+    setup.write(FEDAVG, '[sweep]\n"local.lr" = [1.0, 0.1, 2.0]\n')
+    run_sweep(setup.path, setup.out, command=setup.command)
+    lines = capfd.readouterr().err.splitlines()
+    assert lines == [
+        "1/3  FedAvg  local.lr = 1.0: 0.8000",
+        "2/3  FedAvg  local.lr = 0.1: 0.9000",
+        "3/3  FedAvg  local.lr = 2.0: diverged",
+    ]
+
+
 def test_finished_points_are_never_run_twice(setup):
     setup.write(FEDAVG, FEDDYN, GRID).run(jobs=2)
     first = setup.executed()

@@ -7,7 +7,7 @@ keeps the runs in memory or, with `out=`, in a run folder as `undrift run` does.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TypedDict, Unpack
 
@@ -20,6 +20,7 @@ from undrift.core.losses import Losses
 from undrift.core.method import Method
 from undrift.core.sampling import Sampler
 from undrift.core.targets import Target
+from undrift.core.uploads.norm_bounds import NormBound
 from undrift.data.federated import FederatedData
 from undrift.devices import KINDS, Profiles
 from undrift.engines import EngineOptions, engine_options
@@ -29,9 +30,11 @@ from undrift.loops import Callback
 from undrift.loops.comparison import labels
 from undrift.loops.paces import Pace
 from undrift.loops.planning import Limit
-from undrift.methods import FedAvg
-from undrift.nets.criteria import Loss, Metric
+from undrift.methods import Alone, FedAvg
+from undrift.nets.criteria import Loss, Metrics, Step
+from undrift.nets.metrics import named_metrics
 from undrift.nets.module_losses import ModuleLosses
+from undrift.nets.personal import Personal
 from undrift.report.result import Comparison, Result
 from undrift.runs.arguments import (
     claim_arguments,
@@ -42,6 +45,7 @@ from undrift.runs.arguments import (
 from undrift.runs.driver import RunOutcome, execute
 from undrift.runs.experiment_runs import resumed, run_experiment
 from undrift.runs.folder import DIVERGED, EXPERIMENT, INTERRUPTED
+from undrift.runs.going_back import go_back
 from undrift.runs.loggers import GuardedLogger, Logger, make_logger
 from undrift.runs.plan import Plan
 from undrift.runs.progress import progress_bars
@@ -71,15 +75,18 @@ class Options(TypedDict, total=False):
     objective: str
     seed: int
     loss: Loss
-    metrics: Mapping[str, Metric]
+    step: Step
+    metrics: Metrics
     evaluate: Evaluation
     weights: str | Path
+    personal: Personal | Sequence[str] | str
     limit: Limit
     engine: str | EngineOptions
     devices: Profiles
     pace: Pace | Mapping[str, Pace]
     target: Mapping[str, Target]
     callbacks: Sequence[Callback]
+    robust: NormBound | None
     out: str | Path
     loggers: Sequence[str | Logger]
     progress: bool | None
@@ -111,14 +118,24 @@ def train(method: Method, **options: Unpack[Options]) -> Result:
     seed
         the seed of all random numbers, such as cohorts, batches and dropout (default 0); the
         initial weights are those of `model`
-    loss, metrics
-        functions (outputs, targets) → number: the loss to train on (default: cross-entropy for
-        integer targets, squared error otherwise), and a mapping from names to further metrics
+    loss
+        a function (outputs, targets) → number, the loss to train on (default: cross-entropy for
+        integer targets, squared error otherwise)
+    step
+        a function (model, batch) → the mean loss over the batch, in place of a loss of (outputs,
+        targets): it gets a batch as the data hold it, and calls the model itself
+    metrics
+        further metrics: a list of names such as `["auc", "f1"]`, or a mapping from names to
+        functions (outputs, targets) → number, to objects with `update`, `compute` and `reset` as
+        those of torchmetrics, or to the names of `ud.metrics`
     evaluate
         an `Evaluation`: how often to measure, which models, on which parts of the data, and from
         how many clients training metrics are estimated
     weights
         initial weights: a safetensors file, or the folder of a finished run
+    personal
+        parameters that never travel and rest with the client: a list of names such as
+        `["head.*"]`, "normalisation", or a `ud.Personal`
     limit
         the most epochs or steps a client can do in a round (None: all; 0: it does not reply): a
         mapping from client ids, a function of (client id, round), with rounds counted from 0, or
@@ -139,6 +156,9 @@ def train(method: Method, **options: Unpack[Options]) -> Result:
         needs a direction, `{"train_rmse": ("below", 0.1)}`
     callbacks
         functions of (run, record), called after every round; one that returns True ends the run
+    robust
+        `ud.NormBound()` rejects uploads whose norm is more than 10 times the recent median, as
+        deployments do by default (default: None, no bound)
     out
         a run folder as `undrift run` writes it (default: in memory only). Every round is committed,
         so that a killed process loses at most the round in progress; `ud.resume` continues the
@@ -197,11 +217,24 @@ def centralised(**options: Unpack[Options]) -> Result:
     return _single(_execute({"centralised": FedAvg("full")}, options))
 
 
+def alone(**options: Unpack[Options]) -> Result:
+    """Train every client alone on its own data, as the baseline without communication.
+
+    The options are those of `train`; all clients take part in every round, so that a client does as
+    much local work as in a federation with all clients. Each client's model is measured on its own
+    data: the metrics begin with "own/", and `Result.client_model` returns it.
+    """
+    evaluation = replace(options.get("evaluate", Evaluation()), models=("own",))
+    options = {**options, "evaluate": evaluation, "cohort": None}
+    return _single(_execute({"alone": Alone()}, options))
+
+
 def resume(
     folder: str | Path,
     methods: Method | Methods | None = None,
     *,
     seeds: Iterable[int] | None = None,
+    from_round: int | None = None,
     **options: Unpack[Options],
 ) -> Result | Comparison:
     """Continue the runs of a folder from their last committed rounds.
@@ -214,6 +247,9 @@ def resume(
         for a folder written from Python: the arguments of the call that wrote it, because code and
         data are not stored; other arguments raise an error. A folder of `undrift run` needs none.
         A larger number of `rounds` extends the runs; by default it stays the same
+    from_round
+        take the runs back to this round first, one of the last few; the records of later rounds
+        move to records-dropped.jsonl in the folder of each run
 
     Returns
     -------
@@ -226,7 +262,7 @@ def resume(
             f"{path} was written from an experiment file, which defines its runs: "
             f"ud.resume({str(path)!r}) takes no methods, and only the options rounds and progress.",
         )
-        return _comparison(_resume_experiment(path, options))
+        return _comparison(_resume_experiment(path, options, from_round))
     require("out" not in options, "resume continues in its folder: leave out the argument out.")
     before = stored_rounds(path)
     if methods is None:
@@ -236,13 +272,15 @@ def resume(
         )
     options = {**options, "out": path, "rounds": options.get("rounds", before)}
     named = _labelled([methods] if isinstance(methods, Method) else methods)
-    found = _execute(named, options, _checked_seeds(seeds, options), extend=True)
+    found = _execute(named, options, _checked_seeds(seeds, options), True, from_round)
     return _single(found) if isinstance(methods, Method) else _comparison(found)
 
 
-def _resume_experiment(folder: Path, options: Options) -> list[RunOutcome]:
+def _resume_experiment(folder: Path, options: Options, from_round: int | None) -> list[RunOutcome]:
     """Continue the runs of an experiment file in their folder."""
     experiment = resumed(folder, {"rounds": options["rounds"]} if "rounds" in options else {})
+    if from_round is not None:
+        go_back(folder, experiment.labels, experiment.seeds, from_round)
     seeds, shown = len(experiment.seeds), options.get("progress")
     with progress_bars(experiment.labels, experiment.rounds, seeds, shown) as bars:
         return run_experiment(experiment, folder, observer=bars, extend=True, read_ended=True)
@@ -260,11 +298,14 @@ def _execute(
     options: Options,
     seeds: Sequence[int] | None = None,
     extend: bool = False,
+    from_round: int | None = None,
 ) -> list[RunOutcome]:
     """Turn the arguments into a plan and execute it."""
     check_arguments(methods, options)
     plan = _plan(methods, options, seeds)
     storage = _storage(options, plan, extend)
+    if from_round is not None and storage is not None:
+        go_back(storage.folder, list(plan.methods), plan.seeds, from_round)
     shown = options.get("progress")
     with progress_bars(list(methods), plan.rounds, len(plan.seeds), shown) as bars:
         return execute(plan, storage, bars, read_ended=True)
@@ -288,6 +329,7 @@ def _plan(methods: Mapping[str, Method], options: Options, seeds: Sequence[int] 
         paces={label: each for label, each in paces.items() if each is not None},
         target=options.get("target") or {},
         callbacks=options.get("callbacks", ()),
+        robust=options.get("robust"),
         engine=engine_options(options.get("engine", "auto")),
         description=described(methods, dict(options)),
     )
@@ -333,7 +375,7 @@ def _local_work(
             "local",
             each,
             Local,
-            "a solver (SGD, GD, Exact or PerClient), for example local=ud.SGD(lr=0.01, "
+            "a solver (SGD, GD, AdamW, Exact, PerClient, …), for example local=ud.SGD(lr=0.01, "
             "batch_size=10, epochs=5)",
         )
     return found  # type: ignore[return-value]  # no value is None: checked above
@@ -414,6 +456,11 @@ def check_arguments(methods: Mapping[str, Method], options: Options) -> None:
         loss is None or callable(loss),
         f"loss is {loss!r}, but must be a function of (outputs, targets).",
     )
+    step = options.get("step")
+    require(
+        step is None or callable(step),
+        f"step is {step!r}, but must be a function of (model, batch).",
+    )
     limit = options.get("limit")
     require(
         limit is None or callable(limit) or isinstance(limit, Mapping | Unfinished),
@@ -446,11 +493,11 @@ def check_arguments(methods: Mapping[str, Method], options: Options) -> None:
     )
     engine_options(options.get("engine", "auto"))
     require_type("evaluate", options.get("evaluate", Evaluation()), Evaluation, "an Evaluation")
-    for name in ("metrics", "target"):
-        value = options.get(name)
-        require_type(name, {} if value is None else value, Mapping, "a mapping from metric names")
-    for name, metric in (options.get("metrics") or {}).items():
-        require(callable(metric), f"The metric {name!r} must be a function of (outputs, targets).")
+    target = options.get("target")
+    require_type("target", {} if target is None else target, Mapping, "a mapping from metric names")
+    named_metrics(options.get("metrics"))
+    if options.get("robust") is not None:
+        require_type("robust", options.get("robust"), NormBound, "a bound such as ud.NormBound(10)")
     callbacks = options.get("callbacks", ())
     require(
         isinstance(callbacks, list | tuple) and all(callable(each) for each in callbacks),
@@ -480,7 +527,7 @@ def losses_of(options: Options) -> Losses:
     model, data, problem = options.get("model"), options.get("data"), options.get("problem")
     if problem is not None:
         require_type("problem", problem, Losses, "an analytic problem of ud.theory")
-        for name in ("model", "data", "loss", "metrics", "weights"):
+        for name in ("model", "data", "loss", "step", "metrics", "weights", "personal"):
             require(
                 options.get(name) is None,
                 f"Give either a problem, or a model and data, not both: with a problem, {name} has "
@@ -501,6 +548,8 @@ def losses_of(options: Options) -> Losses:
         options.get("metrics"),
         options.get("weights"),
         options.get("device", "cpu"),
+        options.get("personal"),
+        options.get("step"),
     )
 
 

@@ -55,6 +55,7 @@ TABLES: tuple[tuple[str, str, str], ...] = (
     ("target", "", ""),
     ("engine", "EngineTable", ""),
     ("deploy", "DeployTable", ""),
+    ("robust", "RobustTable", ""),
     ("output", "OutputTable", ""),
     ("sweep", "", ""),
 )

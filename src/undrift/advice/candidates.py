@@ -19,7 +19,7 @@ from undrift.core.method import Conditions, Method
 from undrift.core.sampling import All, Uniform
 from undrift.data.description import plain
 from undrift.loops.paces import AsTheyArrive
-from undrift.methods.feddr import FedDR
+from undrift.methods.primal_dual.feddr import FedDR
 from undrift.methods.traffic import traffic_of
 from undrift.utils.errors import UndriftError
 
@@ -27,6 +27,7 @@ ENDS = {
     "optimum": "to the optimum of F",
     "averaging": "to a biased point",
     "normalised averaging": "to a point near the optimum (the bias vanishes with ητ)",
+    "sharpness-aware gradients": "to a flatter point near the optimum (the bias vanishes with ρ)",
 }
 """The point that a method converges to, in words."""
 

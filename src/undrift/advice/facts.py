@@ -207,7 +207,7 @@ def find_facts(federation: FederationSetup, curvature: Curvature, proposed: bool
 def curvature_of(federation: FederationSetup) -> Curvature:
     """The smoothness L at the initial model, including weight decay."""
     local: Local | None = federation.local
-    return measure_curvature(federation, 0.0 if local is None else local.weight_decay)
+    return measure_curvature(federation, 0.0 if local is None else local.penalty)
 
 
 def expected_distance(share: np.ndarray, sizes: np.ndarray) -> np.ndarray:

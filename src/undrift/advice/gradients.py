@@ -235,16 +235,17 @@ def _losses(losses: ModuleLosses, pieces: Sequence[Tensor], double: bool) -> Mod
     train = losses.data.train
     rows = torch.cat(list(pieces))
     bounds = torch.tensor([0, *(len(piece) for piece in pieces)]).cumsum(0)
-    part = Part(train.x[rows], train.y[rows], torch.arange(len(rows)), bounds)
+    part = Part(*train.samples(rows), torch.arange(len(rows)), bounds)
     data = FederatedData(part, name=losses.data.name, classes=losses.data.classes)
-    module, loss, _ = losses.constructor_arguments()
+    module, loss, *_ = losses.constructor_arguments()
     with warnings.catch_warnings():
         # Nothing is trained here, so it does not matter that training would change buffers.
         warnings.filterwarnings("ignore", message="The model has buffers")
         if double:
             with suppress(UndriftError):  # not every model works in double precision
-                return ModuleLosses(deepcopy(module).double(), data, loss, device=losses.device)
-        return ModuleLosses(module, data, loss, device=losses.device)
+                exact = deepcopy(module).double()
+                return ModuleLosses(exact, data, loss, device=losses.device, step=losses.step)
+        return ModuleLosses(module, data, loss, device=losses.device, step=losses.step)
 
 
 def operations(losses: ModuleLosses) -> float:
@@ -254,7 +255,8 @@ def operations(losses: ModuleLosses) -> float:
     twice as often in the backward pass.
     """
     module: nn.Module = losses.flat.module
-    x = losses.train_part.x[losses.train_part.rows[:1]]
+    part = losses.train_part
+    x, y = part.samples(part.rows[:1])
     counted = 0
 
     def count(layer: nn.Module, inputs: object, output: object) -> None:
@@ -270,7 +272,7 @@ def operations(losses: ModuleLosses) -> float:
     try:
         module.eval()
         with torch.no_grad():
-            module(x)
+            losses.criterion.loss_of(module, x, y)
     finally:
         for hook in hooks:
             hook.remove()

@@ -165,7 +165,7 @@ def trial(
     extra = traffic_of(method).first_gradient or type(method).steps is not Method.steps
     clock = federation.devices is not None
     if not (extra or clock) or len(federation.roster) > EXAMINED_CLIENTS:
-        return gradients, None
+        return method.problems * gradients, None
     rounds = min(EXAMINED_ROUNDS, _rounds(federation, TRIAL_CLIENTS))
     found, _ = _forecast(federation, method, federation.sampler, federation.pace, drawn=rounds)
     seconds = found.seconds / found.rounds if clock and found.rounds else None

@@ -153,6 +153,27 @@ def why_not(name: str, facts: Facts) -> str | None:
         return "it is exact only if all clients take the same number of steps"
     if name in ("FedAsync", "FedBuff", "AsyncFedDR") and not (facts.asynchronous or facts.waiting):
         return "it is for asynchronous training, which was not asked for"
+    if name in ("FedVARP", "MIFA") and facts.setting.participation == "all":
+        return "with all clients in every round it is equal to FedAvg"
+    if name in ("FedVARP", "MIFA") and facts.dissimilar:
+        return "it removes the noise of sampling, but clients that differ still drift"
+    if name == "FedADMM":
+        return "it does what FedDyn does, with twice the state"
+    if name == "Scaffnew" and facts.unequal:
+        return "all clients take the same number of steps, so that fast ones wait"
+    if name == "FedExP":
+        return "its step grows near the limit, so that the model does not settle"
+    if name == "FedSAM":
+        return (
+            "its steps cost two gradients: worth it if models fit the training data far better "
+            "than the test data"
+        )
+    if name == "FedSpeed":
+        return "it does what FedDyn does, towards a flatter point, with two gradients a step"
+    if name in ("Ditto", "PFedMe") and not facts.dissimilar:
+        return "clients are alike, so that models of their own have little to gain"
+    if name == "PFedMe":
+        return "it serves the same purpose as Ditto, with more local work: R problems in a round"
     if name == "FedSplit":
         return "it is FedDR without relaxation (alpha = 2), which needs an accurate local solver"
     if name == "FedPD":

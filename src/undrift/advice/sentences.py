@@ -11,7 +11,10 @@ from undrift.utils.formatting import duration
 
 def meaning(facts: Facts) -> list[str]:
     """Sentences that explain the facts, the most important first."""
-    parts = (_work, _labels, _gradients, _rate, _participation, _sizes, _time, _objective, _state)
+    parts = (
+        *(_work, _labels, _gradients, _personal, _rate, _participation, _sizes),
+        *(_time, _objective, _state),
+    )
     return [sentence for part in parts for sentence in part(facts)]
 
 
@@ -95,6 +98,14 @@ def _gradients(facts: Facts) -> Iterator[str]:
         f"{found.variance:.3g}{where}; corrected for chance, B² = "
         f"{_number(found.beyond_chance)}: {verdict}."
     )
+
+
+def _personal(facts: Facts) -> Iterator[str]:
+    if facts.dissimilar and facts.keeps_state:
+        yield (
+            "If each client may have a model of its own, Ditto or personal parameters can serve "
+            "clients that differ so much better than one model for all."
+        )
 
 
 def _rate(facts: Facts) -> Iterator[str]:

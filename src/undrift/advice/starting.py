@@ -7,22 +7,34 @@ from dataclasses import dataclass
 
 from undrift.advice.facts import Facts
 from undrift.methods import (
+    MIFA,
     SCAFFOLD,
     VRLSGD,
     AsyncFedDR,
     DistributedSGD,
+    Ditto,
+    FedACG,
+    FedADMM,
     FedAsync,
     FedAvg,
     FedAvgMin,
     FedBuff,
+    FedCM,
     FedDR,
     FedDyn,
+    FedExP,
     FedLGA,
     FedNova,
     FedPD,
     FedProx,
+    FedSAM,
+    FedSpeed,
     FedSplit,
+    FedVARP,
     Method,
+    MimeLite,
+    PFedMe,
+    Scaffnew,
 )
 from undrift.theory.step_sizes import async_feddr, feddr_limit
 
@@ -139,6 +151,32 @@ def _asyncfeddr(facts: Facts) -> Start:
     return Start(AsyncFedDR(eta, alpha, facts.regularizer), (why,))
 
 
+def _fedadmm(facts: Facts) -> Start:
+    rho = rounded(1 / _round_length(facts))
+    return Start(FedADMM(rho), (f"rho = {rho:g}: 1/(ητ), as FedDyn's alpha",))
+
+
+def _scaffnew(facts: Facts) -> Start:
+    steps = 10.0 if facts.work is None else max(1.0, facts.work.progress_mean)
+    p = rounded(1 / steps)
+    return Start(Scaffnew(p), (f"p = {p:g}: one over the number of local steps",))
+
+
+def _fedcm(facts: Facts) -> Start:
+    scheme = _fedavg(facts).method.hyperparameters()["scheme"]
+    return Start(FedCM(0.1, scheme), ("alpha = 0.1: as in its paper",))
+
+
+def _fedsam(facts: Facts) -> Start:
+    scheme = _fedavg(facts).method.hyperparameters()["scheme"]
+    return Start(FedSAM(0.05, scheme), ("rho = 0.05: as in the code of its authors",))
+
+
+def _fedspeed(facts: Facts) -> Start:
+    lam = rounded(1 / _feddyn(facts).method.hyperparameters()["alpha"])
+    return Start(FedSpeed(lam), (f"lam = {lam:g}: one over FedDyn's alpha",))
+
+
 def _fedbuff(facts: Facts) -> Start:
     at_once = facts.delays.concurrency if facts.delays is not None else facts.clients
     buffer = min(BUFFER_REPLIES, max(1, at_once // 2))
@@ -146,6 +184,22 @@ def _fedbuff(facts: Facts) -> Start:
         return Start(FedBuff(buffer), (f"buffer = {buffer}: as in its paper",))
     why = f"buffer = {buffer}: half of the {at_once} clients that work at once"
     return Start(FedBuff(buffer), (why,))
+
+
+def _ditto(facts: Facts) -> Start:
+    scheme = _fedavg(facts).method.hyperparameters()["scheme"]
+    lam = rounded(PULL_PER_ROUND / _round_length(facts))
+    why = f"lam = {lam:g}: 0.2/(ητ), so that the pull shortens the personal work by about a tenth"
+    return Start(Ditto(lam, scheme), (why,))
+
+
+def _pfedme(facts: Facts) -> Start:
+    lam = rounded(1 / _round_length(facts))
+    eta = rounded(1 / (5 * lam))
+    why = f"lam = {lam:g}: 1/(ητ), so that local work about solves the inner problem"
+    return Start(
+        PFedMe(lam, eta), (why, f"eta = {eta:g}: 1/(R lam), so that R steps go about to theta")
+    )
 
 
 def _plain(kind: Callable[[], Method]) -> Callable[[Facts], Start]:
@@ -165,8 +219,20 @@ STARTS: dict[str, Callable[[Facts], Start]] = {
     "FedPD": _fedpd,
     "FedSplit": _fedsplit,
     "VRLSGD": _plain(VRLSGD),
+    "FedADMM": _fedadmm,
+    "FedVARP": _plain(FedVARP),
+    "MIFA": _plain(MIFA),
+    "Scaffnew": _scaffnew,
+    "FedCM": _fedcm,
+    "FedACG": _plain(FedACG),
+    "FedExP": _plain(FedExP),
+    "MimeLite": _plain(MimeLite),
+    "FedSAM": _fedsam,
+    "FedSpeed": _fedspeed,
     "FedAvgMin": _plain(FedAvgMin),
     "FedLGA": _plain(FedLGA),
     "DistributedSGD": _plain(DistributedSGD),
+    "Ditto": _ditto,
+    "PFedMe": _pfedme,
 }
 """The starting values of every method of the library, in the order of the comparison."""

@@ -11,6 +11,7 @@ from rich.markup import escape
 from undrift.cli import (  # noqa: F401  (importing a module registers its commands)
     advise,
     bench,
+    check,
     demo,
     deploy,
     inspect,

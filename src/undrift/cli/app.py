@@ -29,8 +29,8 @@ FIRST_COMMANDS = {
 """The commands that plain `undrift` shows: (argument, description) by name."""
 PANELS = {
     "Start": ("demo", "init", "advise", "run", "report"),
-    "Experiments": ("compare", "resume", "sweep", "reproduce"),
-    "Understand": ("inspect", "list", "show", "schema", "verify"),
+    "Experiments": ("compare", "resume", "check", "sweep", "reproduce"),
+    "Understand": ("inspect", "list", "show", "schema", "verify", "audit"),
     "Speed and deployment": ("bench", "deploy"),
 }
 """The commands by panel, in the order of `undrift --help`."""

@@ -16,23 +16,36 @@ import click
 NAMES: dict[str, tuple[str, ...]] = {
     "methods": (
         *("DistributedSGD", "FedAvg", "FedProx", "SCAFFOLD", "VRLSGD", "FedNova", "FedAvgMin"),
-        *("FedDyn", "FedPD", "FedSplit", "FedDR", "FedLGA", "AsyncFedDR", "FedAsync", "FedBuff"),
+        *("FedDyn", "FedPD", "FedSplit", "FedDR", "FedADMM", "FedVARP", "MIFA", "Scaffnew"),
+        *("FedCM", "FedACG", "FedExP", "MimeLite", "FedSAM", "FedSpeed", "FedLGA", "Ditto"),
+        *("PFedMe", "AsyncFedDR", "FedAsync", "FedBuff"),
     ),
     "data": (
         *("synthetic", "feddyn-synthetic", "digits", "mnist", "fashion-mnist", "emnist"),
         *("emnist-l", "femnist", "cifar10", "cifar100", "shakespeare"),
     ),
-    "models": ("logistic", "mlp", "cifar_cnn", "pfl_cnn", "vgg11", "resnet18", "char_lstm"),
+    "metrics": ("auc", "f1", "balanced_accuracy", "perplexity", "dice"),
+    "models": (
+        *("logistic", "mlp", "cifar_cnn", "lenet", "pfl_cnn", "vgg11", "resnet18", "char_lstm"),
+    ),
     "partitions": ("iid", "dirichlet", "dirichlet-per-class", "classes", "natural"),
-    "sizes": ("balanced", "lognormal", "power-law"),
+    "sizes": ("balanced", "lognormal", "power-law", "dirichlet"),
     "samplers": ("all", "uniform", "weighted", "bernoulli", "fixed"),
-    "solvers": ("SGD", "GD", "Exact"),
+    "solvers": ("SGD", "GD", "Adam", "AdamW", "TorchOptimizer", "Exact"),
     "amounts": ("uniform", "normal"),
-    "schedules": ("Constant", "Inverse", "Exponential", "Milestones", "Theorem1"),
+    "schedules": (
+        "Constant",
+        "Inverse",
+        "Exponential",
+        "Milestones",
+        "Cosine",
+        "WarmUp",
+        "Theorem1",
+    ),
     "servers": ("Plain", "Momentum", "Adam", "Yogi", "Adagrad"),
     "regularizers": ("L1", "L2", "Box"),
     "staleness": ("Constant", "Polynomial", "Hinge"),
-    "augmentations": ("crop", "flip"),
+    "augmentations": ("crop", "reflected-crop", "flip"),
     "systems": (
         *("fedavg-first", "fednova-fixed", "fednova-random", "fednova-epochs"),
         *("fednova-synthetic", "feddyn", "feddr-async", "fedlga"),
@@ -54,9 +67,9 @@ REPRODUCTIONS = (
     *("fedavg-bounds", "fednova-quadratics", "fednova-prox-tradeoff", "fednova-synthetic"),
     *("fednova-cifar10", "feddyn-synthetic", "feddyn-mnist", "feddyn-cifar10", "feddyn-cifar100"),
     *("feddyn-emnist", "feddyn-shakespeare", "feddyn-alpha", "feddyn-fedsplit", "feddr-synthetic"),
-    *("feddr-l1", "feddr-async", "feddr-femnist", "fedlga-fmnist", "fedlga-cifar"),
+    *("feddr-l1", "feddr-async", "feddr-femnist", "fedlga-fmnist", "fedlga-cifar", "niid-cifar10"),
 )
-WORKLOADS = ("W1", "W2", "W3", "W4", "W5", "W6")
+WORKLOADS = tuple(f"W{number}" for number in range(1, 11))
 ENGINES = ("auto", "vectorised", "serial", "ray")
 
 

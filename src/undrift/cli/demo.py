@@ -37,7 +37,7 @@ def demo(
         bool, typer.Option("--profile", help="Also print how the command spent its time.")
     ] = False,
 ) -> None:
-    """Compare all methods on synthetic data of 30 clients, and write a report.
+    """Compare the papers' methods on synthetic data of 30 clients, and write a report.
 
     All methods train on the same data, synthetic(1,1), with the same cohorts and batches. The
     devices have different speeds, so that the slow ones do not finish their steps in a round. A

@@ -46,7 +46,7 @@ PARTS = TRAINING, EVALUATION, TABLE, REPORT = "training", "evaluation", "table",
 
 
 def demo_methods() -> dict[str, Method]:
-    """Every method, with parameters that suit the demo's data."""
+    """The methods of the five papers and their baselines, with parameters that suit the data."""
     return {
         "DistributedSGD": m.DistributedSGD(),
         "FedAvg": m.FedAvg(),

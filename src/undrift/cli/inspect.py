@@ -44,8 +44,8 @@ def inspect(
     sizes: Annotated[
         str | None,
         typer.Option(
-            help="Number of samples per client: balanced, balanced:500, lognormal:0.3 or "
-            "power-law:0.73. Needs --partition.",
+            help="Number of samples per client: balanced, balanced:500, lognormal:0.3, "
+            "power-law:0.73 or dirichlet:0.5. Needs --partition.",
             show_default=False,
             autocompletion=completion.choices(completion.NAMES["sizes"]),
         ),
@@ -158,7 +158,9 @@ def _own_model(
     from undrift.nets.module_losses import ModuleLosses
 
     messages = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-    if experiment.loss is not None:  # the figures of a description are those of default losses
+    if (
+        experiment.loss is not None or experiment.step is not None
+    ):  # the figures of a description are those of default losses
         messages.print("B² and σ_g² are left out: they are computed for the default losses only.")
         return None
     try:

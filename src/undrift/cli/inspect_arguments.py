@@ -7,9 +7,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from undrift.data import SOURCES, FederatedData
+from undrift.data.labels import class_count
 from undrift.data.partitions import as_partition
 from undrift.nets.models import MODELS, fitting
 from undrift.utils.errors import UndriftError, require, require_choice
@@ -71,12 +72,15 @@ def load_data(
 def make_model(words: str, data: FederatedData) -> nn.Module:
     """Build a model that fits the data, from a name such as "logistic" or "mlp:200-100"."""
     name, _, widths = words.partition(":")
-    y = data.train.y
+    x, y = data.train.x, data.train.y
+    require(
+        isinstance(x, Tensor) and isinstance(y, Tensor),
+        "--model names a model of one tensor in memory, but these data hold other samples.",
+    )
     require(
         not y.is_floating_point(),
         "--model names a classifier, but the targets of these data are not classes.",
     )
-    classes = len(data.classes) if data.classes is not None else int(y.max()) + 1
     options: dict[str, Any] = {}
     if widths:
         require_choice("model", name, MODELS)
@@ -87,4 +91,4 @@ def make_model(words: str, data: FederatedData) -> nn.Module:
             raise UndriftError(
                 f"The widths of {words!r} must be whole numbers, as in mlp:200-100."
             ) from None
-    return fitting(name, data.train.x.shape[1:], classes, **options)
+    return fitting(name, x.shape[1:], class_count(data), **options)

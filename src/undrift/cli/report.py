@@ -37,7 +37,7 @@ def report(
     figures: Annotated[
         Path | None,
         typer.Option(
-            help="Also write the figures to this folder, as SVG and PNG.", show_default=False
+            help="Also write the figures to this folder, as SVG, PNG and PDF.", show_default=False
         ),
     ] = None,
     csv: Annotated[
@@ -46,13 +46,19 @@ def report(
             help="Also write tables and records to this folder, as CSV.", show_default=False
         ),
     ] = None,
+    latex: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also write the tables to this folder, as LaTeX (booktabs).", show_default=False
+        ),
+    ] = None,
     open_: Open = False,
 ) -> None:
     """Make one HTML page of runs: curves, tables, savings, the partition, diagnostics.
 
     The page is one self-contained file: it needs no network and no other files.
     """
-    from undrift.report import write_csv, write_figures, write_report
+    from undrift.report import write_csv, write_figures, write_latex, write_report
     from undrift.report.tables import as_target
 
     wanted = [as_target(target) for target in targets or ()]
@@ -63,7 +69,10 @@ def report(
         made = write_figures(folders, figures)
         console.print(f"{len(made)} figures are in {figures}", soft_wrap=True)
     if csv is not None:
-        written = write_csv(folders, csv)
+        written = write_csv(folders, csv, wanted or None, baseline)
         console.print(f"{len(written)} tables are in {csv}", soft_wrap=True)
+    if latex is not None:
+        written = write_latex(folders, latex, wanted or None, baseline)
+        console.print(f"{len(written)} LaTeX tables are in {latex}", soft_wrap=True)
     if open_:
         open_page(path)

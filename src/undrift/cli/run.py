@@ -14,12 +14,13 @@ from rich.console import Console
 from undrift.cli import completion
 from undrift.cli.app import app, parse_settings
 from undrift.utils.display import redraws
+from undrift.utils.errors import require
 
 if TYPE_CHECKING:
     from undrift.experiments.experiment import Experiment
     from undrift.runs.driver import RunOutcome
 
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the final table.")]
 Workers = Annotated[
     int | None,
     typer.Option(
@@ -44,7 +45,8 @@ def run(
     experiment: Annotated[
         Path,
         typer.Argument(
-            help="Experiment file (TOML). `undrift init` writes one.",
+            help="Experiment file (TOML). `undrift init` writes one. It can name Python files, "
+            "which are executed: trust it like code.",
             autocompletion=completion.experiments,
         ),
     ],
@@ -124,7 +126,8 @@ def resume(
     folder: Annotated[
         Path,
         typer.Argument(
-            help="Run folder of `undrift run` or `undrift deploy server`.",
+            help="Run folder of `undrift run` or `undrift deploy server`. Its experiment file can "
+            "name Python files, which are executed: trust it like code.",
             autocompletion=completion.run_folders,
         ),
     ],
@@ -136,6 +139,28 @@ def resume(
             show_default=False,
         ),
     ] = None,
+    from_round: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Go back to this round first, and drop what came after it. The last "
+            "output.keep_rounds rounds are available.",
+            show_default=False,
+        ),
+    ] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            help="With --from-round: take back only the runs of the method with this label.",
+            show_default=False,
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help="With --from-round: take back only the runs with this seed.", show_default=False
+        ),
+    ] = None,
     workers: Workers = None,
     address: Address = None,
     quiet: Quiet = False,
@@ -144,16 +169,28 @@ def resume(
     """Continue the runs of a folder, each from its last committed round.
 
     Finished runs can be extended: `undrift resume FOLDER --rounds 200`.
+
+    A run that diverged or was ruined can go back: `undrift resume FOLDER --from-round 37`. The
+    records of the rounds after it are kept in records-dropped.jsonl in the folder of the run.
     """
-    from undrift.deploy.launch import is_deployed, resume_server
+    from undrift.deploy.launch import certs_of, is_deployed, resume_server
     from undrift.runs.experiment_runs import resumed
+    from undrift.runs.going_back import go_back
 
     longer = {} if rounds is None else {"rounds": rounds}
     found = resumed(folder, longer | _engine(workers=workers, address=address))
+    if from_round is not None:
+        go_back(folder, found.labels, found.seeds, from_round, only, seed)
+    else:
+        require(only is None and seed is None, "--only and --seed need --from-round.")
     if is_deployed(folder):
-        from undrift.cli.deploy import serving
+        from undrift.cli.deploy import check_files, serving
+        from undrift.deploy.private_files import written_privately
 
-        serving(found, folder, partial(resume_server, found, folder), quiet, json)
+        with written_privately():
+            console = Console(stderr=True, highlight=False, markup=False)
+            check_files(console, folder, certs_of(folder))
+            serving(found, folder, partial(resume_server, found, folder), quiet, json)
     else:
         _do(found, folder, quiet, json, extend=True)
 
@@ -174,18 +211,29 @@ def _do(
     labels, seeds = experiment.labels, len(experiment.seeds)
     with make_observer(labels, experiment.rounds, seeds, quiet, as_json) as observer:
         outcomes = run_experiment(experiment, folder, None, observer, reading, extend)
-    conclude(outcomes, experiment, folder, said)
+    conclude(outcomes, experiment, folder, said, as_json)
 
 
 def conclude(
-    outcomes: Sequence[RunOutcome], experiment: Experiment, folder: Path, said: Console
+    outcomes: Sequence[RunOutcome],
+    experiment: Experiment,
+    folder: Path,
+    said: Console,
+    as_json: bool,
 ) -> None:
-    """Print the final metrics and the next command; exit with 130 if a run was interrupted."""
+    """Print the final metrics, except with `as_json`, and the next command to `said`.
+
+    Exits with 130 if a run was interrupted.
+    """
+    from undrift.core.records import estimate_note
     from undrift.report.recorded_runs import read_runs
     from undrift.report.terminal_table import final_metrics_table
 
-    console = Console(highlight=False, markup=False, quiet=said.quiet)
-    console.print(final_metrics_table(read_runs(folder), console.width))
+    console = Console(highlight=False, markup=False, quiet=as_json)
+    runs = read_runs(folder)
+    console.print(final_metrics_table(runs, console.width))
+    for note in dict.fromkeys(filter(None, (estimate_note(run.records) for run in runs))):
+        console.print(note, soft_wrap=True)
     for outcome in outcomes:
         if outcome.reason:
             console.print(f"{outcome.label}, seed {outcome.seed}: {outcome.reason}", soft_wrap=True)

@@ -17,7 +17,9 @@ def sweep(
     experiment: Annotated[
         Path,
         typer.Argument(
-            help="Experiment file with a [sweep] table.", autocompletion=completion.experiments
+            help="Experiment file with a [sweep] table. It can name Python files, which are "
+            "executed: trust it like code.",
+            autocompletion=completion.experiments,
         ),
     ],
     out: Annotated[
@@ -77,6 +79,8 @@ def sweep(
     for verdict in found.failed():
         message = f"{verdict.point.label}: {verdict.reason}"
         console.print(message, soft_wrap=True, markup=False)
+    for remark in found.at_the_edge():
+        console.print(remark, soft_wrap=True, markup=False)
     folders = list(found.folders().values())
     if folders:
         page = write_report(folders, found.folder / "report.html")

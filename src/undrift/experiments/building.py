@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from undrift.data.federated import FederatedData
-from undrift.experiments.catalogue import parameters, source_of, takes_anything
+from undrift.data.labels import class_count
+from undrift.experiments.catalogue import STEP, parameters, source_of, takes_anything
 from undrift.experiments.components import InvalidValue, arguments, parameter_at_fault
-from undrift.experiments.tables.criterion import criterion_function
+from undrift.experiments.tables.criterion import criterion_function, personal_from
 from undrift.experiments.tables.data import is_function, source_function, user_data
 from undrift.experiments.tables.model import user_model
 from undrift.nets.models import MODELS, fitting
@@ -51,19 +52,22 @@ def build_data(experiment: Experiment) -> FederatedData:
         raise UndriftError(f"data: {what} cannot be made: {first_line(error)}.") from error
     try:
         if table.test is not None:
-            data = data.with_test(table.test.share, table.test.seed, table.test.by)
+            data = data.with_test(**vars(table.test))
     except UndriftError as error:
         raise _at("data", "test", said=error) from None
     try:
         if table.validation is not None:
-            held = table.validation
-            data = data.with_validation(held.share, held.seed, held.by)
+            data = data.with_validation(**vars(table.validation))
     except UndriftError as error:
         raise _at("data", "validation", said=error) from None
     try:
         data = data if normalise is None else data.normalised(normalise)
     except UndriftError as error:
         raise _at("data", "normalise", said=error) from None
+    try:
+        data = data.with_noise(table.noise, table.seed) if table.noise else data
+    except UndriftError as error:
+        raise _at("data", "noise", said=error) from None
     try:
         return data.augmented(*table.augmentations()) if table.augment else data
     except UndriftError as error:
@@ -109,24 +113,33 @@ def build_losses(experiment: Experiment, data: FederatedData, seed: int) -> Modu
     loss = None
     if experiment.loss is not None:
         loss, _ = criterion_function(experiment.loss, "a loss")
+    step = None
+    if experiment.step is not None:
+        step, _ = criterion_function(experiment.step, "a step", STEP)
     metrics = {
         name: criterion_function(each, "a metric")[0]
         for name, each in (experiment.metrics or {}).items()
     }
-    return ModuleLosses(build_model(experiment, data, seed), data, loss, metrics or None)
+    personal = None if experiment.personal is None else personal_from(experiment.personal)
+    model = build_model(experiment, data, seed)
+    return ModuleLosses(model, data, loss, metrics or None, personal=personal, step=step)
 
 
 def _library_model(name: str, options: dict[str, Any], data: FederatedData, seed: int) -> nn.Module:
-    y = data.train.y
+    x, y = data.train.x, data.train.y
+    if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+        raise UndriftError(
+            f"{name} takes one tensor in memory, but {data.name} holds other samples: use your own "
+            f"model, file.py:function."
+        )
     require(
-        not y.is_floating_point(),
+        not data.train.y.is_floating_point(),
         f"{name} is a classifier, but the targets of {data.name} are not classes: use your own "
         f"model, file.py:function.",
     )
-    classes = len(data.classes) if data.classes is not None else int(y.max()) + 1
     if "seed" in parameters(MODELS[name]):
         options = {**options, "seed": seed}
-    return fitting(name, data.train.x.shape[1:], classes, **options)
+    return fitting(name, x.shape[1:], class_count(data), **options)
 
 
 def _user_model(where: str, options: dict[str, Any], seed: int) -> nn.Module:

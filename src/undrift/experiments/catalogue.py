@@ -16,21 +16,32 @@ from typing import Any
 
 from undrift.core.regularizers import L1, L2, Box, Regularizer
 from undrift.core.sampling import All, Bernoulli, Fixed, Sampler, Uniform, Weighted, as_sampler
-from undrift.data import PARTITIONS, SIZES, SOURCES, FederatedData, HorizontalFlip, RandomCrop
+from undrift.data import (
+    PARTITIONS,
+    SIZES,
+    SOURCES,
+    FederatedData,
+    HorizontalFlip,
+    RandomCrop,
+    ReflectedCrop,
+)
 from undrift.data.augmentation import Augmentation
 from undrift.data.partitions import FunctionPartition, Partition
 from undrift.data.sizes import Sizes
 from undrift.devices import AVAILABILITIES, KINDS, LAWS, Availability, Law
 from undrift.experiments.systems import SYSTEMS
+from undrift.local import adaptive
 from undrift.local.amounts import NormalAmount, RandomAmount, UniformAmount
 from undrift.local.schedules import (
     Constant,
+    Cosine,
     Exponential,
     FunctionSchedule,
     Inverse,
     Milestones,
     Schedule,
     Theorem1,
+    WarmUp,
 )
 from undrift.local.solvers import GD, SGD, Exact, Solver
 from undrift.loops.paces import PACES, Pace
@@ -45,12 +56,21 @@ from undrift.methods.common.server_optimizers import (
     Yogi,
 )
 from undrift.methods.common.staleness import Staleness
+from undrift.nets.metrics import METRICS as LIBRARY_METRICS
 from undrift.nets.models import MODELS
 from undrift.utils.errors import UndriftError, first_line, require_range
 
-SOLVERS: dict[str, type[Solver]] = {"SGD": SGD, "GD": GD, "Exact": Exact}
+SOLVERS: dict[str, type[Solver]] = {
+    "SGD": SGD,
+    "GD": GD,
+    "Adam": adaptive.Adam,
+    "AdamW": adaptive.AdamW,
+    "TorchOptimizer": adaptive.TorchOptimizer,
+    "Exact": Exact,
+}
 SCHEDULES: dict[str, type[Schedule]] = {
-    each.__name__: each for each in (Constant, Inverse, Exponential, Milestones, Theorem1)
+    each.__name__: each
+    for each in (Constant, Inverse, Exponential, Milestones, Cosine, WarmUp, Theorem1)
 }
 SERVERS: dict[str, type[ServerOptimizer]] = {
     each.__name__: each for each in (Plain, Momentum, Adam, Yogi, Adagrad)
@@ -67,7 +87,11 @@ SAMPLERS: dict[str, type[Sampler]] = {
     "fixed": Fixed,
 }
 AMOUNTS: dict[str, type[RandomAmount]] = {"uniform": UniformAmount, "normal": NormalAmount}
-AUGMENTATIONS: dict[str, type[Augmentation]] = {"crop": RandomCrop, "flip": HorizontalFlip}
+AUGMENTATIONS: dict[str, type[Augmentation]] = {
+    "crop": RandomCrop,
+    "reflected-crop": ReflectedCrop,
+    "flip": HorizontalFlip,
+}
 
 NONE = "none"
 """The word that stands for Python's None, which TOML lacks, where a parameter may be None."""
@@ -128,6 +152,8 @@ def _check_sampler(sampler: Sampler) -> None:
 
 CRITERION = UserCode(("outputs", "targets"))
 """The user's own losses and metrics."""
+STEP = UserCode(("model", "batch"))
+"""The user's own way from a batch to its loss."""
 SAMPLER = Family("kind", Sampler, SAMPLERS, "sampler", UserCode(check=_check_sampler))
 AUGMENTATION = Family("name", Augmentation, AUGMENTATIONS, "augmentation", UserCode())
 PACE = Family("kind", Pace, PACES, "pace")
@@ -161,6 +187,7 @@ GROUPS: dict[str, Mapping[str, Any]] = {
     "methods": METHODS,
     "data": SOURCES,
     "models": MODELS,
+    "metrics": LIBRARY_METRICS,
     "partitions": PARTITIONS,
     "sizes": SIZES,
     "samplers": SAMPLERS,
@@ -278,8 +305,14 @@ def _is_list(kind: Any) -> bool:
     return origin in (list, tuple, Sequence, typing.Sequence)
 
 
+def _is_table(kind: Any) -> bool:
+    return (typing.get_origin(kind) or kind) in (dict, Mapping)
+
+
 def type_in_words(kind: Any) -> str:
     """A plain type in words; an empty text for other types."""
+    if _is_table(kind):
+        return "a table"
     if _is_list(kind):
         inner = [each for each in typing.get_args(kind) if each is not Ellipsis]
         names = {int: "whole numbers", float: "numbers", str: "words"}
@@ -294,6 +327,8 @@ def type_in_words(kind: Any) -> str:
 
 
 def _fits(value: Any, kind: Any) -> bool:
+    if _is_table(kind):
+        return isinstance(value, Mapping)
     if _is_list(kind):
         inner = [each for each in typing.get_args(kind) if each is not Ellipsis]
         own = isinstance(value, list | tuple)

@@ -20,7 +20,7 @@ from undrift.core.sampling import Sampler
 from undrift.data.federated import FederatedData
 from undrift.devices import Fleet
 from undrift.experiments.forecast import forecast_run, shape_of
-from undrift.local.solvers import SGD
+from undrift.local.minibatches import MinibatchSolver
 from undrift.loops import pace_of
 from undrift.loops.comparison import shared_sampler
 from undrift.loops.paces import word_of
@@ -166,7 +166,7 @@ def estimate(
     shared = _shared_sampler(experiment, data, roster)
     local = {label: experiment.local_of(label) for label in methods}
     early = bool(experiment.target) or any(
-        isinstance(each, SGD) and each.tolerance is not None for each in local.values()
+        isinstance(each, MinibatchSolver) and each.tolerance is not None for each in local.values()
     )
     last = bool({"all", "own"} & {*experiment.evaluation.models})
     seed = experiment.seeds[0]

@@ -20,6 +20,7 @@ from undrift.core.evaluation import Evaluation
 from undrift.core.method import Method
 from undrift.core.sampling import All, Bernoulli, Sampler, Uniform, Weighted, as_sampler
 from undrift.core.targets import PARTS, Target, reached
+from undrift.core.uploads.norm_bounds import NormBound
 from undrift.devices import Devices, Profiles
 from undrift.engines import EngineOptions
 from undrift.experiments.catalogue import NONE
@@ -37,12 +38,15 @@ from undrift.experiments.tables import (
     MethodTable,
     ModelTable,
     OutputTable,
+    RobustTable,
     SamplingTable,
 )
 from undrift.experiments.tables.criterion import (
     MEASURES,
     checked_loss,
     checked_metrics,
+    checked_personal,
+    checked_step,
     checked_weights,
     own_metrics,
 )
@@ -205,17 +209,30 @@ class Experiment(ClosedTable):
         "torch.nn:CrossEntropyLoss or a table with its name and parameters; left out, "
         "cross-entropy for classes and squared error for other targets.",
     )
+    step: Annotated[Any, BeforeValidator(checked_step)] = Field(
+        default=None,
+        description="Your own way from a batch to its loss, in place of a loss of (outputs, "
+        "targets): file.py:function of (model, batch) that returns the mean loss over the batch.",
+    )
     weights: Annotated[str | None, BeforeValidator(checked_weights)] = Field(
         default=None,
         description="The initial weights: a safetensors file, the folder of a finished run, or a "
         "run folder with one run; left out, the model's own.",
     )
+    personal: Annotated[Any, BeforeValidator(checked_personal)] = Field(
+        default=None,
+        description="Parameters that never travel and rest with the client: a list of names where "
+        "* stands for any text, the word normalisation, or a table with parameters and "
+        "first_epochs, the epochs on personal parameters alone before the shared ones are trained "
+        "alone.",
+    )
     data: DataTable = Field(description="The data and their partition over clients.")
     model: ModelTable = Field(description="The model.")
     metrics: Annotated[dict[str, Any] | None, BeforeValidator(checked_metrics)] = Field(
         default=None,
-        description="Your own metrics by name, each a function of (outputs, targets) that gives a "
-        "number: file.py:function, or a table with its name and parameters.",
+        description="Further metrics by name, each a metric of the library (auc, f1, "
+        "balanced_accuracy, perplexity, dice), your own function of (outputs, targets) or "
+        "streaming object (file.py:name), or a table with its name and parameters.",
     )
     local: LocalTable = Field(description="The clients' local work.")
     sampling: SamplingTable = Field(
@@ -249,6 +266,11 @@ class Experiment(ClosedTable):
     deploy: Annotated[DeployTable | None, BeforeValidator(or_none)] = Field(
         default=None,
         description="Settings of a deployment across sites; a simulation ignores them.",
+    )
+    robust: Annotated[RobustTable | None, BeforeValidator(or_none)] = Field(
+        default=None,
+        description="Which uploads the server rejects for their size; left out, none in a "
+        "simulation, and those above 10 times the recent median in a deployment.",
     )
     output: OutputTable = Field(
         default=OutputTable(), description="Where runs are stored, and how."
@@ -365,6 +387,12 @@ class Experiment(ClosedTable):
     def evaluation_settings(self) -> Evaluation:
         """What is measured, and how often."""
         return self.evaluation.build()
+
+    def norm_bound(self, deployed: bool = False) -> NormBound | None:
+        """The bound on the norms of uploads; deployments have one unless the file says no."""
+        if self.robust is None:
+            return NormBound() if deployed else None
+        return self.robust.build()
 
     def targets(self) -> dict[str, Target]:
         """The metrics that end a run early, with their values."""
@@ -514,6 +542,7 @@ CLOSED: dict[tuple[str, ...], type[ClosedTable]] = {
     ("evaluation",): EvaluationTable,
     ("engine",): EngineTable,
     ("deploy",): DeployTable,
+    ("robust",): RobustTable,
     ("output",): OutputTable,
     ("limit",): LimitTable,
     ("data", "validation"): HoldOut,

@@ -173,6 +173,7 @@ class IdleEngine(SimulationEngine):
         self.job = job
         self._up = traffic.bytes_up(parameters.numel(), parameters.element_size())
         self._first_gradient = traffic.first_gradient
+        self._gradients_per_step = traffic.gradients_per_step
         self.steps: defaultdict[Hashable, list[int]] = defaultdict(list)
 
     def replies(
@@ -187,6 +188,7 @@ class IdleEngine(SimulationEngine):
             samples, travels = int(client.samples), buffer_bytes(assignment.buffers)
             solver = self.job.local.of(client.id)
             first = samples if self._first_gradient else 0
+            gradients = self._gradients_per_step * solver.evaluations(work.steps, samples)
             self.steps[client.id].append(work.steps)
             yield Reply(
                 client=client,
@@ -194,7 +196,7 @@ class IdleEngine(SimulationEngine):
                 keep=Keep(),
                 buffers={},
                 steps=work.steps,
-                evaluations=solver.evaluations(work.steps, samples) + first,
+                evaluations=gradients + first,
                 complete=work.steps >= work.expected,
                 down=bytes_of(assignment.download) | travels,
                 up=self._up | travels,
@@ -222,4 +224,5 @@ def work_is_constant(run: Loop) -> bool:
     amounts = [getattr(solver, unit, None) for unit in ("epochs", "steps")]
     drawn = any(isinstance(each, RandomAmount) or callable(each) for each in amounts)
     steady = fleet is None or (fleet.reliable and not fleet.jitter.any())
+    drawn = drawn or run.method.draws_steps
     return steady and run.planner.limit is None and not drawn

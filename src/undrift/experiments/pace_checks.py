@@ -76,6 +76,7 @@ class PaceChecks:
             participation="uniform",
             equal=True,
             takes_steps=solver.takes_steps,
+            can_ascend=solver.can_ascend,
             asynchronous=True,
             delay=delay,
             bounded=pace.max_delay is not None,
@@ -97,7 +98,13 @@ class PaceChecks:
         if kind == "all" and (pace.loses or fails(self.devices)):
             kind = "responding"
         # The weights q_k may turn out to be equal, the case with the fewest restrictions.
-        return Conditions(clients or 1, kind, equal=True, takes_steps=solver.takes_steps)
+        return Conditions(
+            clients or 1,
+            kind,
+            equal=True,
+            takes_steps=solver.takes_steps,
+            can_ascend=solver.can_ascend,
+        )
 
 
 def fails(devices: Profiles | None) -> bool:

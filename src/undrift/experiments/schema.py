@@ -31,6 +31,7 @@ from undrift.experiments.experiment import METRICS, Experiment
 from undrift.experiments.systems import SYSTEMS
 from undrift.experiments.teaching import documentation_of, meanings
 from undrift.methods import METHODS
+from undrift.nets.metrics import METRICS as LIBRARY_METRICS
 from undrift.nets.models import MODELS
 
 Schema = dict[str, Any]
@@ -42,6 +43,7 @@ TYPES = {
     "a number": {"type": "number"},
     "a word": {"type": "string"},
     "a path": {"type": "string"},
+    "a table": {"type": "object"},
 }
 
 
@@ -62,13 +64,20 @@ def json_schema() -> Schema:
     for family in FAMILIES:
         tables[family.what.replace(" ", "-")] = {"anyOf": _family(family)}
     schema["properties"]["target"]["properties"] = {m: _target(m) for m in METRICS}
-    for key, kinds in {"loss": _user_code("name"), "weights": [{"type": "string"}]}.items():
+    names = {"type": "array", "items": {"type": "string"}}
+    forms = {
+        "loss": _user_code("name"),
+        "step": _user_code("name"),
+        "weights": [{"type": "string"}],
+        "personal": [names, {"type": "string"}, {"type": "object"}],
+    }
+    for key, kinds in forms.items():
         described = schema["properties"][key]["description"]
         schema["properties"][key] = {"description": described, "anyOf": kinds}
     schema["properties"]["metrics"] = {
         "description": schema["properties"]["metrics"]["description"],
         "type": "object",
-        "additionalProperties": {"anyOf": _user_code("name")},
+        "additionalProperties": {"anyOf": [{"enum": [*LIBRARY_METRICS]}, *_user_code("name")]},
     }
     tables["DataTable"]["properties"]["augment"]["items"] = {"$ref": "#/definitions/augmentation"}
     schema["properties"]["sweep"]["additionalProperties"] = {"type": ["array", "object"]}
@@ -230,6 +239,9 @@ def _parameter(each: Parameter, meaning: str) -> Schema:
         words = type_in_words(kind) if kind is not None else ""
         if words.startswith("a list"):
             choices.append({"type": "array"})
+        elif words == "a table" and each.family is not None:
+            # A table that names a member of the family must be complete.
+            choices.append({"type": "object", "not": {"required": [each.family.word]}})
         elif words:
             choices.append(dict(TYPES[words]))
     if each.family is not None:

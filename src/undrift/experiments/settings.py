@@ -91,7 +91,7 @@ def _opened(parts: list[str | int], words: str) -> Any:
     """The table that a short form stands for, so that one of its keys can be set."""
     if parts == ["data", "partition"]:
         return {"kind": words} if is_user_code(words, PARTITIONS) else table_of(as_partition(words))
-    if parts == ["engine"] or parts == ["loss"] or parts[:-1] == ["metrics"]:
+    if parts in (["engine"], ["loss"], ["step"]) or parts[:-1] == ["metrics"]:
         return {"name": words}
     if words != NONE and parts[-1] in ("pace", "availability"):
         return {"kind": words}

@@ -22,15 +22,17 @@ from undrift.core.method import INITIAL, NUMBER, Method
 from undrift.devices import Between, Normal
 from undrift.experiments.catalogue import DERIVED, GROUPS, NONE, REQUIRED, Parameter, parameters
 from undrift.experiments.components import completed, table_of
-from undrift.experiments.method_rows import row_of, steps_of
 from undrift.experiments.systems import System
+from undrift.local.adaptive import TorchOptimizer
 from undrift.local.amounts import NormalAmount, UniformAmount
+from undrift.methods.formulas import row_of, steps_of
 from undrift.utils.errors import require_choice
 
 SINGULAR = {
     "method": "methods",
     "data": "data",
     "model": "models",
+    "metric": "metrics",
     "partition": "partitions",
     "sizes": "sizes",
     "sampler": "samplers",
@@ -53,6 +55,7 @@ WHERE = {
     "methods": "[[method]]",
     "data": "[data] source",
     "models": "[model] name",
+    "metrics": "[metrics]",
     "partitions": "[data] partition",
     "sizes": "[data] partition.sizes",
     "samplers": "[sampling] kind",
@@ -76,6 +79,11 @@ USER_CODE = {
     "methods": ("file.py:Class", "Your own method, a subclass of undrift.Method."),
     "data": ("file.py:function", "Your own function of a site's name that returns its data."),
     "models": ("file.py:function", "Your own function that returns a torch nn.Module."),
+    "metrics": (
+        "file.py:function",
+        "Your own function of (outputs, targets) that returns a number, or an object with update, "
+        "compute and reset.",
+    ),
     "partitions": (
         "file.py:function",
         "Your own function of (targets, clients, rng) that returns a list with the row numbers of "
@@ -101,10 +109,12 @@ USER_CODE = {
 CRITERION = {
     "loss": "Your own loss of (outputs, targets): file.py:function, file.py:Class, or a table "
     'such as {name = "torch.nn:CrossEntropyLoss", label_smoothing = 0.1}.',
-    "[metrics]": 'Your own metrics of (outputs, targets) by name: auc = "file.py:auc".',
+    "step": "Your own way from a batch to its loss, in place of a loss: file.py:function of "
+    "(model, batch).",
+    "[metrics]": 'Further metrics by name: auc = "auc", or your own: margin = "file.py:margin".',
     "weights": "The initial weights: model.safetensors, or the folder of a finished run.",
 }
-"""The keys of the loss, the metrics and the initial weights, which belong to no group."""
+"""The keys of the loss, the step, the metrics and the initial weights, which belong to no group."""
 
 
 @dataclass(frozen=True)
@@ -228,7 +238,10 @@ def traffic(method: Method) -> list[str]:
         f"A client keeps: {', '.join(kept) or 'nothing'}.",
     ]
     if method.converges_to is not None:
-        where = {"optimum": "the optimum of F"}
+        where = {
+            "optimum": "the optimum of F",
+            "sharpness-aware gradients": "the point where the mean sharpness-aware gradient is 0",
+        }
         point = where.get(method.converges_to, f"the fixed point of {method.converges_to}")
         lines.append(f"Converges to {point}.")
     if method.meant_asynchronous:
@@ -245,9 +258,13 @@ def formulas(method: Method) -> list[str]:
     row = row_of(method)
     if row is None:
         return []
+    later = () if row.later is None else (("then", row.later),)
     return [
         "A client minimises f_k(x) + ⟨v, x⟩ + (r/2)|x − z|²:",
-        f"  start {row.start},  v = {row.linear},  z = {row.center},  r = {row.weight}",
+        *(
+            f"  {when} {each.start},  v = {each.linear},  z = {each.center},  r = {each.weight}"
+            for when, each in (("start", row), *later)
+        ),
         f"  {row.work}; uploads {', '.join(row.uploads)}",
         *(f"  {line}" for line in steps_of(row)),
         *(f"  {letters}: {words}" for letters, words in row.words.items()),
@@ -274,6 +291,8 @@ def example(group: str, name: str) -> str:
         own = {"hidden": [200, 100]} if name == "mlp" else {}
         own = {n: v for n, v in (values | own).items() if n not in DERIVED}
         return _lines("[model]", {"name": name, **own})
+    if group == "metrics":
+        return _lines("[metrics]", {name: {"name": name, **values} if values else name})
     if group == "solvers":
         work = {"epochs": 1} if "epochs" in parameters(build) else {}
         return _lines("[local]", {"solver": name, **values, **work})
@@ -329,6 +348,7 @@ def inline(value: Any) -> str:
 EXAMPLES: dict[str, Any] = {
     "milestones": [50, 80],
     "gamma": 0.998,
+    "rounds": 100,
     "mu": 0.1,
     "L": 1.0,
     "E": 10,
@@ -355,6 +375,7 @@ OWN: dict[Any, dict[str, Any]] = {
     Normal: {"mean": 30.0, "std": 20.0, "low": 1.0, "high": 96.0},
     UniformAmount: {"low": 2, "high": 5},
     NormalAmount: {"mean": 30.0, "std": 20.0, "low": 1, "high": 96},
+    TorchOptimizer: {"name": "Adagrad"},
 }
 """Values for components that `EXAMPLES` does not suit."""
 

@@ -1,13 +1,16 @@
 """Random numbers as a function of (seed, purpose, round, client id).
 
-No global generator is read, and none stays changed. So neither the order of work, nor the number
-of workers, nor earlier work in the process changes a random number.
+No global generator is read, and none stays changed. Users' code that draws from a global one (a
+Dataset's augmentation, dropout) finds it seeded for a block, and restored after it. So neither the
+order of work, nor the number of workers, nor earlier work in the process changes a random number.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+import random
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from numbers import Integral
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -60,6 +63,11 @@ def uniforms(seed: int, purpose: str, round: int, hashed: np.ndarray) -> np.ndar
     return (keys(seed, purpose, round, hashed) >> np.uint64(11)) * 2.0**-53
 
 
+def draw_of_round(seed: int, round: int) -> Callable[[str], float]:
+    """A function that gives the random number in [0, 1) of a round for each purpose."""
+    return lambda purpose: float(generator(seed, purpose, round).random())
+
+
 def orders(keys: np.ndarray, first: int, number: int, samples: int) -> np.ndarray:
     """Random permutations of 0 … samples − 1, `[keys, number, samples]`.
 
@@ -100,3 +108,37 @@ def torch_generator_set_to(number: int, device: torch.device) -> Iterator[None]:
     finally:
         for each, state in zip(generators, before, strict=True):
             each.set_state(state)
+
+
+def sample_seeds(key: int, rows: Sequence[int]) -> list[int]:
+    """A 64-bit seed for each sample, from a key and the sample's row."""
+    with np.errstate(over="ignore"):
+        spread = (np.asarray(rows, dtype=np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        return _mixed(spread ^ np.uint64(key % 2**64)).tolist()
+
+
+def seed_global_generators(seed: int) -> None:
+    """Seed the global generators of torch (CPU), NumPy and Python with a 64-bit number.
+
+    Only for blocks of `global_generators_kept`, and for processes that have no other use for them.
+    """
+    torch.default_generator.manual_seed(seed >> 1)
+    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002  a user's code reads the global generator
+    random.seed(seed)
+
+
+_one_block_at_a_time = RLock()
+"""Global generators belong to all threads, so that only one thread may seed them at a time."""
+
+
+@contextmanager
+def global_generators_kept() -> Iterator[None]:
+    """Give the global generators of torch (CPU), NumPy and Python their states back at the end."""
+    with _one_block_at_a_time:
+        before = torch.default_generator.get_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+        try:
+            yield
+        finally:
+            torch.default_generator.set_state(before[0])
+            np.random.set_state(before[1])  # noqa: NPY002
+            random.setstate(before[2])

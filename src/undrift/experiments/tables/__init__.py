@@ -11,6 +11,7 @@ from undrift.experiments.tables.local import LocalTable
 from undrift.experiments.tables.method import MethodTable
 from undrift.experiments.tables.model import ModelTable
 from undrift.experiments.tables.output import OutputTable
+from undrift.experiments.tables.robust import RobustTable
 from undrift.experiments.tables.sampling import SamplingTable
 
 __all__ = [
@@ -23,5 +24,6 @@ __all__ = [
     "MethodTable",
     "ModelTable",
     "OutputTable",
+    "RobustTable",
     "SamplingTable",
 ]

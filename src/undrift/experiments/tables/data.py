@@ -27,6 +27,7 @@ from undrift.experiments.tables.fields import (
     ClosedTable,
     Fraction,
     Natural,
+    NotNegative,
     OpenTable,
     Plain,
     Text,
@@ -92,6 +93,14 @@ class HoldOut(ClosedTable):
         "samples, in one common part.",
     )
     seed: Natural = Field(default=0, description="Seed of the choice of samples.")
+    stratified: bool = Field(
+        default=False, description="Whether to hold out the share of every class."
+    )
+    order: Annotated[Text | None, BeforeValidator(or_none)] = Field(
+        default=None,
+        description="Column of csv and parquet files, such as a date, by which the newest samples "
+        "are held out; left out, random ones.",
+    )
 
 
 class DataTable(OpenTable):
@@ -112,6 +121,11 @@ class DataTable(OpenTable):
     validation: Annotated[HoldOut | None, BeforeValidator(_share)] = Field(
         default=None,
         description="Share to hold out for the choice of settings, which undrift sweep needs.",
+    )
+    noise: NotNegative = Field(
+        default=0.0,
+        description="Feature skew: client i of N has inputs with Gaussian noise of the standard "
+        "deviation noise·i/(N − 1), drawn once.",
     )
     augment: Annotated[list[Any], BeforeValidator(_augmentations)] = Field(
         default=[],

@@ -139,7 +139,12 @@ class LimitTable(ClosedTable):
         description="τ_max: a slow client that is asked for E epochs (or steps) does E − τ + 1, "
         "with τ drawn uniformly from 1 … τ_max; left out, τ_max = E − 1.",
     )
+    drop: bool = Field(
+        default=False,
+        description="Whether the server drops clients that would not finish: a slow client with "
+        "τ > 1 does no work.",
+    )
 
     def build(self) -> Unfinished:
         """The limit as `train` takes it."""
-        return Unfinished(self.share, self.longest)
+        return Unfinished(self.share, self.longest, self.drop)

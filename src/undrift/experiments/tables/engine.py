@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from undrift.engines import ENGINES, EngineOptions
 from undrift.experiments.tables.fields import (
     ClosedTable,
+    Counting,
     Natural,
     NotNegative,
     Positive,
@@ -17,7 +18,22 @@ from undrift.experiments.tables.fields import (
     one_of,
     or_none,
 )
+from undrift.utils.errors import require_range, require_type, require_whole
 
+
+def _share(value: Any, info: ValidationInfo) -> Any:
+    require_range("max_weight", value, above=0, at_most=1)
+    return value
+
+
+def _numbers_of_sites(value: Any, info: ValidationInfo) -> Any:
+    require_type("samples", value, dict, "a table such as {site-1 = 500}")
+    for site, number in value.items():
+        require_whole(f"samples of {site!r}", number, at_least=1)
+    return value
+
+
+WeightShare = Annotated[float, Field(gt=0, le=1), BeforeValidator(_share)]
 Engine = Annotated[str, BeforeValidator(one_of(ENGINES)), allowed_words(ENGINES)]
 _INNER = {name: what for name, what in ENGINES.items() if name != "ray"}
 Inner = Annotated[str, BeforeValidator(one_of(_INNER)), allowed_words(_INNER)]
@@ -79,3 +95,19 @@ class DeployTable(ClosedTable):
     """Settings of a deployment across sites; a simulation ignores them."""
 
     timeout: Positive = Field(default=600, description="Seconds that a site may take to answer.")
+    max_samples: Annotated[Counting | None, BeforeValidator(or_none)] = Field(
+        default=None,
+        description="Samples of one site that count at most in averages and metrics, whatever it "
+        "claims; left out: all, but a claim of more than 1000 times the median of the other sites "
+        "is refused.",
+    )
+    max_weight: Annotated[WeightShare | None, BeforeValidator(or_none)] = Field(
+        default=None,
+        description="Largest share of one site in all samples that count; sites above it count "
+        "equally, with the most samples for which it holds. 1 allows every claim.",
+    )
+    samples: Annotated[dict[str, int], BeforeValidator(_numbers_of_sites)] = Field(
+        default={},
+        description="Numbers of training samples by site that count in place of what the site "
+        "claims, as in {site-1 = 500}.",
+    )

@@ -18,7 +18,8 @@ class LocalTable(OpenTable):
     """The clients' local work; other keys are parameters of the solver."""
 
     solver: Text = Field(
-        default="SGD", description="Solver of the local problems: SGD, GD or Exact."
+        default="SGD",
+        description="Solver of the local problems: SGD, GD, Adam, AdamW, TorchOptimizer or Exact.",
     )
 
     @model_validator(mode="before")

@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field
 
 from undrift.experiments.tables.fields import (
     ClosedTable,
+    Natural,
     NotNegative,
     Text,
     allowed_lists,
@@ -35,6 +36,15 @@ class OutputTable(ClosedTable):
     memory: NotNegative = Field(
         default=64,
         description="Megabytes of client states that are held in memory; the others are on disk.",
+    )
+    keep_rounds: Natural = Field(
+        default=3,
+        description="How many rounds before the last one undrift resume --from-round can go back.",
+    )
+    keep_megabytes: NotNegative = Field(
+        default=1000,
+        description="Megabytes on disk for the states of these rounds, per run; if they need more, "
+        "fewer rounds are kept.",
     )
     loggers: Loggers = Field(
         default=[], description="Loggers that get the records besides the run folder."
