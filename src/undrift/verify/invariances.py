@@ -154,8 +154,8 @@ def stacked(subject: Subject) -> Finding:
 
 
 def _made_up_result(method: Method, problem: LocalProblem, client: Client) -> LocalResult:
-    """A result without any training, different for every client."""
-    x = problem.start * 0.9 + float(client.samples) / 100
+    """A result without any training, different for every client; the moves nearly cancel."""
+    x = problem.start * 0.9 + (float(client.samples) - 11) / 10
     tau = 1.0 + float(client.samples) % 4
     later = tuple(x / (4 + number) for number in range(1, method.problems))
     return LocalResult(

@@ -89,6 +89,7 @@ def _averaging() -> Iterator[Subject]:
     yield Subject("FedNova VR I", m.FedNova(variance_reduction=True, weights="I", mu=0.2))
     yield Subject("FedCM", m.FedCM(alpha=0.4))
     yield Subject("FedCM I", m.FedCM(alpha=0.4, scheme="I", server=Plain(0.7)))
+    yield Subject("FedCM trans. II", m.FedCM(0.4, "transformed II", Plain(0.7)))
     yield Subject("FedACG", m.FedACG(lam=0.5, beta=0.3))
     yield Subject("FedExP", m.FedExP(eps=1e-2))
     yield Subject("FedExP last", m.FedExP(eps=1e-2, reports="last"))
@@ -134,6 +135,8 @@ def _primal_dual() -> Iterator[Subject]:
     yield Subject("FedSpeed", m.FedSpeed(lam=1.3, rho=0.1, alpha=0.6))
     yield Subject("FedSpeed α = 1", m.FedSpeed(lam=0.8, rho=0.05))
     yield Subject("FedSpeed act", m.FedSpeed(lam=1.3, rho=0.1, alpha=0.6, average="act"))
+    flat = {"acts": "without a shift its share does nothing"}
+    yield Subject("FedSpeed ρ = 0", m.FedSpeed(lam=1.3, rho=0.0, alpha=0.6), exempt=flat)
     yield Subject("FedADMM", m.FedADMM(rho=0.8))
 
 
