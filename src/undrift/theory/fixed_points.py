@@ -218,9 +218,7 @@ def lemma1(e: Tensor, q: Tensor, steps: Steps) -> Tensor:
     return effective_weights(q, _steps(steps, "lemma1", len(e))) @ e.double()
 
 
-def _gains(
-    H: Tensor, lr: float, taus: list[float], mu: float, momentum: LocalMomentum
-) -> Tensor:
+def _gains(H: Tensor, lr: float, taus: list[float], mu: float, momentum: LocalMomentum) -> Tensor:
     """M_i/η of every client, `[N, P, P]`: τ_i steps from x move by −η(M_i/η)(H_i x − b_i)."""
     eye = torch.eye(H.shape[1], dtype=torch.float64)
     if momentum.rho == 0:

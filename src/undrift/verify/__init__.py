@@ -3,7 +3,7 @@
 from undrift.verify.facts import FACTS, Fact
 from undrift.verify.runs import Finding
 from undrift.verify.subjects import Subject, load, named, ours
-from undrift.verify.table import Verdict, as_json, explanations, tables, verify
+from undrift.verify.table import Verdict, as_json, explanations, remarks, tables, verify
 
 __all__ = [
     "FACTS",
@@ -16,6 +16,7 @@ __all__ = [
     "load",
     "named",
     "ours",
+    "remarks",
     "tables",
     "verify",
 ]

@@ -41,7 +41,7 @@ CLIP_NORM = 0.3
 """Short enough to shorten the uploads of the first rounds."""
 
 
-CYCLE = Fixed([[0, 2], [3, 1, 0], [1, 2]])
+CYCLE = Fixed(((0, 2), (3, 1, 0), (1, 2)))
 """Given cohorts of two and three clients."""
 MOMENTA = (LocalMomentum(0.9), LocalMomentum(0.9, nesterov=True))
 """The momenta of local solvers for which limits are measured."""
