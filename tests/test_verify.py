@@ -11,7 +11,17 @@ import pytest
 from commands import called
 from undrift.engines import serial
 from undrift.utils.errors import UndriftError
-from undrift.verify import FACTS, as_json, explanations, load, named, ours, remarks, verify
+from undrift.verify import (
+    FACTS,
+    as_json,
+    baselines,
+    explanations,
+    load,
+    named,
+    ours,
+    remarks,
+    verify,
+)
 from undrift.verify.explain import ALGEBRA, explained
 
 WRONG = str(Path(__file__).with_name("wrong_methods.py"))
@@ -84,6 +94,10 @@ def test_broken_personal_work_is_caught(monkeypatch, broken, note):
     facts = [fact for fact in FACTS if fact.name == "private"]
     (verdict,) = verify(named("FedDyn")[:1], facts)
     assert not verdict.holds and note in verdict.finding.note
+
+
+def test_baselines_hold_their_facts_too():
+    assert explanations(verify(baselines())) == []
 
 
 def test_a_whole_number_is_a_parameter_too():

@@ -2,7 +2,7 @@
 
 from undrift.verify.facts import FACTS, Fact
 from undrift.verify.runs import Finding
-from undrift.verify.subjects import Subject, load, named, ours
+from undrift.verify.subjects import Subject, baselines, load, named, ours
 from undrift.verify.table import Verdict, as_json, explanations, remarks, tables, verify
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Subject",
     "Verdict",
     "as_json",
+    "baselines",
     "explanations",
     "load",
     "named",

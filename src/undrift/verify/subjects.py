@@ -156,6 +156,11 @@ def _asynchronous() -> Iterator[Subject]:
     yield Subject("FedBuff 3", m.FedBuff(3, Plain(0.7), Polynomial(0.8)))
 
 
+def baselines() -> list[Subject]:
+    """Baselines that `undrift list` does not show; verify them as undrift.methods:Alone."""
+    return [Subject("Alone", m.Alone())]
+
+
 def named(name: str) -> list[Subject]:
     """The library's method of a name, once for each set of options it is verified with."""
     return [subject for subject in ours() if subject.method.name == name]
