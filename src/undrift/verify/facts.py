@@ -73,7 +73,7 @@ FACTS = [
     ),
     Fact(
         "momentum",
-        "Local momentum 0.9 does not move where it ends.",
+        "With local momentum 0.9 it ends there too, or where the closed form says.",
         1e-10,
         limits.limit_momentum,
         "divide by rate·a_norm (η‖a‖₁), not by rate·steps (ητ)",

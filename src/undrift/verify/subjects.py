@@ -91,7 +91,7 @@ def _averaging() -> Iterator[Subject]:
     yield Subject("FedCM", m.FedCM(alpha=0.4))
     yield Subject("FedCM I", m.FedCM(alpha=0.4, scheme="I", server=Plain(0.7)))
     yield Subject("FedCM trans. II", m.FedCM(0.4, "transformed II", Plain(0.7)))
-    yield Subject("FedCM Adam", m.FedCM(0.4, server=Adam(0.01)))
+    yield Subject("FedCM Adam", m.FedCM(0.4, server=Adam(0.2, tau=1.0)))
     yield Subject("FedACG", m.FedACG(lam=0.5, beta=0.3))
     yield Subject("FedExP", m.FedExP(eps=1e-2))
     yield Subject("FedExP last", m.FedExP(eps=1e-2, reports="last"))
