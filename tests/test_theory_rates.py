@@ -126,7 +126,9 @@ def test_every_round_of_feddyn_obeys_the_inequality_of_its_theorem(kind):
         run = run.after(cohorts[t % len(cohorts)])
     growth = rate.growth ** np.arange(60)
     assert growth @ gaps / growth.sum() <= rate.bound(60, D0, C0)
-    assert rate.bound(1, 2.0, 3.0) == pytest.approx((2 + 3 * rate.kappa) / rate.kappa0)
+    first, r = (2 + 3 * rate.kappa) / rate.kappa0, rate.growth
+    assert rate.bound(1, 2.0, 3.0) == pytest.approx(first)
+    assert rate.bound(3, 2.0, 3.0) == pytest.approx(first / (1 + r + r * r))
 
 
 def test_feddyns_alpha_must_be_large_enough():

@@ -56,6 +56,9 @@ FIXED_POINTS: dict[str, tuple[Callable[..., Tensor], tuple[str, ...]]] = {
     "PFedMe": (fixed_points.pfedme, ("lam", "eta", "R")),
 }
 """The closed forms of the library's methods whose fixed point depends on parameters, and those."""
+SETTLES_WHEN_SAMPLED = {"SCAFFOLD", "FedVARP", "MIFA", "FedDyn", "FedDR", "AsyncFedDR", "FedADMM"}
+SETTLES_WHEN_SAMPLED |= {"FedSpeed"}
+"""Methods that converge with partial participation, besides FedNova with variance reduction."""
 PULL_INSIDE = {"FedACG", "PFedMe"}
 """Of those, the methods whose pull is always inside the momentum buffer."""
 
@@ -117,6 +120,15 @@ def when_sampled(method: Method) -> bool:
     return method.converges_to == "optimum" and not one_step_only(method)
 
 
+def _claims_as_proved(method: Method) -> bool:
+    """Whether a method of the library claims a limit under sampling if and only if it is proved."""
+    if not type(method).__module__.startswith("undrift.methods."):
+        return True
+    options = method.hyperparameters()
+    proved = method.name in SETTLES_WHEN_SAMPLED and options.get("average") != "act"
+    return when_sampled(method) == (proved or bool(options.get("variance_reduction")))
+
+
 def limit_full(subject: Subject) -> Finding | None:
     """The limit with full participation, for both objectives."""
     findings = []
@@ -138,6 +150,8 @@ def limit_full(subject: Subject) -> Finding | None:
 def limit_partial(subject: Subject) -> Finding | None:
     """The limit with cohorts of two of four clients, or of varying size |S|."""
     method = subject.method
+    if not _claims_as_proved(method):
+        return Finding("a claim as proved", method.converges_when_sampled, 1.0, "what it claims")
     if not when_sampled(method):
         return None
     findings = []

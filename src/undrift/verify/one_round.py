@@ -156,9 +156,9 @@ class _Round:
         )
 
     def _opposed(self, id: int) -> Tensor:
-        """A result such that the moves of clients with even and odd steps are opposite."""
-        sign = 1 if STEPS[id] % 2 else -1
-        return self.server.x + sign * _vector("direction") + 0.1 * _vector(id, "result")
+        """A result such that the moves cancel: the heaviest client against the others."""
+        along = 1.0 if id == 2 else -3.0
+        return self.server.x + along * _vector("direction") + 0.1 * _vector(id, "result")
 
     def _prox(self, x: Tensor) -> Tensor:
         g = self.method.g
@@ -319,6 +319,8 @@ class _Round:
     def _steps(self) -> None:
         planned = [int(STEPS[int(str(c.id))]) for c in self.clients]
         found = self.method.steps(planned, lambda purpose: self.random)
+        draws = list(self.method.steps(planned, lambda purpose: 0.99)) != list(found)
+        self.found.differs("whether steps are drawn", draws, self.method.draws_steps)
         expected = [float(self._read(self.row.steps, own)) for own in self.own]
         self.found.add("number of steps", expected, list(found))
 

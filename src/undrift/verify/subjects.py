@@ -79,6 +79,7 @@ def _averaging() -> Iterator[Subject]:
     yield Subject("FedAvgMin", m.FedAvgMin())
     yield Subject("FedProx", m.FedProx(mu=0.5))
     yield Subject("FedProx I", m.FedProx(mu=0.5, scheme="I", server=Plain(0.7)))
+    yield Subject("FedProx trans. II", m.FedProx(mu=0.5, scheme="transformed II"))
     yield Subject("FedProx inside", m.FedProx(mu=0.5, pull_inside_momentum=True))
     yield Subject("FedNova", m.FedNova())
     yield Subject("FedNova prox", m.FedNova(mu=0.5))
