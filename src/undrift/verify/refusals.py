@@ -41,6 +41,9 @@ def refuses(subject: Subject) -> Finding | None:
         for conditions, defined in _cases(method)
         if _accepts(method, conditions) != defined
     ]
+    by_weight = _drawing(method.name, method.hyperparameters()) == "by weight"
+    if method.draws_by_weight != by_weight:
+        wrong.append(f"a number as the cohort must {'' if by_weight else 'not '}mean draws by q_k")
     note = wrong[0] if wrong else ""
     return Finding("no wrong answer", wrong[:3], float(len(wrong)), note)
 
