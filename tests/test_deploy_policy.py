@@ -309,7 +309,7 @@ def test_the_roster_is_fixed_for_a_run_and_the_own_weight_is_logged(honest, tmp_
     assert "by 1/(N·q) = 3333, above the limit 1000 (max_scale" in refusal(
         site, of(order, roster=small)
     )
-    assert not lines(site)[0]["kind"] == "run"  # a refused roster counts as no run
+    assert lines(site)[0]["kind"] != "run"  # a refused roster counts as no run
     capped = {"a": (10, 0.1), "b": (23, 0.4), "c": (37, 0.5)}
     assert "error" not in ask(site, of(order, roster=capped))[0]
     run = next(line for line in lines(site) if line["kind"] == "run")
