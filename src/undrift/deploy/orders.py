@@ -183,8 +183,8 @@ def _terms(values: Mapping[str, Any]) -> RunTerms:
     rows = values["roster"]
     if not isinstance(rows, dict) or not all(_is_row(row) for row in rows.values()):
         raise InvalidMessage(
-            "The order's 'roster' must have the number of samples, above 0, and the weight, in "
-            "(0, 1], of every site."
+            "The order's 'roster' must have the number of samples, a whole number above 0, and "
+            "the weight, in (0, 1], of every site."
         )
     return RunTerms(
         run=_text(values, "run"),
@@ -214,7 +214,8 @@ def _is_row(row: Any) -> bool:
     if not (isinstance(row, list) and len(row) == 2 and all(_is_number(each) for each in row)):
         return False
     samples, weight = row
-    return 0 < samples <= MAX_NUMBER and math.isfinite(weight) and 0 < weight <= 1
+    whole = 0 < samples <= MAX_NUMBER and samples == int(samples)
+    return whole and math.isfinite(weight) and 0 < weight <= 1
 
 
 def _whole(values: Mapping[str, Any], name: str, most: int = MAX_NUMBER) -> int:

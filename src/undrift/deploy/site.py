@@ -134,6 +134,10 @@ class Site:
             self.doing = None
             self._accepted = False
 
+    def log_refusal(self, sentence: str) -> bool:
+        """Log a request that was refused before it was read; False if there is a flood of them."""
+        return self.audit.request(REFUSED, {"kind": "unverified", "reason": sentence})
+
     def _log_failure(self, what: Mapping[str, Any]) -> bool:
         """Log an order that failed; False if it was not accepted and there is a flood of them."""
         if not self._accepted:

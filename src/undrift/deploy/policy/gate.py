@@ -27,6 +27,9 @@ from undrift.experiments.experiment import Experiment
 from undrift.local.base import Solver
 from undrift.local.minibatches import MinibatchSolver
 
+WEIGHT_TOLERANCE = 1e-6
+"""How far the sum of the weights of all sites may be from one."""
+
 Approve = Callable[[RunTerms], bool]
 """Asks a person whether the site takes part in a run."""
 
@@ -106,11 +109,7 @@ class Gate:
         if known is None:
             sites = {str(site) for site in self._experiment.data.parameters.get("sites", [])}
             _require(terms.roster.keys() == sites, "received a roster of other sites")
-            claimed = terms.roster[self._name][0]
-            _require(
-                claimed <= self._samples,
-                f"has {self._samples} training samples, but the server's roster says {claimed:g}",
-            )
+            self._require_place(terms)
             _require(
                 len(self._ledger.runs) < self._limits.max_runs,
                 f"has taken part in {self._limits.max_runs} runs, the limit max_runs in "
@@ -123,6 +122,26 @@ class Gate:
         _require(
             known.roster == terms.roster,
             "received another roster of sites than at the start of this run",
+        )
+
+    def _require_place(self, terms: RunTerms) -> None:
+        """Refuse a roster in which the site itself has another size, or a weight out of bounds.
+
+        The size decides the number of steps: a server that caps what a site counts changes its
+        weight only. The scale multiplies the local objective of some methods.
+        """
+        samples, weight = terms.roster[self._name]
+        _require(
+            samples == self._samples,
+            f"has {self._samples} training samples, but the server's roster says {samples:g}",
+        )
+        total = sum(row[1] for row in terms.roster.values())
+        _require(abs(total - 1) < WEIGHT_TOLERANCE, f"received weights with the sum {total:g}")
+        scale, most = 1 / (len(terms.roster) * weight), self._limits.max_scale
+        _require(
+            scale <= most,
+            f"would scale its objective by 1/(N·q) = {scale:.4g}, above the limit {most:g} "
+            f"(max_scale in {LIMITS_FILE})",
         )
 
     # Orders
