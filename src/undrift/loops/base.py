@@ -104,9 +104,7 @@ class Loop(ABC):
         self.sampler.check(self.roster)
         devices = self._devices()
         self.fleet: Fleet | None = devices.fleet(self.roster, seed) if devices else None
-        models = evaluation.models
-        last = "all" in models or ("own" in models and method.own_model is None)
-        tracked = TrackedModels(cohort="cohort" in models, last=last)
+        tracked = TrackedModels.of(evaluation.models, method.own_model)
         self.job = Job(self.roster, spec.local, seed, tracked, UploadChain(spec.transforms))
         self.planner = WorkPlanner(self.job, spec.limit)
         method.check(self.conditions())
