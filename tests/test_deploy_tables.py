@@ -5,9 +5,10 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 
-from deployments import InProcess
-from test_deploy import Killed, Mortal, assert_same, simulated
+from deployments import InProcess, app
+from test_deploy import Killed, Mortal, assert_same, deployed, model, simulated
 from undrift.core.client_metrics import read_rows
 from undrift.deploy.agreement import facts
 from undrift.deploy.policy.approval import asking
@@ -294,6 +295,38 @@ def test_arrays_of_a_folder_are_refused_in_a_sentence(tmp_path):
     shutil.rmtree(tmp_path / "state", ignore_errors=True)
     with pytest.raises(UndriftError, match="no columns, so leave"):
         serve(Experiment.load(file), tmp_path / "out", transport)
+
+
+def test_the_audit_log_has_a_line_for_every_answer(tmp_path, experiment):
+    site = Site(experiment, "a", tmp_path / "state")
+    asked(site, COUNTS)
+    asked(site, DEVIATIONS)
+    asked(site, {"stage": "rows"})
+    lines = (tmp_path / "state" / "a" / "audit.jsonl").read_text().splitlines()
+    first, second, third = map(json.loads, lines)
+    assert first["sent"]["stage"] == "counts" and "sums" in first["sent"]["fields"]
+    assert second["sent"]["stage"] == "deviations"
+    assert third["decision"] == "refused" if "decision" in third else "refused" in lines[2]
+
+
+def test_class_weights_come_from_all_sites_with_any_source(tmp_path):
+    file = app(tmp_path / "app")
+    loss = """
+def loss(outputs, targets, class_weights=None):
+    each = nn.functional.cross_entropy(outputs, targets, class_weights, reduction="none")
+    return each.mean()
+"""
+    site = file.parent / "site.py"
+    site.write_text(site.read_text() + loss)
+    settings = {"loss": "site.py:loss", "rounds": 2}
+    simulated(file, tmp_path / "here", **settings)
+    transport = InProcess(file, tmp_path / "state")
+    deployed(file, tmp_path / "there", transport, **settings)
+    assert_same(tmp_path / "here", tmp_path / "there", "FedAvg")
+    assert [question for _, question, _ in statistics(transport)] == [{"stage": "classes"}] * 3
+    deployed(file, tmp_path / "plain", InProcess(file, tmp_path / "other"), rounds=2)
+    mine, plain = model(tmp_path / "there", "FedAvg"), model(tmp_path / "plain", "FedAvg")
+    assert not torch.allclose(mine["0.weight"], plain["0.weight"], atol=1e-4)
 
 
 def test_words_of_the_data_stay_at_the_site(tmp_path, experiment, capfd):

@@ -36,7 +36,15 @@ from undrift.deploy.orders import (
     split,
 )
 from undrift.deploy.policy.agreed_run import AgreedRun
-from undrift.deploy.policy.audit import DONE, FAILED, REFUSED, AuditLog, described
+from undrift.deploy.policy.audit import (
+    DONE,
+    FAILED,
+    REFUSED,
+    AuditLog,
+    described,
+    in_words,
+    logged_request,
+)
 from undrift.deploy.policy.gate import Approve, Gate
 from undrift.deploy.policy.ledger import Ledger
 from undrift.deploy.policy.limits import LIMITS_FILE, Limits, secret_key
@@ -57,8 +65,6 @@ from undrift.utils.threads import one_thread
 
 COMPUTING_SHARE = 0.7
 """The share of a deadline that a site plans to compute for; the rest is for the transport."""
-LOGGED = {"run": "run", "label": "method", "seed": "seed", "attempt": "attempt", "round": "round"}
-"""The fields of an order that the audit log has, with their names there."""
 
 
 class Site:
@@ -126,8 +132,8 @@ class Site:
         asked: dict[str, Any] = {"kind": "invalid"}
         try:
             values, tensors = decode(request, MAX_REQUEST_BYTES)
-            asked = _logged(values)
-            self.doing = _in_words(asked)
+            asked = logged_request(values)
+            self.doing = in_words(asked)
             return self._answer(values, tensors, asked)
         except InvalidMessage as error:
             self.audit.request(REFUSED, {**asked, "reason": str(error)})
@@ -161,15 +167,12 @@ class Site:
             return self._work(parse_work_order(values, tensors))
         if kind == EVALUATE:
             return self._evaluate(parse_evaluation_order(values, tensors))
+        if kind == STATISTICS:
+            return self._give_statistics(values, asked)
         if kind == IDENTIFY:
             answer = encode({"site": self.name}, {})
         elif kind == DESCRIBE:
             answer = self._describe(values)
-        elif kind == STATISTICS:
-            self._require_same_experiment(values)
-            found = self._statistics.answer(values.get("run"), values.get("question"))
-            answer = encode({"site": self.name, "statistics": found}, {})
-            asked = {**asked, "stage": values["question"]["stage"]}
         else:
             raise InvalidMessage(
                 f"The site {self.name!r} does not know requests of kind {str(kind)[:40]!r}."
@@ -194,6 +197,16 @@ class Site:
             },
             {},
         )
+
+    def _give_statistics(self, values: Mapping[str, Any], asked: Mapping[str, Any]) -> bytes:
+        """Sums and counts of the training samples, by which sites agree before a run."""
+        self._require_same_experiment(values)
+        found = self._statistics.answer(values.get("run"), values.get("question"))
+        answer = encode({"site": self.name, "statistics": found}, {})
+        # Like an order it always has its line in the log: it tells something about the data.
+        sent = {"stage": values["question"]["stage"], "fields": sorted(found), "bytes": len(answer)}
+        self.audit.order(DONE, {**asked, "sent": sent})
+        return answer
 
     def _require_same_experiment(self, values: Mapping[str, Any]) -> None:
         difference = first_difference(facts(self.experiment), values.get("experiment"))
@@ -326,7 +339,7 @@ class Site:
         self.audit.order(
             DONE,
             {
-                **_logged({"kind": WORK, **order.terms.values(), "round": order.round}),
+                **logged_request({"kind": WORK, **order.terms.values(), "round": order.round}),
                 "turn": order.turn,
                 "computed": {
                     "steps": reply.steps,
@@ -359,7 +372,7 @@ class Site:
         self.audit.order(
             DONE,
             {
-                **_logged({"kind": EVALUATE, **order.terms.values(), "round": order.round}),
+                **logged_request({"kind": EVALUATE, **order.terms.values(), "round": order.round}),
                 "model": order.model,
                 "computed": {"parts": list(run.evaluation.parts), "seconds": round(seconds, 3)},
                 "sent": {"metrics": sent, "bytes": len(answer)},
@@ -417,28 +430,6 @@ class Site:
 
 def _with_steps(assignment: Assignment, steps: int) -> Assignment:
     return replace(assignment, work=replace(assignment.work, steps=steps))
-
-
-def _logged(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What the audit log has of a request; `round` is counted from 1, as in records."""
-    kind = values.get("kind")
-    found: dict[str, Any] = {
-        "kind": kind if kind in (IDENTIFY, DESCRIBE, STATISTICS, WORK, EVALUATE) else "unknown"
-    }
-    for name, shown in LOGGED.items():
-        value = values.get(name)
-        if isinstance(value, str | int) and not isinstance(value, bool):
-            found[shown] = value
-    if kind == WORK and isinstance(found.get("round"), int):
-        found["round"] += 1
-    return found
-
-
-def _in_words(asked: Mapping[str, Any]) -> str:
-    """A request, for the sentence about what a stopped site left undone."""
-    place = f"round {asked.get('round')} of {asked.get('method')}"
-    kinds = {WORK: f"the work of {place}", EVALUATE: f"the evaluation after {place}"}
-    return kinds.get(asked["kind"], f"the request to {asked['kind']} itself")
 
 
 def _require(condition: bool, sentence: str) -> None:
