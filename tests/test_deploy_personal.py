@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 
 from deployments import InProcess, app
 from test_deploy import Killed, Mortal, assert_same, deployed, records, simulated
-from undrift.deploy.wire_format import decode
+from undrift.deploy.wire_format import decode, encode
 
 SHARED = 6 * 5 + 5
 """Parameters of the first layer of the app's model, which has 6 inputs and 5 units."""
@@ -103,3 +103,22 @@ def test_a_server_that_dies_goes_on_with_the_personal_parameters_of_the_sites(tm
         deployed(file, out, InProcess(file, state), **settings)
         assert_same(tmp_path / "whole", out, "FedAvg", tolerance=0)
         close(records(tmp_path / "whole"), records(out), lambda found: found)
+
+
+def test_an_evaluation_with_another_version_of_the_sites_state_is_another_one(tmp_path):
+    """Otherwise a server could compare the versions of a site's personal parameters at will."""
+    file = app(tmp_path / "app")
+    transport = InProcess(file, tmp_path / "state")
+    settings = {"personal": ["2.*"], "rounds": 3, "evaluation.every": 1}
+    deployed(file, tmp_path / "out", transport, **settings)
+    requests = [
+        decode(request, len(request)) for site, request, _ in transport.exchanged if site == "a"
+    ]
+    values, tensors = next(each for each in reversed(requests) if each[0]["kind"] == "evaluate")
+
+    def answer(base):
+        found = transport.made("a").answer(encode({**values, "base": base}, tensors))
+        return decode(found, len(found))[0]
+
+    assert "metrics" in answer(values["base"])
+    assert "has evaluated the model" in answer(values["base"] - 1)["error"]
