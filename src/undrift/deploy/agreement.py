@@ -8,6 +8,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from undrift.experiments.experiment import Experiment
+from undrift.experiments.tables.data import is_folder
 
 OWN = ("name", "output", "engine", "deploy", "target", "sweep", "system")
 """The settings that may differ: they change nothing that a site computes or sends."""
@@ -21,6 +22,8 @@ def facts(experiment: Experiment) -> dict[str, Any]:
     found = {key: value for key, value in experiment.resolved().items() if key not in OWN}
     if "weights" in found:
         found["weights"] = _checksum(Path(found["weights"]))
+    if is_folder(experiment.data.source):  # every site has its own folder
+        found["data"] = {**found["data"], "source": "a folder"}
     return _plain(found)
 
 

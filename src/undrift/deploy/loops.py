@@ -110,7 +110,7 @@ class DeployedLoop(Loop):
 
     def _measure(self, record: Record, last: bool) -> None:
         self.engine.site_metrics.clear()
-        self.engine.measure_next(record.round, self.evaluation.models)
+        self.engine.measure_next(record.round, self.evaluation.models, self.states)
         super()._measure(record, last)
         record.rejected += self.engine.take_rejected_metrics()
 

@@ -19,7 +19,9 @@ from undrift.deploy.wire_format import InvalidMessage, encode
 from undrift.utils.errors import UndriftError
 
 IDENTIFY, DESCRIBE, WORK, EVALUATE = "identify", "describe", "work", "evaluate"
-"""The kinds of requests: say your name, describe your data and model, train, evaluate a model."""
+STATISTICS = "statistics"
+"""The kinds of requests: say your name, describe your data and model, train, evaluate a model, give
+statistics of the training samples before a run."""
 MAX_NUMBER = (1 << 53) - 1
 """The largest round, attempt or version."""
 MAX_CHARACTERS = 200
@@ -59,6 +61,15 @@ class RunTerms:
             "rounds": self.rounds,
             "roster": {site: list(row) for site, row in self.roster.items()},
         }
+
+
+@dataclass(frozen=True)
+class StatisticsTerms:
+    """The questions for statistics that come before a run."""
+
+    run: str
+    revealed: tuple[str, ...]
+    """what the answers tell the server, in sentences"""
 
 
 @dataclass(frozen=True)
@@ -114,9 +125,12 @@ class EvaluationOrder:
     round: int
     """the round after which the model is measured; 0 for the initial model"""
     model: str
-    """which of the experiment's models it is: "server", "cohort" or "all" """
+    """which of the experiment's models it is: "server", "cohort", "all", "own" or "tuned" """
     x: Tensor
     buffers: Mapping[str, Tensor]
+    base: int = 0
+    """the version of the client's state that belongs to the model, if the client has a model of its
+    own; 0 if it has not taken part yet"""
 
     def encoded(self) -> bytes:
         """The order as bytes; `parse_evaluation_order` is the inverse."""
@@ -125,6 +139,7 @@ class EvaluationOrder:
             **self.terms.values(),
             "round": self.round,
             "model": self.model,
+            "base": self.base,
         }
         return encode(values, {"x": self.x} | add_prefix("buffers ", self.buffers))
 
@@ -132,7 +147,7 @@ class EvaluationOrder:
 TERMS = ("run", "label", "seed", "attempt", "rounds", "roster")
 WORK_FIELDS = {"kind", *TERMS, "round", "turn", "base", "committed", "version", "available"}
 WORK_FIELDS |= {"numbers"}
-EVALUATION_FIELDS = {"kind", *TERMS, "round", "model"}
+EVALUATION_FIELDS = {"kind", *TERMS, "round", "model", "base"}
 
 
 def parse_work_order(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> WorkOrder:
@@ -175,7 +190,12 @@ def parse_evaluation_order(
     if "x" not in tensors or len(buffers) + 1 != len(tensors):
         raise InvalidMessage("The order must have the model 'x' and its buffers, and no more.")
     return EvaluationOrder(
-        _terms(values), _whole(values, "round"), _text(values, "model"), tensors["x"], buffers
+        terms=_terms(values),
+        round=_whole(values, "round"),
+        model=_text(values, "model"),
+        x=tensors["x"],
+        buffers=buffers,
+        base=_whole(values, "base"),
     )
 
 

@@ -20,7 +20,7 @@ from undrift.core.problem import Client
 from undrift.core.round_result import RoundResult
 from undrift.core.uploads.norm_bounds import NormLimits
 from undrift.deploy.federation import RemoteFederation
-from undrift.deploy.guards.metrics import combined_metrics, metrics_in
+from undrift.deploy.guards.metrics import combined_metrics, has_own_models, metrics_in
 from undrift.deploy.orders import EvaluationOrder, RunTerms, WorkOrder
 from undrift.deploy.protocol import (
     OVERHEAD_BYTES,
@@ -127,6 +127,8 @@ class RemoteEngine(Engine):
         """the sites among which the cohort of the round was drawn; None for all"""
         self._to_measure: deque[tuple[int, str]] = deque()
         """the round and the names of the models that are evaluated next"""
+        self._versions: dict[Hashable, int] = {}
+        """the versions of the clients' states that their own models belong to"""
         self._timeout = timeout
         self._pace = pace
         self._open: dict[str, WorkRequest] = {}
@@ -229,7 +231,7 @@ class RemoteEngine(Engine):
         def draw(purpose: str) -> float:
             return generator(self.job.seed, purpose, request.work.round).random()
 
-        return expected_answer(method, request, self.losses.flat.x, self.job.tracked, draw)
+        return expected_answer(method, request, self.losses.initial(), self.job.tracked, draw)
 
     # Rounds
 
@@ -317,9 +319,13 @@ class RemoteEngine(Engine):
 
     # Evaluation
 
-    def measure_next(self, round: int, models: Iterable[str]) -> None:
-        """Say what the next calls of `evaluate` are about: the models of a round, in this order."""
+    def measure_next(self, round: int, models: Iterable[str], states: ClientStates) -> None:
+        """Say what the next calls of `evaluate` are about: the models of a round, in this order.
+
+        `states` has the versions of the clients' states that their own models belong to.
+        """
         self._to_measure = deque((round, model) for model in models)
+        self._versions = {id: _version(states, id) for id in states.seen()}
 
     def evaluate(
         self,
@@ -333,12 +339,17 @@ class RemoteEngine(Engine):
         """Metrics over the sites that answer: the training loss by q_k, the others by samples."""
         idle = self.idle_sites()
         round, model = self._to_measure.popleft()
-        request = EvaluationOrder(self._terms, round, model, x, buffers).encoded()
-        waiting = {
-            self.transport.send(str(site), request, self._timeout, OVERHEAD_BYTES): site
-            for site in self.losses.ids
-            if site in idle
-        }
+        own = has_own_models(self.losses, model)
+        versions = self._versions if own else {}
+        waiting = {}
+        for site in self.losses.ids:
+            if site in idle:
+                base = versions.get(site, 0)
+                order = EvaluationOrder(self._terms, round, model, x, buffers, base)
+                ticket = self.transport.send(
+                    str(site), order.encoded(), self._timeout, OVERHEAD_BYTES
+                )
+                waiting[ticket] = site
         found: dict[Hashable, dict[str, float]] = {}
         self.site_metrics.append(found)
         ends = time.monotonic() + self._timeout
@@ -362,7 +373,7 @@ class RemoteEngine(Engine):
         if clients is not None:
             for client in self.losses.ids:
                 clients.add(client, found.get(client, {}))
-        return combined_metrics(self.losses, weights, found)
+        return combined_metrics(self.losses, weights, found, own)
 
     def _consistent(
         self, found: dict[Hashable, dict[str, float]]

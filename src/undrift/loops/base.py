@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from undrift.core.client_metrics import ClientMetrics
 from undrift.core.clients import ClientStates, Roster
@@ -36,8 +36,9 @@ from undrift.loops.measuring import measure
 from undrift.loops.planning import WorkPlanner
 from undrift.loops.spec import EngineFactory, RunSpec, StatesFactory
 from undrift.methods.traffic import traffic_of
+from undrift.nets.modes import unmark_eval_parts
 from undrift.nets.module_losses import ModuleLosses
-from undrift.utils.errors import Diverged, require, require_type
+from undrift.utils.errors import Diverged, UndriftError, require, require_type
 from undrift.utils.threads import one_thread
 
 MAX_SPANS = 500
@@ -50,6 +51,8 @@ class Loop(ABC):
     Iterate over `rounds()`. Between two rounds the whole state of the run is in `records`,
     `states`, and what `saved` and `write_once_parts` return: a loop restored from them continues
     with the same bits.
+
+    Callbacks get it as `run`, to read: the guide's page on own parts lists what they may use.
     """
 
     def __init__(
@@ -104,9 +107,7 @@ class Loop(ABC):
         self.sampler.check(self.roster)
         devices = self._devices()
         self.fleet: Fleet | None = devices.fleet(self.roster, seed) if devices else None
-        models = evaluation.models
-        last = "all" in models or ("own" in models and method.own_model is None)
-        tracked = TrackedModels(cohort="cohort" in models, last=last)
+        tracked = TrackedModels.of(evaluation.models, method.own_model)
         self.job = Job(self.roster, spec.local, seed, tracked, UploadChain(spec.transforms))
         self.planner = WorkPlanner(self.job, spec.limit)
         method.check(self.conditions())
@@ -178,6 +179,15 @@ class Loop(ABC):
             record = self._step()
         record.strategy = self.engine.strategy
         return record
+
+    def model(self) -> nn.Module:
+        """A new module with the server's present parameters and buffers, in evaluation mode.
+
+        Personal parameters rest with the clients, so they have their initial values here.
+        """
+        if not isinstance(self.losses, ModuleLosses):
+            raise UndriftError("An analytic problem has no module: its solution is `result.x`.")
+        return unmark_eval_parts(self.losses.module_with(self.server.x, self.buffers))
 
     @property
     def keeps_own_models(self) -> bool:

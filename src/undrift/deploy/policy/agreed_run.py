@@ -55,8 +55,7 @@ class AgreedRun:
         self.method: Method = methods[label]
         self.pace = pace_of(self.method, experiment.pace_of(label))
         self.roster = WeightedRoster(roster, experiment.objective)
-        models = self.evaluation.models
-        self.tracked = TrackedModels(cohort="cohort" in models, last="all" in models)
+        self.tracked = TrackedModels.of(self.evaluation.models, self.method.own_model)
         self.job = Job(self.roster, experiment.local_of(label), seed, self.tracked)
         self._planner = WorkPlanner(self.job, experiment.limits())
         by_weight = all(method.draws_by_weight for method in methods.values())

@@ -17,7 +17,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from undrift.core.problem import Client, Keep, Work
-from undrift.deploy.orders import EvaluationOrder, RunTerms, WorkOrder, add_prefix, split
+from undrift.deploy.orders import (
+    EvaluationOrder,
+    RunTerms,
+    StatisticsTerms,
+    WorkOrder,
+    add_prefix,
+    split,
+)
 from undrift.deploy.policy.agreed_run import AgreedRun
 from undrift.deploy.policy.ledger import History, Ledger
 from undrift.deploy.policy.limits import LIMITS_FILE, Limits
@@ -30,8 +37,8 @@ from undrift.local.minibatches import MinibatchSolver
 WEIGHT_TOLERANCE = 1e-6
 """How far the sum of the weights of all sites may be from one."""
 
-Approve = Callable[[RunTerms], bool]
-"""Asks a person whether the site takes part in a run."""
+Approve = Callable[[RunTerms | StatisticsTerms], bool]
+"""Asks a person whether the site takes part in a run, or gives statistics before it."""
 
 
 class Admission(NamedTuple):
@@ -179,6 +186,7 @@ class Gate:
         """Accept an order to evaluate; it is on disk when this returns."""
         terms = order.terms
         digest = checksum({"x": order.x} | add_prefix("buffers ", order.buffers))
+        digest += f" {order.base}" if order.base else ""
         history = self._ledger.history(terms)
         known = history.evaluations.get((order.round, order.model), set())
         self._require_rate()
