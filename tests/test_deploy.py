@@ -49,6 +49,7 @@ def assert_same(one, other, label, tolerance=1e-6):
 @pytest.mark.parametrize("objective", ["samples", "clients"])
 def test_every_method_computes_what_it_computes_in_simulation(tmp_path, objective):
     labels = [*METHODS, "FedProx", "FedPD", "FedSplit", "VRLSGD", "FedAvgMin", "DistributedSGD"]
+    labels += ["FedCM", "FedACG", "FedExP", "FedADMM", "FedVARP", "MIFA", "Scaffnew", "MimeLite"]
     labels += ["FedSAM", "FedSpeed"]
     if objective == "samples":
         labels = [label for label in METHODS if label != "FedLGA"]
