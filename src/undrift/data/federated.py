@@ -855,7 +855,7 @@ def federated(
         bounds = np.concatenate([[0], split.bounds[1:][full]])
         left_out = f"{len(split.sizes) - len(full)} clients without samples are left out."
         partition_notes = (*partition_notes, left_out)
-        ids = [ids[k] for k in full]
+        ids = [ids[k] for k in full.tolist()]
     train = Part(x, y, torch.from_numpy(split.rows), torch.from_numpy(bounds))
     return FederatedData(train, test, ids, name, classes=classes, notes=(*notes, *partition_notes))
 
