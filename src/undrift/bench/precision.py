@@ -21,7 +21,7 @@ from undrift.data.federated import FederatedData
 from undrift.data.part import Part
 from undrift.nets.criteria import BF16, FP32
 
-CURVE_ROUNDS = 16
+CURVE_ROUNDS = 10
 """Rounds of the loss curves."""
 EVALUATED_SAMPLES = 500
 """Training samples on which the curves are evaluated."""

@@ -154,6 +154,10 @@ class ClientStates:
     def prefetch(self, clients: Iterable[Hashable]) -> None:
         """Read the states of the next round's clients ahead; in memory there is nothing to do."""
 
+    def hold(self, keep: Keep) -> Keep:
+        """A new state in the place where it waits until its round is accepted; here as it is."""
+        return keep
+
     def put(self, client: Hashable, keep: Keep) -> None:
         """Store a client's new state."""
         values = {}

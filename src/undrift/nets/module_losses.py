@@ -118,7 +118,7 @@ class ModuleLosses(Losses):
         self.flat = FlatModule(module, self.device, own)
         self.dimension = self.flat.shared
         self._initial_whole = self.flat.x.clone()
-        self._initial = self._initial_whole[: self.dimension].clone()
+        self._initial = self._initial_whole[: self.dimension]  # a view: models may be large
         called = None if step is not None else self.flat.module  # a step gets whole batches
         self._train = _placed_like(self.flat.x, data.train, called)
         self._test = None if data.test is None else _placed_like(self.flat.x, data.test, called)
