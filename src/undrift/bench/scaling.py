@@ -28,6 +28,8 @@ MAX_RELATIVE, MAX_LARGE_RELATIVE = 1.1, 1.2
 """Limits of the growth of a step's cost over the smallest population."""
 MAX_START_SECONDS, MAX_LARGE_START_SECONDS = 3.0, 5.0
 """Limits of the seconds to start, and to share samples out over the clients."""
+LEAST_ON_CLOCK = 1000
+"""Smallest population on the clock: with fewer clients, too few for a cohort are available."""
 PARTITIONED_SAMPLES = 4
 """Samples per client that a partition shares out when it is timed."""
 ON_THE_CLOCK = Devices(
@@ -111,7 +113,10 @@ def scale(
     grown = [(each, max(POPULATION, each)) for each in cohorts]
     series: list[tuple[str, list[tuple[int, int]], Devices | None]] = [("cohort", grown, None)]
     sizes = [(cohort, each) for each in populations]
-    series += [("population", sizes, None), ("on clock", sizes, ON_THE_CLOCK)]
+    series.append(("population", sizes, None))
+    several = [each for each in sizes if each[1] >= LEAST_ON_CLOCK]
+    if several:
+        series.append(("on clock", several, ON_THE_CLOCK))
     found: list[ScalingPoint] = []
     for number, (grows, each, devices) in enumerate(series):
         part = _part_of(tick, number, len(series))
