@@ -414,7 +414,8 @@ class Site:
             roster = Roster(losses.ids, losses.sizes)
             job = Job(roster, run.job.local, terms.seed, run.tracked)
             options = self.experiment.engine.build()
-            options = EngineOptions("serial") if options.name in ("ray", "auto") else options
+            if options.name in ("ray", "auto"):
+                options = EngineOptions("serial", precision=options.precision)
             self._engines = {terms.key: options(losses, job)}
         return self._engines[terms.key]
 

@@ -382,9 +382,11 @@ class Loop(ABC):
 
     def _measured_samples(self, train_samples: int | None) -> dict[str, tuple[int, int]]:
         """By part, on how many samples the models were measured, and how many there are."""
-        if not isinstance(self.losses, ModuleLosses):
+        # The engine's losses measured the model and still have the samples.
+        losses = getattr(self.engine, "losses", self.losses)
+        if not isinstance(losses, ModuleLosses):
             return {}
-        return self.losses.measured_samples(self.weights, self.evaluation.parts, train_samples)
+        return losses.measured_samples(self.weights, self.evaluation.parts, train_samples)
 
     def _target_reached(self, metrics: Mapping[str, float]) -> str | None:
         """A sentence on the first target that was reached, or None."""

@@ -6,8 +6,6 @@ import math
 import time
 from collections.abc import Hashable, Iterator, Sequence
 
-import numpy as np
-
 from undrift.core.clients import ClientStates
 from undrift.core.diagnostics import diagnose
 from undrift.core.messages import Assignment
@@ -188,12 +186,11 @@ class Synchronous(Loop):
             return draw_cohort(sampler, self.roster, self.seed, self.round)
         # Wait until one of the clients that can be drawn is available: any client, or for given
         # cohorts one of this round's.
-        wanted = np.ones(len(self.roster), dtype=bool)
+        wanted: slice | list[int] = slice(None)
         if isinstance(sampler, Fixed):
-            wanted[:] = False
             given = draw_cohort(sampler, self.roster, self.seed, self.round)
-            wanted[[self.roster.position[client] for client in given]] = True
-        if not (self.fleet.available(self.now) & wanted).any():
+            wanted = [self.roster.position[client] for client in given]
+        if not self.fleet.available(self.now)[wanted].any():
             next_time = float(self.fleet.next_available(self.now)[wanted].min())
             if math.isinf(next_time):
                 self.stopped = "no client is available any more"

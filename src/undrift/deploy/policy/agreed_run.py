@@ -186,7 +186,7 @@ class WeightedRoster(Roster):
         """the weights that follow from the numbers of samples"""
         self.weights = announced
         self.equal = bool((announced == announced[0]).all())
-        self._numbers = self.sizes.tolist(), announced.tolist()
+        self._numbers = self.sizes.numpy(), announced.numpy()
 
 
 def _spec(tensor: Tensor) -> TensorSpec:
