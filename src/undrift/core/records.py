@@ -60,6 +60,9 @@ class Record:
     has; empty without samples, and in a deployment, where sites measure on all of theirs"""
     diagnostics: dict[str, float] = field(default_factory=dict)
     """drift and consistency, in rounds that are evaluated: see `undrift.core.diagnostics`"""
+    privacy: dict[str, float] = field(default_factory=dict)
+    """of a private run: the noise multiplier, the clipping norm of the round, δ and, in rounds that
+    are evaluated, the ε spent so far. Everything else in a record is outside the guarantee."""
     cohort: list[Hashable] = field(default_factory=list)
     rejected: list[tuple[Hashable, str]] = field(default_factory=list)
     """clients whose reply could not be used, each with the reason"""
@@ -159,6 +162,7 @@ class Record:
             "round": self.round,
             **self.metrics,
             **self.diagnostics,
+            **{f"privacy_{name}": value for name, value in self.privacy.items()},
             **{f"measured_{part}": some for part, (some, _) in self.measured.items()},
             "clients": len(self.cohort),
             "rejected": len(self.rejected),
@@ -206,6 +210,7 @@ SHAPES: dict[str, Any] = {
     "metrics": _METRICS,
     "measured": {str: Row((int, int))},
     "diagnostics": _METRICS,
+    "privacy": {str: NUMBER},
     "cohort": [_ID],
     "rejected": [Row((_ID, str))],
     "absent": [_ID],
