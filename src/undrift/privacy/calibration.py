@@ -9,6 +9,7 @@ from undrift.utils.errors import UndriftError, require, require_choice, require_
 
 LARGEST_NOISE = 1e6
 """A budget that needs a larger noise multiplier is refused."""
+SMALLEST_NOISE = 0.1
 NOISE_PRECISION = 1e-4
 """Relative precision of the search for a noise multiplier; it is rounded up."""
 COARSE = 10
@@ -121,7 +122,7 @@ def noise_for(epsilon: float, law: CohortLaw, rounds: int, delta: float, account
     low = high / 2
     while holds(low):
         low, high = low / 2, low
-        if low < 1 / 64:
+        if low < SMALLEST_NOISE:
             raise UndriftError(
                 f"ε = {epsilon:g} allows nearly no noise, which protects nobody: give a smaller "
                 f"epsilon."
