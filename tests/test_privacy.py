@@ -236,7 +236,7 @@ def test_scaffolds_control_is_clipped_on_the_scale_of_the_move():
 
 @pytest.mark.parametrize("source", [KeyedNoise(3), SystemNoise()])
 def test_the_noise_in_a_sum_has_the_variance_zc_squared(source):
-    """Chi-square test with an error rate of 1e-6: the keyed source is seeded, the system's is not."""
+    """Chi-square test with an error rate of 1e-6; the keyed source is seeded."""
     method, dimension, z, clip = ud.SCAFFOLD(), 20_000, 1.3, 0.7
     roster = Roster(range(10), torch.ones(10), "clients")
     mechanism = Mechanism(

@@ -139,13 +139,18 @@ class Mechanism:
         """The ε spent so far."""
         return self.guarantee.epsilon(self.releases)
 
-    def recorded(self, accounted: bool) -> dict[str, float]:
+    def recorded(self, accounted: bool) -> dict[str, float | str]:
         """What records say of the last round; ε, which takes a moment to compute, if asked."""
-        found = {"noise": float(self.guarantee.noise), "delta": self.guarantee.delta}
+        found: dict[str, float | str] = {
+            "noise": float(self.guarantee.noise),
+            "delta": self.guarantee.delta,
+        }
         if self.used_clip is not None:
             found["clip"] = float(self.used_clip)
         if accounted and self.guarantee.noise > 0:
-            found["epsilon"] = self.spent()
+            law = self.guarantee.law
+            found |= {"epsilon": self.spent(), "neighbours": law.relation}
+            found["sampling"] = law.assumption
         return found
 
     def exhausted(self, rounds: int) -> str | None:
