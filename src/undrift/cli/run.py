@@ -180,6 +180,11 @@ def resume(
     longer = {} if rounds is None else {"rounds": rounds}
     found = resumed(folder, longer | _engine(workers=workers, address=address))
     if from_round is not None:
+        require(
+            found.privacy is None or not is_deployed(folder),
+            "A private deployment cannot go back: its rounds were released, and their "
+            "contributions must not be released again under other noise.",
+        )
         go_back(folder, found.labels, found.seeds, from_round, only, seed)
     else:
         require(only is None and seed is None, "--only and --seed need --from-round.")

@@ -12,9 +12,8 @@ from torch import Tensor
 from undrift.core.evaluation import Evaluation
 from undrift.core.losses import Federation
 from undrift.core.method import Method
-from undrift.core.sampling import All, Sampler
+from undrift.core.sampling import All
 from undrift.core.targets import PARTS
-from undrift.devices import Fleet
 from undrift.local.amounts import Unfinished
 from undrift.local.base import Local
 from undrift.loops.paces import FirstToRespond, RoundPace
@@ -22,7 +21,7 @@ from undrift.privacy.gaussian import Gaussian
 from undrift.privacy.mechanism import Mechanism, guarantee_of
 from undrift.privacy.noise_sources import NoiseSource
 from undrift.privacy.refusals import check_privacy
-from undrift.privacy.sampling import CohortLaw, law_of
+from undrift.privacy.sampling import law_of
 from undrift.privacy.scales import upload_scales
 from undrift.utils.errors import require
 
@@ -63,20 +62,21 @@ def is_stateful(method: Method, local: Local, kept: Sequence[str] = ()) -> bool:
     return bool(method.kept()) or bool(local.keeps) or bool(kept)
 
 
-def cohort_law(sampler: Sampler, clients: int, stateful: bool, fleet: Fleet | None) -> CohortLaw:
-    """How the cohorts of a run are drawn, as far as its privacy depends on it."""
-    return law_of(sampler, clients, stateful, steady=fleet is None or fleet.steady)
+def make_mechanism(
+    loop: Loop, pace: RoundPace | None, source: NoiseSource, steady: bool = True
+) -> Mechanism | None:
+    """The mechanism of a loop, None without privacy; an error if its guarantee would not hold.
 
-
-def make_mechanism(loop: Loop, pace: RoundPace | None, source: NoiseSource) -> Mechanism | None:
-    """The mechanism of a loop, None without privacy; an error if its guarantee would not hold."""
+    `steady` says whether all clients are always available, as far as devices do not say it.
+    """
     spec, privacy = loop.spec, loop.spec.privacy
     if privacy is None:
         return None
     check_privacy(privacy, spec.method, loop.roster, loop.conditions())
     _check_rounds(spec, pace)
     stateful = is_stateful(spec.method, spec.local, list(loop.job.uploads.init()))
-    law = cohort_law(spec.sampler, len(loop.roster), stateful, loop.fleet)
+    steady = steady and (loop.fleet is None or loop.fleet.steady)
+    law = law_of(spec.sampler, len(loop.roster), stateful, steady)
     return Mechanism(
         privacy,
         guarantee_of(privacy, law, spec.rounds),

@@ -123,7 +123,8 @@ class Synchronous(Loop):
         )
         folded = None
         # A private round is never skipped: that would tell how many clients replied.
-        if self.mechanism is not None or result.replies.count >= self.pace.min_replies:
+        private = self.mechanism is not None and self.pace.min_replies <= 1
+        if private or result.replies.count >= self.pace.min_replies:
             folded = self._folded(server, result, record)
         if folded is not None:
             before = self.server

@@ -19,9 +19,8 @@ from undrift.utils.errors import UndriftError
 
 PLD, RDP = "pld", "rdp"
 GRID = 1e-4
-"""The interval at which privacy losses are discretised, for noise multipliers of at least
-`LARGE_NOISE`. With less noise the losses are larger, and so is the interval."""
-LARGE_NOISE = 0.8
+"""The interval at which privacy losses are discretised, rounded up. Below a noise multiplier of 1
+the losses grow like 1/z², and so does the interval."""
 MOST_DELTA = 1e-5
 CACHED = 4096
 
@@ -97,7 +96,7 @@ def _poisson(
 def _loss_distribution(noise: float, probability: float, coarse: int) -> Any:
     """The privacy loss distribution of one release."""
     _library()
-    grid = coarse * (GRID if noise >= LARGE_NOISE else 10 * GRID)
+    grid = coarse * GRID * max(1.0, noise**-2)
     from dp_accounting.pld import privacy_loss_distribution
 
     return privacy_loss_distribution.from_gaussian_mechanism(
