@@ -412,7 +412,7 @@ class Site:
             losses = self.losses_of(terms.seed)
             # The engine has the losses of this site's client only.
             roster = Roster(losses.ids, losses.sizes)
-            job = Job(roster, run.job.local, terms.seed, run.tracked)
+            job = Job(roster, run.job.local, terms.seed, run.tracked, run.job.uploads)
             options = self.experiment.engine.build()
             if options.name in ("ray", "auto"):
                 options = EngineOptions("serial", precision=options.precision)
