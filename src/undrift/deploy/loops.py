@@ -186,7 +186,9 @@ class DeployedSynchronous(DeployedLoop, Synchronous):
             str(id) for id, is_there in zip(self.roster.ids, available, strict=True) if is_there
         ]
         self.engine.available = None if mask is None else tuple(there)
-        return draw_cohort(sampler, self.roster, self.seed, self.round, mask)
+        cohort = draw_cohort(sampler, self.roster, self.seed, self.round, mask)
+        self.engine.cohort = tuple(str(id) for id in self.roster.ids if id in cohort)
+        return cohort
 
     def _asks_everyone(self) -> bool:
         return self.round == 0 and self.method.starts_with_all
