@@ -229,12 +229,14 @@ def run_site(
         _require_signed(certs)
         certs = _require_files(certs, SITE_FILES, "site")
     from undrift.deploy.flower.supernode import SuperNode
+    from undrift.deploy.secure.site_rounds import SiteIdentity
     from undrift.deploy.signing.site import SignedSite
 
     if stopping is not None:
         stopping.doing = lambda: "reading its data"
     with locked_folder(state / "state" / name):
-        site = Site(experiment, name, state / "state", limits, approve)
+        identity = None if certs is None else SiteIdentity.of(certs)
+        site = Site(experiment, name, state / "state", limits, approve, identity)
         say(f"Site {name!r} has {len(site.data.train)} training samples and waits for its server.")
         say(f"It logs every request in {site.audit.path}.")
         signed = SignedSite(site, certs, say)

@@ -23,6 +23,7 @@ from undrift.core.uploads.norm_bounds import NormLimits
 from undrift.deploy.guards.targets import is_supported
 from undrift.deploy.protocol import REPORTED
 from undrift.deploy.remote import RemoteEngine
+from undrift.deploy.secure.engine import SecureEngine
 from undrift.devices import ARRIVES
 from undrift.loops import Asynchronous, Loop, Synchronous
 from undrift.loops.asynchronous import Dispatched
@@ -227,6 +228,10 @@ class DeployedSynchronous(DeployedLoop, Synchronous):
                 f"round {self.round + 1}: start a new run without that site in data.sites, or take "
                 f"it back with undrift deploy expel --undo."
             )
+
+    def _diagnosed(self, round: int) -> bool:
+        # They need single uploads.
+        return super()._diagnosed(round) and not isinstance(self.engine, SecureEngine)
 
     def _dispatch(self, cohort: Cohort, draw: Callable[[str], float]) -> Dispatch:
         self._round_start = self._clock.now

@@ -27,6 +27,8 @@ from undrift.deploy.guards.expulsions import Expulsions
 from undrift.deploy.loops import DeployedAsynchronous, DeployedSynchronous
 from undrift.deploy.protocol import DESCRIBE, OVERHEAD_BYTES, VERSION
 from undrift.deploy.remote import RemoteEngine, Waiting
+from undrift.deploy.secure.engine import SecureEngine
+from undrift.deploy.secure.sums import require_summed
 from undrift.deploy.transport import Transport
 from undrift.deploy.wire_format import InvalidMessage, decode, encode
 from undrift.engines.base import Job
@@ -36,6 +38,8 @@ from undrift.experiments.tables import DeployTable
 from undrift.experiments.tables.data import is_function
 from undrift.loops import Loop, RunSpec, StatesFactory
 from undrift.loops.paces import AsTheyArrive
+from undrift.loops.spec import pace_of
+from undrift.privacy.secure.settings import SecureAggregation
 from undrift.runs.driver import Observer, RunOutcome, execute
 from undrift.runs.experiment_runs import claim, plan_of, storage_of
 from undrift.runs.folder import DEPLOYMENT, locked_folder, read_json, write_json
@@ -83,6 +87,8 @@ class Deployment:
     waiting: Waiting
     expelled: Callable[[], Collection[str]] = frozenset
     """returns the sites that the operator has expelled"""
+    secure: SecureAggregation | None = None
+    """how single uploads are hidden from this server; None if they are not"""
 
     def loop(self, label: str, spec: RunSpec, states: StatesFactory) -> Loop:
         """The loop of a run with sites; a `LoopFactory`."""
@@ -90,7 +96,8 @@ class Deployment:
 
         def engine(losses: Federation, job: Job) -> RemoteEngine:
             assert isinstance(losses, RemoteFederation)
-            return RemoteEngine(
+            kind = RemoteEngine if self.secure is None else SecureEngine
+            made = kind(
                 losses,
                 job,
                 self.transport,
@@ -103,6 +110,9 @@ class Deployment:
                 self.waiting,
                 self.expelled,
             )
+            if isinstance(made, SecureEngine) and self.secure is not None:
+                made.secure = self.secure
+            return made
 
         def versions(kinds: Mapping[str, str | Tensor], x0: Tensor) -> ClientStates:
             # The states are at the sites; the server keeps the version that it accepted.
@@ -139,7 +149,13 @@ def serve(
     if observer is not None:
         _announce(descriptions, experiment.objective, expelled(), observer)
     timeout = _settings(experiment).timeout
-    deployment = Deployment(transport, descriptions, timeout, waiting, expelled)
+    secure = experiment.secure_aggregation()
+    require(
+        secure is None or not descriptions.moving,
+        "Secure aggregation cannot hide buffers that training changes, such as those of BatchNorm: "
+        "use GroupNorm or LayerNorm.",
+    )
+    deployment = Deployment(transport, descriptions, timeout, waiting, expelled, secure)
 
     def federation(seed: int) -> RemoteFederation:
         model = build_model(experiment, None, seed)  # type: ignore[arg-type]
@@ -211,10 +227,30 @@ def require_deployable(experiment: Experiment) -> None:
             f"data.{name} is split off from all samples, but a site has only its own: set by = "
             f"'client'.",
         )
+    _require_secure(experiment)
     require(
         experiment.devices is None,
         "A deployment runs on real devices: remove the table [devices].",
     )
+
+
+def _require_secure(experiment: Experiment) -> None:
+    """Refuse what secure aggregation cannot do."""
+    secure = experiment.secure_aggregation()
+    if secure is None:
+        return
+    secure.check(len(sites_of(experiment)))
+    require(
+        experiment.norm_bound() is None,
+        "Secure aggregation hides the uploads whose norms [robust] would bound: remove [robust].",
+    )
+    for label, method in experiment.methods().items():
+        require_summed(method.sums(), label)
+        require(
+            not isinstance(pace_of(method, experiment.pace_of(label)), AsTheyArrive),
+            f"Secure aggregation needs rounds, but {label} is asynchronous: set privacy.secure = "
+            f"false, or choose a synchronous method.",
+        )
 
 
 def describe_sites(

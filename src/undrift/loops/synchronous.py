@@ -83,7 +83,7 @@ class Synchronous(Loop):
                 f"is defined only when every client takes part in every round: give it more time, "
                 f"or choose a method that allows partial participation."
             )
-        diagnosed = self._evaluated(t + 1)
+        diagnosed = self._diagnosed(t + 1)
         assignments = [Assignment(c, work, down, self.buffers) for c, work in dispatch.used.items()]
         if self.states.kinds:
             # Before the engine starts: states of the next cohort are read while this one trains.
@@ -132,6 +132,10 @@ class Synchronous(Loop):
         self.round += 1
         record.seconds = time.perf_counter() - began
         return record
+
+    def _diagnosed(self, round: int) -> bool:
+        """Whether the diagnostics of a round are computed."""
+        return self._evaluated(round)
 
     def _run(
         self, method: Method, assignments: Sequence[Assignment], diagnosed: bool

@@ -28,16 +28,13 @@ from undrift.deploy.secure.messages import (
     names_in,
 )
 from undrift.deploy.secure.sums import as_tensors, words_of
-from undrift.deploy.signing.keys import SigningKey, SiteKeys
+from undrift.deploy.signing.keys import PEERS, SigningKey, SiteKeys
 from undrift.deploy.wire_format import InvalidMessage
 from undrift.privacy.secure.attempt import Attempt, SecureError
 from undrift.privacy.secure.fixed_point import FixedPoint
 from undrift.privacy.secure.settings import SecureAggregation
 from undrift.privacy.secure.site import ADVERTISE, AGREE, MASK, SHARE, SecureSite, Sign, Verify
 from undrift.utils.errors import UndriftError
-
-PEERS = "peers"
-"""The folder of the other sites' public keys, in a site's folder of certificates."""
 
 
 @dataclass(frozen=True)
