@@ -162,6 +162,10 @@ class Replies:
             f"({known})."
         )
 
+    def exact_sum(self, name: str, by: Weight) -> Tensor | None:
+        """Σ_S by(k)·upload_k of a declared vector in double precision; None without replies."""
+        return self._sums.get((name, by.__name__))
+
     def mean(self, name: str, by: Weight = once) -> Any:
         """The weighted mean: `sum` divided by the sum of the weights."""
         return self.sum(name, by) / self.weight(by)

@@ -47,8 +47,10 @@ class JointClip(UploadTransform):
         vectors = dict(upload.items())
         norm = joint_norm(vectors, scales)
         most = senders.settings[CLIP] if self.norm is None else self.norm
-        # A vector of norm 0 has the factor ∞, cut to 1.
-        factor = (most / norm).clamp_max(1.0)
+        # A vector of norm 0 has the factor ∞, cut to 1. Products are rounded in the type of the
+        # upload: without the margin, the norm of what is sent could exceed C by a rounding error.
+        margin = 1 - 2 * max(torch.finfo(value.dtype).eps for value in vectors.values())
+        factor = (most * margin / norm).clamp_max(1.0)
         sent = {name: value * factor.to(value) for name, value in vectors.items()}
         if self.norm is not None:
             return Upload(**sent), Keep()

@@ -24,6 +24,7 @@ from undrift.loops import Callback, Loop, RunSpec, StatesFactory, loop
 from undrift.loops.comparison import same_regularizer, shared_sampler
 from undrift.loops.paces import Pace
 from undrift.loops.planning import Limit
+from undrift.loops.private_rounds import private_evaluation
 from undrift.privacy.gaussian import Gaussian
 from undrift.utils.errors import require, require_type, require_whole
 
@@ -98,7 +99,7 @@ class Plan:
             rounds=self.rounds,
             objective=self.objective,
             seed=seed,
-            evaluation=self.evaluation,
+            evaluation=private_evaluation(self.evaluation, self.privacy, losses.parts),
             limit=self.limit,
             target=self.target,
             callbacks=self.callbacks,
