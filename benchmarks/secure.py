@@ -3,9 +3,8 @@
     python -m benchmarks.secure                        # 1 million parameters, 10 sites
     python -m benchmarks.secure --parameters 10000000 --sites 50
 
-All sites run in this process, one after another, with keys like those of a deployment. The signatures
-are ECDSA on P-384, as in certificates of `undrift deploy`. Two sites drop out after they have shared
-their secrets, which is the costliest case for the server.
+All sites run in this process, one after another. Signatures are ECDSA on P-384, as in a deployment.
+Two sites drop out after they have shared their secrets, the costliest case for the server.
 """
 
 from __future__ import annotations

@@ -193,6 +193,30 @@ def refusal(answer):
     return values["error"]
 
 
+def test_sites_that_are_said_to_be_away_do_not_lower_the_threshold(tmp_path):
+    """Of five sites three are there: fewer than the four that the default asks for."""
+    file = secure_app(tmp_path / "app", privacy="secure = true\n")
+    transport = SecureInProcess(file, tmp_path / "sites")
+    honest = transport.send
+
+    def leaving(site, request, seconds, max_bytes):
+        if decode(request, 10**9)[0].get("round") == 1:
+            transport.away = {"d", "e"}
+        return honest(site, request, seconds, max_bytes)
+
+    transport.send = leaving
+    serve(Experiment.load(file), tmp_path / "runs", transport)
+    (run,) = read_runs(tmp_path / "runs")
+    assert [record.updates for record in run.records] == [0, 1, 0, 0, 0, 0]
+    assert "must be from 2 to 3, not 4" in dict(run.records[3].lost)["a"]
+    orders = [decode(request, 10**9)[0] for _, request, _ in transport.exchanged]
+    assert not [each for each in orders if each["kind"] == WORK and each["round"] > 1]
+    # A server that asks nevertheless is refused by the site itself.
+    order = next(each for each in orders if each.get("stage") == "advertise")
+    order = {**order, "round": 4, "available": ["a", "b", "c"]}
+    assert "not 4" in refusal(transport.made("a").answer(encode(order, {})))
+
+
 class TestRefusals:
     def test_a_round_is_never_unmasked_twice(self, deployed):
         transport, _ = deployed()

@@ -188,7 +188,9 @@ class DeployedSynchronous(DeployedLoop, Synchronous):
         ]
         self.engine.available = None if mask is None else tuple(there)
         cohort = draw_cohort(sampler, self.roster, self.seed, self.round, mask)
+        full = cohort if mask is None else draw_cohort(sampler, self.roster, self.seed, self.round)
         self.engine.cohort = tuple(str(id) for id in self.roster.ids if id in cohort)
+        self.engine.full_cohort = len(full)
         return cohort
 
     def _asks_everyone(self) -> bool:

@@ -127,6 +127,8 @@ class RemoteEngine(Engine):
         """the sites among which the cohort of the round was drawn; None for all"""
         self.cohort: tuple[str, ...] = ()
         """the cohort of the round, in the order of the roster"""
+        self.full_cohort = 0
+        """how many sites it would have if all were available"""
         self._to_measure: deque[tuple[int, str]] = deque()
         """the round and the names of the models that are evaluated next"""
         self._timeout = timeout

@@ -95,7 +95,8 @@ class SecureEngine(RemoteEngine):
         """Take all stages and add the sums to the result; the replies are the survivors'."""
         sums = method.sums() | self.job.tracked_sums(diagnose=False)
         require_summed(sums, self._terms.label)
-        attempt = self.secure.attempt(self._terms.key, round, self._terms.attempt, self.cohort)
+        key, number = self._terms.key, self._terms.attempt
+        attempt = self.secure.attempt(key, round, number, self.cohort, self.full_cohort)
         server = self._server = SecureServer(attempt)
         asked = [str(assignment.client.id) for assignment in assignments]
 

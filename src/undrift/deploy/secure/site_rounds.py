@@ -164,6 +164,7 @@ class SecureRounds:
         drawn = run.cohort(round, available)
         cohort = [str(id) for id in run.roster.ids if id in drawn]
         try:
-            return self._settings.attempt(terms.key, round, terms.attempt, cohort)
+            full = len(run.cohort(round, None))
+            return self._settings.attempt(terms.key, round, terms.attempt, cohort, full)
         except SecureError as error:
             raise InvalidMessage(str(error)) from error

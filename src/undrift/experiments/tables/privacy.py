@@ -77,7 +77,7 @@ class PrivacyTable(ClosedTable):
     threshold: Counting | None = Field(
         default=None,
         description="Sites without which secure aggregation decodes no sum, above half of the "
-        "cohort; left out, two thirds of the cohort and one.",
+        "cohort; left out, two thirds of it and one.",
     )
     range: Positive = Field(
         default=1000.0,

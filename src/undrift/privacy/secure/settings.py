@@ -17,7 +17,7 @@ class SecureAggregation:
     ----------
     threshold
         t, the number of sites without which no sum is decoded; above half of the cohort. Left out,
-        ⌊2n/3⌋ + 1 of a cohort of n sites
+        ⌊2n/3⌋ + 1, where n is the size of the cohort when all sites are there
     range
         R, the largest absolute value of a coordinate of an upload times its weight
     """
@@ -30,10 +30,15 @@ class SecureAggregation:
             require_whole("privacy.threshold", self.threshold, at_least=2)
         require_range("privacy.range", self.range, above=0)
 
-    def attempt(self, run: str, round: int, number: int, cohort: Sequence[str]) -> Attempt:
-        """The attempt to aggregate the uploads of a cohort."""
-        sites = len(cohort)
-        threshold = default_threshold(sites) if self.threshold is None else self.threshold
+    def attempt(
+        self, run: str, round: int, number: int, cohort: Sequence[str], full: int
+    ) -> Attempt:
+        """The attempt to aggregate the uploads of a cohort.
+
+        `full` is the size of the cohort if all sites were there: a server that says that sites are
+        away must not lower the threshold by that.
+        """
+        threshold = default_threshold(full) if self.threshold is None else self.threshold
         return Attempt(run, round, number, tuple(cohort), threshold)
 
     def check(self, sites: int) -> None:
