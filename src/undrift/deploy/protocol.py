@@ -70,8 +70,13 @@ class WorkRequest:
         return _reply(self, Upload(), {}, steps, evaluations, down, {}, why)
 
 
-def encode_work_answer(order: WorkOrder, reply: Reply) -> bytes:
-    """A site's answer to a work order; of an unusable reply it has only the reason."""
+def encode_work_answer(
+    order: WorkOrder, reply: Reply, masked: Mapping[str, Tensor] | None = None
+) -> bytes:
+    """A site's answer to a work order; of an unusable reply it has only the reason.
+
+    With secure aggregation, `masked` takes the place of the uploaded vectors.
+    """
     values: dict[str, Any] = {
         "run": order.terms.key,
         "client": reply.client.id,
@@ -84,6 +89,7 @@ def encode_work_answer(order: WorkOrder, reply: Reply) -> bytes:
     if reply.wrong is not None:
         return encode(values, {})
     values["numbers"], vectors = split(reply.upload)
+    vectors = vectors if masked is None else dict(masked)
     tensors = add_prefix("up ", vectors) | add_prefix("buffers ", reply.buffers)
     return encode(values, tensors)
 

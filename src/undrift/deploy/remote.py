@@ -126,6 +126,10 @@ class RemoteEngine(Engine):
         self._terms = RunTerms(run, label, job.seed, attempt, rounds, rows)
         self.available: tuple[str, ...] | None = None
         """the sites among which the cohort of the round was drawn; None for all"""
+        self.cohort: tuple[str, ...] = ()
+        """the cohort of the round, in the order of the roster"""
+        self.full_cohort = 0
+        """how many sites it would have if all were available"""
         self._to_measure: deque[tuple[int, str]] = deque()
         """the round and the names of the models that are evaluated next"""
         self._versions: dict[Hashable, int] = {}
@@ -202,12 +206,17 @@ class RemoteEngine(Engine):
             available=self.available,
             download=assignment.download,
             buffers=assignment.buffers,
+            sealed=self._sealed(str(id)),
         )
         request = WorkRequest(order, assignment.client, assignment.work, diagnose)
         max_bytes = self._expected(method, request).max_bytes
         ticket = self.transport.send(str(id), order.encoded(), self._seconds(), max_bytes)
         self._open[ticket] = request
         return ticket
+
+    def _sealed(self, site: str) -> Mapping[str, str] | None:
+        """What a work order has for secure aggregation; None without it."""
+        return None
 
     def work_result(self, method: Method, answer: Answer) -> WorkResult | None:
         """What an answer to a work request says; None if no such request is open."""
@@ -262,6 +271,17 @@ class RemoteEngine(Engine):
         limits: NormLimits | None = None,
     ) -> RoundResult:
         assignments = list(assignments)
+        self._answers = self._work_of_round(method, assignments, states, diagnose)
+        return self.add_up(method, assignments, round, diagnose, limits)
+
+    def _work_of_round(
+        self,
+        method: Method,
+        assignments: Iterable[Assignment],
+        states: ClientStates,
+        diagnose: bool,
+    ) -> tuple[dict[Hashable, Reply], dict[Hashable, str]]:
+        """The replies of a round, and the clients that were lost in it with the reasons."""
         waiting = {
             self.request_work(method, assignment, states, diagnose): assignment.client
             for assignment in assignments
@@ -286,8 +306,7 @@ class RemoteEngine(Engine):
             del self._open[ticket]
             self._overdue[ticket] = str(client.id), began + self._timeout
             lost[client.id] = "late" if self._has_enough(replies) else NO_ANSWER
-        self._answers = replies, lost
-        return self.add_up(method, assignments, round, diagnose, limits)
+        return replies, lost
 
     def _next_of_round(
         self, waiting: dict[str, Client], ends: float, lost: dict[Hashable, str]

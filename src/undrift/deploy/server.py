@@ -19,6 +19,7 @@ import undrift
 from undrift.core.clients import ClientStates
 from undrift.core.losses import Federation, objective_weights
 from undrift.core.method import NUMBER
+from undrift.core.sampling import All, as_sampler
 from undrift.core.targets import PARTS
 from undrift.deploy.agreement import facts
 from undrift.deploy.federation import RemoteFederation
@@ -28,6 +29,8 @@ from undrift.deploy.loops import DeployedAsynchronous, DeployedSynchronous
 from undrift.deploy.protocol import DESCRIBE, OVERHEAD_BYTES, VERSION
 from undrift.deploy.releases import ReleaseLedger
 from undrift.deploy.remote import RemoteEngine, Waiting
+from undrift.deploy.secure.engine import SecureEngine
+from undrift.deploy.secure.sums import require_summed
 from undrift.deploy.site_data.agreed import NOTHING_AGREED, Agreed, agreed_from, wanted
 from undrift.deploy.site_data.asking import (
     ANSWER_SECONDS,
@@ -44,6 +47,8 @@ from undrift.experiments.tables import DeployTable
 from undrift.experiments.tables.data import is_folder, is_function
 from undrift.loops import Loop, RunSpec, StatesFactory
 from undrift.loops.paces import AsTheyArrive
+from undrift.loops.spec import pace_of
+from undrift.privacy.secure.settings import SecureAggregation
 from undrift.runs.driver import Observer, RunOutcome, execute
 from undrift.runs.experiment_runs import claim, plan_of, storage_of
 from undrift.runs.folder import DEPLOYMENT, locked_folder, read_json, write_json
@@ -91,6 +96,8 @@ class Deployment:
     """returns the sites that the operator has expelled"""
     folder: Path | None = None
     """the run folder, which remembers the released rounds of private runs; None for no memory"""
+    secure: SecureAggregation | None = None
+    """how single uploads are hidden from this server; None if they are not"""
 
     def loop(self, label: str, spec: RunSpec, states: StatesFactory) -> Loop:
         """The loop of a run with sites; a `LoopFactory`."""
@@ -98,7 +105,8 @@ class Deployment:
 
         def engine(losses: Federation, job: Job) -> RemoteEngine:
             assert isinstance(losses, RemoteFederation)
-            return RemoteEngine(
+            kind = RemoteEngine if self.secure is None else SecureEngine
+            made = kind(
                 losses,
                 job,
                 self.transport,
@@ -111,6 +119,9 @@ class Deployment:
                 self.waiting,
                 self.expelled,
             )
+            if isinstance(made, SecureEngine) and self.secure is not None:
+                made.secure = self.secure
+            return made
 
         def versions(kinds: Mapping[str, str | Tensor], x0: Tensor) -> ClientStates:
             # The states are at the sites; the server keeps the version that it accepted.
@@ -153,7 +164,13 @@ def serve(
         for each in revealed:
             observer.note(f"Every site told this server {each}.", {"statistics": each})
     timeout = _settings(experiment).timeout
-    deployment = Deployment(transport, descriptions, timeout, waiting, expelled, folder)
+    secure = experiment.secure_aggregation()
+    require(
+        secure is None or not descriptions.moving,
+        "Secure aggregation cannot hide buffers that training changes, such as those of BatchNorm: "
+        "use GroupNorm or LayerNorm.",
+    )
+    deployment = Deployment(transport, descriptions, timeout, waiting, expelled, folder, secure)
 
     def federation(seed: int) -> RemoteFederation:
         model = build_model(experiment, None, seed, descriptions.agreed.encoding)
@@ -227,10 +244,38 @@ def require_deployable(experiment: Experiment) -> None:
             f"data.{name} is split off from all samples, but a site has only its own: set by = "
             f"'client'.",
         )
+    _require_secure(experiment)
     require(
         experiment.devices is None,
         "A deployment runs on real devices: remove the table [devices].",
     )
+
+
+def _require_secure(experiment: Experiment) -> None:
+    """Refuse what secure aggregation cannot do."""
+    secure = experiment.secure_aggregation()
+    if secure is None:
+        return
+    secure.check(len(sites_of(experiment)))
+    require(
+        experiment.norm_bound() is None,
+        "Secure aggregation hides the uploads whose norms [robust] would bound: remove [robust].",
+    )
+    methods = experiment.methods()
+    by_weight = all(method.draws_by_weight for method in methods.values())
+    everyone = type(as_sampler(experiment.cohort(), by_weight)) is All
+    require(
+        everyone or experiment.privacy_settings() is None,
+        "With secure aggregation every site knows the cohort, so that drawing it hides nobody: let "
+        "all sites take part in every round, without [sampling], or remove noise and clip.",
+    )
+    for label, method in methods.items():
+        require_summed(method.sums(), label)
+        require(
+            not isinstance(pace_of(method, experiment.pace_of(label)), AsTheyArrive),
+            f"Secure aggregation needs rounds, but {label} is asynchronous: set privacy.secure = "
+            f"false, or choose a synchronous method.",
+        )
 
 
 def describe_sites(

@@ -26,6 +26,7 @@ from undrift.deploy.orders import (
     DESCRIBE,
     EVALUATE,
     IDENTIFY,
+    SECURE,
     STATISTICS,
     WORK,
     EvaluationOrder,
@@ -50,6 +51,8 @@ from undrift.deploy.policy.ledger import Ledger
 from undrift.deploy.policy.limits import LIMITS_FILE, Limits, secret_key
 from undrift.deploy.policy.time_limit import TookTooLong, time_limit
 from undrift.deploy.protocol import MAX_REQUEST_BYTES, encode_work_answer
+from undrift.deploy.secure.messages import StageOrder, parse_stage_order
+from undrift.deploy.secure.site_rounds import SecureRounds, SiteIdentity
 from undrift.deploy.site_data.agreed import NOTHING_AGREED, wanted
 from undrift.deploy.site_data.answering import SiteStatistics
 from undrift.deploy.site_data.own_models import OwnModels
@@ -85,7 +88,13 @@ class Site:
         the site's own limits; None for the defaults
     approve
         asks a person before the first order of a run; None to ask nobody
+    identity
+        the site's own key and the other sites' public keys, for secure aggregation; None if it has
+        no certificates
     """
+
+    masks_uploads = True
+    """whether uploads are masked if the experiment asks for it; a dry run shows them without"""
 
     def __init__(
         self,
@@ -94,6 +103,7 @@ class Site:
         state: Path,
         limits: Limits | None = None,
         approve: Approve | None = None,
+        identity: SiteIdentity | None = None,
     ):
         sites = experiment.data.parameters.get("sites", [])
         require_choice("The site", name, sites)
@@ -122,6 +132,10 @@ class Site:
         self._statistics = SiteStatistics(name, needed, data, state / name, self.limits, approve)
         samples = len(self.data.train)
         self._gate = Gate(experiment, name, samples, self.limits, self._ledger, approve)
+        self._secure: SecureRounds | None = None
+        settings = experiment.secure_aggregation()
+        if settings is not None and identity is not None:
+            self._secure = SecureRounds(name, settings, identity, self._ledger)
         self._losses: dict[int, ModuleLosses] = {}
         self._engines: dict[str, SimulationEngine] = {}
         self._seconds_per_step: dict[str, float] = {}
@@ -173,7 +187,9 @@ class Site:
             return self._evaluate(parse_evaluation_order(values, tensors))
         if kind == STATISTICS:
             return self._give_statistics(values, asked)
-        if kind == IDENTIFY:
+        if kind == SECURE:
+            answer = self._stage(parse_stage_order(values, tensors))
+        elif kind == IDENTIFY:
             answer = encode({"site": self.name}, {})
         elif kind == DESCRIBE:
             answer = self._describe(values)
@@ -183,6 +199,32 @@ class Site:
             )
         self.audit.request(DONE, {**asked, "bytes": len(answer)})
         return answer
+
+    def _stage(self, order: StageOrder) -> bytes:
+        """Take a stage of secure aggregation."""
+        run = self._admit_run(order.terms)
+        return encode(self._secure_rounds().answer(order, run), {})
+
+    def _secure_rounds(self) -> SecureRounds:
+        """The site's part in secure aggregation; refused if the site takes no part in it."""
+        if self._secure is None:
+            lacking = "its own experiment does not ask for it"
+            if self.experiment.secure_aggregation() is not None:
+                lacking = "it was started without --certs, and needs keys"
+            raise InvalidMessage(
+                f"The site {self.name!r} takes no part in secure aggregation: {lacking}."
+            )
+        return self._secure
+
+    def _masking(self, order: WorkOrder) -> SecureRounds | None:
+        """What masks the upload of an order; None if uploads are sent as they are."""
+        if self.experiment.secure_aggregation() is not None and self.masks_uploads:
+            return self._secure_rounds()
+        _require(
+            order.sealed is None,
+            f"The site {self.name!r} has an experiment without secure aggregation.",
+        )
+        return None
 
     def _describe(self, values: Mapping[str, Any]) -> bytes:
         """The site's numbers of samples and its model; fails if the experiments differ."""
@@ -235,6 +277,9 @@ class Site:
         run.check_download(order, losses.initial(), losses.initial_buffers())
         states = self._states(run, order, losses)
         self._require_in_time(order, work)
+        secure = self._masking(order)
+        if secure is not None:
+            secure.require_ready(order, run)
         admitted = self._gate.admit_work(order, run, client, work, states.get(self.name))
         self._accepted = True
         if self._secret is not None:
@@ -247,15 +292,20 @@ class Site:
                 assignment = _with_steps(assignment, admitted.steps)
             elif run.budget is not None:
                 assignment = self._within(run.budget, run, order, assignment, states)
-            reply = self._reply(run, order, assignment, states, run.diagnosed(order))
+            # Diagnostics have the norm of a single upload, which masks are to hide.
+            diagnosed = run.diagnosed(order) and secure is None
+            reply = self._reply(run, order, assignment, states, diagnosed)
         seconds = time.perf_counter() - began
         self._seconds_per_step[order.terms.label] = seconds / max(1, reply.steps)
         if run.budget is not None and admitted.steps is None:
             steps = assignment.work.steps
             self._ledger.add_steps(order.terms, order.turn, admitted.digest, steps)
+        masked = None
+        if secure is not None and reply.wrong is None:
+            masked = secure.masked(order, run, client, reply)
         if reply.wrong is None and states.kinds:
             self._keep(order, states, reply, admitted.repeated)
-        answer = encode_work_answer(order, reply)
+        answer = encode_work_answer(order, reply, masked)
         self._log_work(order, reply, seconds, len(answer))
         return answer
 
@@ -351,6 +401,7 @@ class Site:
                     "seconds": round(seconds, 3),
                 },
                 "sent": {"tensors": sent, "numbers": numbers, "bytes": size},
+                "masked": order.sealed is not None,
                 "wrong": reply.wrong,
             },
         )

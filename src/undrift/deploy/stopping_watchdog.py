@@ -17,8 +17,8 @@ KILL_SECONDS = 4.0
 
 def main() -> None:
     """Pass signals on until the site ends; the arguments are its pid and name, and two pipes."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # they are for the site, which then ends this process
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)  # they are for the site, which then ends this process
     site, name, signals, forward = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     until, interrupted, last = float("inf"), False, signal.SIGTERM
     while True:

@@ -89,8 +89,7 @@ class Synchronous(Loop):
                 f"is defined only when every client takes part in every round: give it more time, "
                 f"or choose a method that allows partial participation."
             )
-        # Diagnostics come from single clients' uploads, which a private run does not publish.
-        diagnosed = self.mechanism is None and self._evaluated(t + 1)
+        diagnosed = self._diagnosed(t + 1)
         assignments = [Assignment(c, work, down, self.buffers) for c, work in dispatch.used.items()]
         if self.states.kinds:
             # Before the engine starts: states of the next cohort are read while this one trains.
@@ -141,6 +140,11 @@ class Synchronous(Loop):
         self.round += 1
         record.seconds = time.perf_counter() - began
         return record
+
+    def _diagnosed(self, round: int) -> bool:
+        """Whether the diagnostics of a round are computed."""
+        # They come from single clients' uploads, which a private run does not publish.
+        return self.mechanism is None and self._evaluated(round)
 
     def _run(
         self, method: Method, assignments: Sequence[Assignment], diagnosed: bool

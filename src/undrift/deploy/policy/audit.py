@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from undrift.deploy.orders import DESCRIBE, EVALUATE, IDENTIFY, STATISTICS, WORK
+from undrift.deploy.orders import DESCRIBE, EVALUATE, IDENTIFY, SECURE, STATISTICS, WORK
 from undrift.deploy.state_files import make_folder
 from undrift.utils.errors import UndriftError, first_line
 
@@ -33,6 +33,7 @@ SHOWN_CHARACTERS = 300
 DONE, REFUSED, FAILED, STOPPED = "done", "refused", "failed", "stopped"
 """What became of a request."""
 LOGGED = {"run": "run", "label": "method", "seed": "seed", "attempt": "attempt", "round": "round"}
+LOGGED |= {"stage": "stage"}
 """The fields of an order that the audit log has, with their names there."""
 
 
@@ -145,14 +146,13 @@ def _plain(value: Any) -> Any:
 def logged_request(values: Mapping[str, Any]) -> dict[str, Any]:
     """What the audit log has of a request; `round` is counted from 1, as in records."""
     kind = values.get("kind")
-    found: dict[str, Any] = {
-        "kind": kind if kind in (IDENTIFY, DESCRIBE, STATISTICS, WORK, EVALUATE) else "unknown"
-    }
+    known = (IDENTIFY, DESCRIBE, STATISTICS, WORK, EVALUATE, SECURE)
+    found: dict[str, Any] = {"kind": kind if kind in known else "unknown"}
     for name, shown in LOGGED.items():
         value = values.get(name)
         if isinstance(value, str | int) and not isinstance(value, bool):
             found[shown] = value
-    if kind == WORK and isinstance(found.get("round"), int):
+    if kind in (WORK, SECURE) and isinstance(found.get("round"), int):
         found["round"] += 1
     return found
 

@@ -52,6 +52,7 @@ def preview(experiment: Experiment, name: str, limits: Limits) -> list[Preview]:
     """
     with tempfile.TemporaryDirectory() as folder:
         site = Site(experiment, name, Path(folder), limits)
+        site.masks_uploads = False  # what is shown is what the masks would hide
         wanted = limits.methods or experiment.labels
         return [_preview(site, label) for label in experiment.labels if label in wanted]
 
