@@ -385,5 +385,5 @@ def test_what_cannot_be_deployed_is_refused_before_anybody_is_waited_for(tmp_pat
         Path(tmp_path / "app" / "other.toml").write_text(changed)
         with pytest.raises(UndriftError, match=sentence):
             deployed(tmp_path / "app" / "other.toml", tmp_path / "out", InProcess(file, tmp_path))
-    with pytest.raises(UndriftError, match="cannot evaluate the models 'own'"):
-        deployed(file, tmp_path / "out", **{"evaluation.models": ["server", "own"]})
+    with pytest.raises(UndriftError, match="cannot compute evaluation"):
+        deployed(file, tmp_path / "out", **{"evaluation.gradient_mapping": 0.1})

@@ -131,6 +131,8 @@ class Method(ABC):
         whether the uploads are models and not moves or changes, which alone can be transformed
     draws_steps
         whether `steps` depends on the random numbers of a round
+    steps_of_others
+        whether the steps of a client depend on the other clients of its cohort
     draws_by_weight
         whether a number given as the cohort means clients drawn by q_k with replacement
     starts_with_all
@@ -159,6 +161,7 @@ class Method(ABC):
 
     needs_all: bool = False
     draws_by_weight: bool = False
+    steps_of_others: bool = False
     needs_steps: bool = False
     uploads_models: bool = False
     draws_steps: bool = False
@@ -224,6 +227,14 @@ class Method(ABC):
     def steps(self, planned: Sequence[int], draw: Draw) -> Sequence[int]:
         """The number of steps of each client, from the numbers that the local work plans."""
         return planned
+
+    def upload_scales(self, rate: float, steps: int) -> Mapping[str, float]:
+        """Public scales by which the uploaded vectors are clipped together; 1 if not named.
+
+        A vector divided by its scale is on the scale of a client's move. `rate` is η of the round
+        and `steps` a public number of local steps τ.
+        """
+        return {}
 
     def fold_buffers(
         self, buffers: dict[str, Tensor], means: dict[str, Tensor]
