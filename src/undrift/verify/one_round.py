@@ -299,6 +299,8 @@ class _Round:
         }
         made = {name for name, value in new.items() if isinstance(value, Tensor)}
         self.found.differs("the server's vectors", self.vectors, made)
+        if "fresh" in new:  # FedPD: whether x is sent in the next round
+            self.found.differs("server fresh", bool(self.row.fold), bool(new.fresh))
         if self.method.name == "FedACG":  # x and the model that is sent differ
             places["x"] = "x"
         for name, value in new.items():
