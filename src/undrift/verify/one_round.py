@@ -267,6 +267,9 @@ class _Round:
         self._do(k, row.then)
         values = [(name, value) for name, value in upload.items() if not name.startswith("@")]
         self.found.differs("the number of uploads", len(row.uploads), len(values))
+        sent = {name for name, value in values if isinstance(value, Tensor) and value.ndim > 0}
+        if row.uploads:
+            self.found.differs("the declared uploads", sent, set(self.method.sums()))
         for (_, value), letter in zip(values, row.uploads, strict=False):
             self.found.add(f"upload {letter}", letters[letter], value)
         for name, code in row.letters.items():
