@@ -130,8 +130,7 @@ class _Round:
         self.down = method.download(self.server)
         roster = Roster(list(range(len(SIZES))), torch.tensor(SIZES), objective)
         ids = roster.ids if method.needs_all else COHORT
-        stateless = not method.kept()
-        self.clients = [self._client(roster, int(str(id)), stateless) for id in ids]
+        self.clients = [self._client(roster, int(str(id))) for id in ids]
         self.mine = [self._state(client) for client in self.clients]
         self.results = [self._result(client, expected) for client in self.clients]
         K = sum(float(c.draws) if row.draws else 1.0 for c in self.clients)
@@ -140,9 +139,9 @@ class _Round:
         self.own = [self._letters(k) for k in range(len(self.clients))]
         self.functions = {"prox_{ηg}": self._prox}
 
-    def _client(self, roster: Roster, id: int, stateless: bool) -> Client:
+    def _client(self, roster: Roster, id: int) -> Client:
         asynchronous = self.method.meant_asynchronous
-        draws = 1 + id % 3 if stateless and not asynchronous else 1
+        draws = 1 if asynchronous else 1 + id % 3
         return replace(roster.client(id, draws), staleness=2 * id if asynchronous else 0)
 
     def _state(self, client: Client) -> Keep:
