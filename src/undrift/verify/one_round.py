@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from undrift.core.clients import Roster
-from undrift.core.method import NUMBER
+from undrift.core.method import INITIAL, NUMBER
 from undrift.core.problem import Client, Keep, LocalProblem, LocalResult, ServerState
 from undrift.core.replies import Replies
 from undrift.methods import FedLGA
@@ -119,6 +119,9 @@ class _Round:
         first = method.init(_vector("x⁰"))
         x = _vector("x⁰")
         self.found.add("server x at first", x if method.starts_with_all else self._prox(x), first.x)
+        if method.own_model is not None:
+            kind = method.kept()[method.own_model]
+            self.found.differs("a client's own model at first", INITIAL, kind)
         self.vectors = {name for name, value in first.items() if isinstance(value, Tensor)}
         drawn = {
             name: _vector("server", name) ** 2 if name == "square" else _vector("server", name)

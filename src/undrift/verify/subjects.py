@@ -158,6 +158,9 @@ def _asynchronous() -> Iterator[Subject]:
     yield Subject("FedAsync", m.FedAsync(alpha=0.3))
     yield Subject("FedAsync hinge", m.FedAsync(alpha=0.3, mu=0.2, staleness=Hinge(2.0, 3.0)))
     yield Subject("FedAsync constant", m.FedAsync(alpha=0.3, staleness=Constant()))
+    cut = "weights above 1 are cut off, so that heavy clients count for less"
+    capped = dict.fromkeys(("limit", "momentum", "ragged", "weights"), cut)
+    yield Subject("FedAsync capped", m.FedAsync(0.9, staleness=Constant()), exempt=capped)
     yield Subject("FedBuff", m.FedBuff())
     yield Subject("FedBuff 3", m.FedBuff(3, Plain(0.7), Polynomial(0.8)))
 
