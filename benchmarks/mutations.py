@@ -149,12 +149,22 @@ def _places(tree: ast.AST, inside: Scope) -> Iterator[Place]:
             for statement in node.body:
                 for each in _in_statement(statement):
                     yield scope, each
+        elif isinstance(node, ast.AnnAssign) and _is_default(tree, node):
+            continue
         elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             names = [ast.unparse(target) for target in targets]
             if not set(names) & SKIPPED_ATTRIBUTES:
                 for each in _expressions(node.value):
                     yield inside.inner(names[0]), each
+
+
+def _is_default(owner: ast.AST, node: ast.AnnAssign) -> bool:
+    """Whether this is the default of an option: the formulas hold for any value of it."""
+    decorators = owner.decorator_list if isinstance(owner, ast.ClassDef) else []
+    value = node.value.value if isinstance(node.value, ast.Constant) else None
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and any("dataclass" in ast.unparse(each) for each in decorators)
 
 
 def _in_statement(statement: ast.stmt) -> Iterator[ast.expr]:

@@ -119,6 +119,9 @@ class _Round:
         first = method.init(_vector("x⁰"))
         x = _vector("x⁰")
         self.found.add("server x at first", x if method.starts_with_all else self._prox(x), first.x)
+        if "square" in first:  # the second moment of an adaptive server optimizer
+            tau = method.hyperparameters()["server"].tau
+            self.found.add("server square at first", tau**2, first.square)
         if method.own_model is not None:
             kind = method.kept()[method.own_model]
             self.found.differs("a client's own model at first", INITIAL, kind)
