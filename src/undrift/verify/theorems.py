@@ -6,6 +6,7 @@ round. Each function measures one fact and returns None if it does not apply to 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Hashable, Iterator, Sequence
 from itertools import combinations
 from typing import Any
@@ -14,12 +15,13 @@ import torch
 from torch import Tensor
 
 from undrift.core.clients import Roster
-from undrift.core.method import Method
+from undrift.core.method import Conditions, Method
 from undrift.core.problem import LocalProblem, LocalResult
 from undrift.core.sampling import All, Fixed, Sampler
 from undrift.local.schedules import Exponential, Theorem1
 from undrift.local.solvers import GD, Exact, Local
 from undrift.loops import Synchronous
+from undrift.methods import AsyncFedDR
 from undrift.methods.common.server_optimizers import Plain
 from undrift.theory import Quadratics, bounds, consistency, feddyn, fedlga, step_sizes
 from undrift.theory.heterogeneity import dissimilarity
@@ -135,6 +137,9 @@ def _inequalities(method: Any) -> Iterator[Finding]:
     plain = getattr(method, "server", Plain()) == Plain()
     if method.name in ("FedDR", "AsyncFedDR"):
         yield from _feddr(method)
+        if method.name == "AsyncFedDR":
+            yield from _computed_step_sizes()
+            yield from _warnings()
     elif method.name == "FedDyn":
         yield from _feddyn(method)
     elif method.name == "FedAvg" and plain and method.scheme in ("full", "II-delta"):
@@ -210,6 +215,48 @@ def _potential(run: Synchronous) -> float:
         tangent = losses.value(k, x) + float(losses.gradient(k, x) @ apart)
         total += q * (tangent + float(apart @ apart) / (2 * eta))
     return total
+
+
+def _computed_step_sizes() -> Iterator[Finding]:
+    """asyncFedDR computes the step sizes that are not given, if it knows L, n and the delay."""
+    known = {"smoothness": 1.5, "clients": 5, "delay": 4}
+    sizes = step_sizes.async_feddr(L=1.5, n=5, delay=4)
+    slower = step_sizes.async_feddr(L=1.5, n=5, delay=4, alpha=0.01)
+    for given, eta, alpha in (
+        (known, sizes.eta, sizes.alpha),
+        (known | {"eta": 0.2}, 0.2, sizes.alpha),
+        (known | {"alpha": 0.01}, slower.eta, 0.01),
+        ({"eta": 0.3, "alpha": 0.2, "smoothness": 1.5}, 0.3, 0.2),
+        ({"eta": 0.5}, 0.5, 1.0),
+        ({"alpha": 0.5}, 1.0, 0.5),
+    ):
+        found = AsyncFedDR(**given)  # type: ignore[arg-type]
+        expected = torch.tensor([eta, alpha], dtype=torch.float64)
+        got = torch.tensor([found.eta, found.alpha], dtype=torch.float64)
+        yield between(expected, got, f"the step sizes of {found!r}")
+
+
+def _warnings() -> Iterator[Finding]:
+    """asyncFedDR warns of step sizes outside their bounds, and of delays that nothing bounds."""
+    inside = {"eta": 1e-3, "alpha": 0.01, "smoothness": 1.5, "clients": 5}
+    for given, conditions, number in (
+        (inside | {"delay": 4}, {"delay": 4, "bounded": True}, 0),
+        (inside | {"delay": 4}, {"delay": 4}, 1),
+        (inside | {"delay": 4}, {"delay": 6, "bounded": True}, 1),
+        (inside, {"delay": 4}, 0),
+        (inside | {"alpha": 0.3, "delay": 20}, {"bounded": True}, 1),
+        (inside | {"eta": 10.0}, {}, 1),
+        (inside | {"eta": 10.0}, {"asynchronous": False}, 0),
+        ({"eta": 1e10, "alpha": 0.01}, {}, 0),
+        ({"eta": 0.1, "alpha": 1.5}, {}, 1),
+    ):
+        method = AsyncFedDR(**given)  # type: ignore[arg-type]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            options = {"asynchronous": True} | conditions
+            method.check(Conditions(5, "all", equal=True, takes_steps=True, **options))  # type: ignore[arg-type]
+        wrong = float(len(caught) != number)
+        yield Finding(number, len(caught), wrong, f"warnings of {method!r}, {conditions}")
 
 
 def _feddyn(method: Any) -> Iterator[Finding]:
