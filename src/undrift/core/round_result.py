@@ -124,14 +124,18 @@ class RoundResult:
         if not any(reply.keep.items()):
             self.kept |= dict.fromkeys((client.id for client in clients), reply.keep)
             return
-        for row, client in enumerate(clients):
-            # In memory of its own: a view would keep the vectors of all clients of a chunk.
-            self.kept[client.id] = Keep(
-                **{name: v.clone() if _is_view(v) else v for name, v in reply.keep.row(row).items()}
-            )
+        # In memory of their own: views would keep the vectors of all clients of a chunk.
+        rows = {
+            name: torch._foreach_mul(value.unbind(), 1.0)
+            if isinstance(value, Tensor) and value.ndim
+            else [value] * len(clients)
+            for name, value in reply.keep.items()
+        }
+        for client, *own in zip(clients, *rows.values(), strict=True):
+            self.kept[client.id] = Keep(**dict(zip(rows, own, strict=True)))
 
-    def merge(self, later: RoundResult) -> None:
-        """Add the result of further clients."""
+    def merge(self, later: RoundResult) -> list[Tensor]:
+        """Add the result of further clients; returns its vectors that nobody needs any more."""
         self.down.update(later.down)
         self.up.update(later.up)
         self.steps += later.steps
@@ -144,8 +148,8 @@ class RoundResult:
         self.kept |= later.kept
         self.norms |= later.norms
         self.norm_steps |= later.norm_steps
-        self.replies.merge(later.replies)
         self._buffers.merge(later._buffers)
+        return self.replies.merge(later.replies)
 
     def make_own(self, sums: bool) -> None:
         """Copy the new states, and the sums if asked, out of memory that others own.
@@ -168,8 +172,11 @@ class RoundResult:
 
     def finite(self) -> bool:
         """Whether all sums and all new states are finite."""
-        states = (value for keep in self.kept.values() for _, value in keep.items())
-        return self.replies.finite() and all(bool(v.sum().isfinite()) for v in states)
+        states = [value for keep in self.kept.values() for _, value in keep.items()]
+        if not self.replies.finite():
+            return False
+        # Norms of all states in one call: a NaN or infinity in a state is one in its norm.
+        return not states or bool(torch.stack(torch._foreach_norm(states, 1)).isfinite().all())
 
     @property
     def buffers(self) -> dict[str, Tensor]:
@@ -189,10 +196,6 @@ class RoundResult:
         if not self._tracked.last or not self.replies.count:
             return None
         return self.replies.sum(CHANGE, by=q)
-
-
-def _is_view(value: object) -> bool:
-    return isinstance(value, Tensor) and value._base is not None
 
 
 class WeightedMean:
