@@ -183,6 +183,7 @@ def test_buffers_and_metrics_count_capped_samples(tmp_path):
     serve(lying.experiment, tmp_path / "out", lying)
     honest = dishonest(file, tmp_path / "h", "describe", claims(train=20, test=20))
     honest.experiment = lying.experiment
+    honest.made("b")._gate._samples = 20
     serve(lying.experiment, tmp_path / "same", honest)
     assert "1.running_mean" in model(tmp_path / "same", "FedAvg")
     assert_same(tmp_path / "same", tmp_path / "out", "FedAvg", tolerance=0)
