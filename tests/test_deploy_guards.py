@@ -311,6 +311,25 @@ def test_an_update_that_overflows_in_the_fold_is_not_used(tmp_path, number):
     assert all(v.abs().max() < 100 for v in model(tmp_path / "out", "FedNova").values())
 
 
+def test_a_negative_variance_is_refused_and_named(tmp_path):
+    """It is of usual size, but its square root is not a number."""
+    file = app(tmp_path / "app")
+    site = tmp_path / "app" / "site.py"
+    site.write_text(site.read_text().replace("nn.Tanh()", "nn.BatchNorm1d(5)"))
+
+    def below_zero(values, tensors):
+        tensors["buffers 1.running_var"].fill_(-0.5)
+
+    wild = dishonest(file, tmp_path / "s", "work", below_zero)
+    (outcome,) = deployed(file, tmp_path / "out", wild, rounds=3)
+    assert outcome.status == "finished"
+    assert {(site, why) for _, site, why in rejected(tmp_path / "out")} == {
+        ("b", "refused: the variance '1.running_var' is negative")
+    }
+    assert (model(tmp_path / "out", "FedAvg")["1.running_var"] > 0).all()
+    assert math.isfinite(records(tmp_path / "out")[-1]["metrics"]["test_loss"])
+
+
 def test_the_bound_can_be_turned_off_or_changed(tmp_path):
     file = app(tmp_path / "app", text="robust = {norm_ratio = 0}\n")
     wild = dishonest(file, tmp_path / "s", "work", lambda v, t: t["up moved"].fill_(1e6))

@@ -560,10 +560,11 @@ def test_a_person_is_asked_once_per_run_and_the_answer_is_kept(honest, tmp_path)
     assert "error" not in ask(site(), of(order, round=1, turn=1))[0]
     text = "\n".join(shown)
     assert "rounds: 3" in text and "sends moved (all parameters)" in text and "train_" not in text
-    other = of(order, run="another run")
+    other = of(order, run="another run\x1b[2J\r\nseen by nobody")
     assert "a person there declined it" in refusal(site(), other)
     assert "a person there declined it" in refusal(site(), other)
     assert not answers
+    assert "run another run seen by nobody:" in "\n".join(shown)
 
 
 def test_a_dry_run_shows_what_the_first_round_sends(honest, tmp_path):
