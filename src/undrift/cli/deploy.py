@@ -194,7 +194,7 @@ def site(
     from undrift.deploy.launch import experiment_file, run_site
     from undrift.deploy.policy.approval import asking, require_terminal
     from undrift.deploy.policy.limits import Limits
-    from undrift.deploy.stopping import Stopping
+    from undrift.deploy.ending.stopping import Stopping
     from undrift.experiments.experiment import Experiment
 
     if with_parent:
