@@ -31,6 +31,9 @@ ALGEBRA: Mapping[str, str] = {
     "ragged": "τ_k = E⌈n_k/B⌉, not E⌊n_k/B⌋",
     "equals": "set the parameter to its special value in problem, finish and fold",
     "own": "λ(v_k − x) + ∇f_k(v_k) = 0 at rest",
+    "divides": "with every client qN = |S| and q·Σ by(k) = Σ_S by(k), so that fixed denominators "
+    "change nothing",
+    "reach": "|(u_1/s_1, u_2/s_2, …)| ≤ C for every client, whatever it keeps",
     "private": "an upload is a function of x and of the shared parameters",
     "weights": "Σ_S w_k = 1 for the weights of moves",
     "acts": "∂x/∂(parameter) ≠ 0",
