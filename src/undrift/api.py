@@ -159,7 +159,9 @@ def train(method: Method, **options: Unpack[Options]) -> Result:
         ends the run once a metric is reached, such as `{"test_accuracy": 0.9}`; your own metric
         needs a direction, `{"train_rmse": ("below", 0.1)}`
     callbacks
-        functions of (run, record), called after every round; one that returns True ends the run
+        functions of (run, record), called after every round; one that returns True ends the run.
+        They may read `run.model()`, `run.server.x`, `run.records`, `run.roster`,
+        `run.client_metrics` and what else the guide's page on own parts lists
     robust
         `ud.NormBound()` rejects uploads whose norm is more than 10 times the recent median, as
         deployments do by default (default: None, no bound)

@@ -45,6 +45,8 @@ VERSION = "@version"
 server accepted last."""
 REPORTED = "its training failed"
 """The first words of the reason why a reply is rejected that says itself that it is unusable."""
+RUNNING_VARIANCE = "running_var"
+"""What torch's normalising layers call the buffer with their variances."""
 SHOWN_CHARACTERS = 300
 """Records quote at most this much of what a site says."""
 
@@ -70,8 +72,13 @@ class WorkRequest:
         return _reply(self, Upload(), {}, steps, evaluations, down, {}, why)
 
 
-def encode_work_answer(order: WorkOrder, reply: Reply) -> bytes:
-    """A site's answer to a work order; of an unusable reply it has only the reason."""
+def encode_work_answer(
+    order: WorkOrder, reply: Reply, masked: Mapping[str, Tensor] | None = None
+) -> bytes:
+    """A site's answer to a work order; of an unusable reply it has only the reason.
+
+    With secure aggregation, `masked` takes the place of the uploaded vectors.
+    """
     values: dict[str, Any] = {
         "run": order.terms.key,
         "client": reply.client.id,
@@ -84,6 +91,7 @@ def encode_work_answer(order: WorkOrder, reply: Reply) -> bytes:
     if reply.wrong is not None:
         return encode(values, {})
     values["numbers"], vectors = split(reply.upload)
+    vectors = vectors if masked is None else dict(masked)
     tensors = add_prefix("up ", vectors) | add_prefix("buffers ", reply.buffers)
     return encode(values, tensors)
 
@@ -128,6 +136,7 @@ class ExpectedAnswer:
             raise InvalidMessage("it has tensors that were not asked for")
         check_tensors(vectors, self.vectors)
         check_tensors(buffers, self.buffers)
+        _require_variances(buffers)
         upload = Upload(**vectors, **found)
         counted = {n: v for n, v in upload.items() if n not in NOT_COUNTED}
         up = bytes_of(Upload(**counted)) | buffer_bytes(buffers)
@@ -194,6 +203,13 @@ def _reply(
         up=up,
         wrong=wrong,
     )
+
+
+def _require_variances(buffers: Mapping[str, Tensor]) -> None:
+    """Refuse negative variances of normalising layers: their square roots would ruin the model."""
+    for name, value in buffers.items():
+        if name.rpartition(".")[2] == RUNNING_VARIANCE and bool((value < 0).any()):
+            raise InvalidMessage(f"the variance {name!r} is negative")
 
 
 def _integer(values: Mapping[str, Any], name: str, most: int) -> int:

@@ -325,9 +325,9 @@ def example(group: str, name: str) -> str:
     if group == "paces":
         return _pace(name, values)
     if group == "privacy":
-        own = {"clip": 0.5} if name == "gaussian" else {}
-        adaptive = {} if own else {"privacy.adaptive_clip": values}
-        return _tables({"privacy": {"noise": 1.0, **own}, **adaptive})
+        if name == "gaussian":
+            return _lines("[privacy]", {"noise": 1.0, "clip": 0.5})
+        return _tables({"privacy": {"noise": 1.0}, "privacy.adaptive_clip": values})
     return _lines("[data]", {"augment": [f"{name}:{next(iter(values.values()))}"]})
 
 
