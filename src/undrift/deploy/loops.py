@@ -21,9 +21,9 @@ from undrift.core.round_result import RoundResult
 from undrift.core.sampling import All, Cohort
 from undrift.core.targets import reached
 from undrift.core.uploads.norm_bounds import NormLimits
+from undrift.deploy.guards.releases import ReleaseLedger
 from undrift.deploy.guards.targets import is_supported
 from undrift.deploy.protocol import REPORTED
-from undrift.deploy.releases import ReleaseLedger
 from undrift.deploy.remote import RemoteEngine
 from undrift.deploy.secure.engine import SecureEngine
 from undrift.devices import ARRIVES

@@ -25,9 +25,9 @@ from undrift.deploy.agreement import facts
 from undrift.deploy.federation import RemoteFederation
 from undrift.deploy.guards.claims import claim_line, claim_rows, counted_samples
 from undrift.deploy.guards.expulsions import Expulsions
+from undrift.deploy.guards.releases import ReleaseLedger
 from undrift.deploy.loops import DeployedAsynchronous, DeployedSynchronous
 from undrift.deploy.protocol import DESCRIBE, OVERHEAD_BYTES, VERSION
-from undrift.deploy.releases import ReleaseLedger
 from undrift.deploy.remote import RemoteEngine, Waiting
 from undrift.deploy.secure.engine import SecureEngine
 from undrift.deploy.secure.sums import require_summed
