@@ -121,6 +121,23 @@ class RoundResult:
         for row, client in enumerate(clients):
             self.kept[client.id] = reply.keep.row(row)
 
+    def take_summed(
+        self,
+        replies: Sequence[Reply],
+        sums: Mapping[tuple[str, str], Tensor],
+        dtype: torch.dtype,
+    ) -> None:
+        """Add replies without vectors, and the sums of their vectors as in `Replies.add_sums`."""
+        for reply in replies:
+            self.down.update(reply.down)
+            self.up.update(reply.up)
+            self.steps += reply.steps
+            self.evaluations += reply.evaluations
+            self.partial += not reply.complete
+            self.kept[reply.client.id] = reply.keep
+            self.replies.add(reply.client, reply.upload)
+        self.replies.add_sums(sums, dtype)
+
     def merge(self, later: RoundResult) -> None:
         """Add the result of further clients."""
         self.down.update(later.down)

@@ -237,7 +237,8 @@ class FederatedData:
         require(self.tabular is not None, f"{self.name} has no table columns to encode.")
         assert self.tabular is not None
         require_matching(self.tabular, encoding)
-        return replace(self.tabular, encoding=encoding, fixed=True).apply(self)
+        given = replace(self.tabular, encoding=encoding, fixed=True, deferred=False)
+        return given.apply(self)
 
     def class_counts(self) -> list[int]:
         """The number of training samples of each class, over all clients."""

@@ -8,6 +8,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from undrift.experiments.experiment import Experiment
+from undrift.experiments.tables.data import is_folder
 from undrift.nets.criteria import FP32
 
 OWN = ("name", "output", "engine", "deploy", "target", "sweep", "system")
@@ -24,6 +25,8 @@ def facts(experiment: Experiment) -> dict[str, Any]:
         found["precision"] = experiment.engine.precision
     if "weights" in found:
         found["weights"] = _checksum(Path(found["weights"]))
+    if is_folder(experiment.data.source):  # every site has its own folder
+        found["data"] = {**found["data"], "source": "a folder"}
     return _plain(found)
 
 
