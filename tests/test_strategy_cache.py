@@ -14,7 +14,7 @@ import undrift as ud
 from choosing import (
     DATA,
     LOCAL,
-    TWO,
+    TUNED,
     described,
     losses_of,
     odd,
@@ -22,7 +22,7 @@ from choosing import (
     written,
 )
 from test_runs import contents, same
-from undrift.engines import AutoEngine, strategy_cache
+from undrift.engines import TunedEngine, strategy_cache
 from undrift.engines.strategies import Strategy
 from undrift.nets.module_losses import ModuleLosses
 
@@ -35,12 +35,12 @@ pytestmark = pytest.mark.usefixtures("forgotten")
 def test_the_same_again_is_not_timed_and_gives_the_same_bits(rigged, no_timing, forgotten):
     rigged("stacked layers, 4")
     losses = losses_of(dtype=torch.float32)
-    first, records = trained(losses)
+    first, records = trained(losses, TUNED)
     no_timing()
-    again, others = trained(losses)
+    again, others = trained(losses, TUNED)
     assert torch.equal(first.server.x, again.server.x)
     strategy_cache._known.clear()  # as in another process
-    again, others = trained(losses_of(dtype=torch.float32))
+    again, others = trained(losses_of(dtype=torch.float32), TUNED)
     assert torch.equal(first.server.x, again.server.x)
     assert [record.strategy for record in records] == [record.strategy for record in others]
     assert len(list(forgotten.iterdir())) == 1
@@ -49,9 +49,9 @@ def test_the_same_again_is_not_timed_and_gives_the_same_bits(rigged, no_timing, 
 def test_a_number_has_the_same_key_however_it_is_written(rigged, no_timing):
     """A run's own experiment file says 1000.0 megabytes where the user's said nothing."""
     rigged("stacked layers, 4")
-    first, _ = trained(losses_of(), ud.EngineOptions(threads=2, memory=1000))
+    first, _ = trained(losses_of(), ud.EngineOptions("tuned", threads=2, memory=1000))
     no_timing()
-    again, _ = trained(losses_of(), ud.EngineOptions(threads=2, memory=1000.0))
+    again, _ = trained(losses_of(), ud.EngineOptions("tuned", threads=2, memory=1000.0))
     assert first.engine.strategy == again.engine.strategy
 
 
@@ -75,46 +75,46 @@ DAMAGED = {
 def test_a_choice_that_cannot_be_used_is_made_anew(content, known, rigged, no_timing, forgotten):
     losses = losses_of()
     rigged("stacked")
-    trained(losses)
+    trained(losses, TUNED)
     file, _ = written(forgotten)
     file.write_bytes(content)
     strategy_cache._known.clear()
     if known:  # this process may have read it before
         strategy_cache.lookup(file.stem)
     rigged("one by one")
-    _, records = trained(losses)
+    _, records = trained(losses, TUNED)
     assert records[-1].strategy.startswith("one by one")
     assert written(forgotten) == (file, Strategy("module", 1, 2))
     no_timing()
     strategy_cache._known.clear()
-    assert trained(losses)[1][-1].strategy == records[-1].strategy
+    assert trained(losses, TUNED)[1][-1].strategy == records[-1].strategy
 
 
 def test_a_cache_that_cannot_be_written_is_survived(rigged, no_timing, forgotten):
     forgotten.parent.parent.mkdir()
     forgotten.parent.write_text("a file where a folder should be")
     rigged("stacked")
-    _, records = trained(losses_of())
+    _, records = trained(losses_of(), TUNED)
     assert records[-1].strategy.startswith("stacked")
     no_timing()  # this process knows it still
-    assert trained(losses_of())[1][-1].strategy == records[-1].strategy
+    assert trained(losses_of(), TUNED)[1][-1].strategy == records[-1].strategy
 
 
 def test_a_folder_in_the_place_of_a_choice_is_survived(rigged, forgotten):
     rigged("stacked")
-    trained(losses_of())
+    trained(losses_of(), TUNED)
     file, _ = written(forgotten)
     file.unlink()
     file.mkdir()
     strategy_cache._known.clear()
-    assert trained(losses_of())[1][-1].strategy.startswith("stacked")
+    assert trained(losses_of(), TUNED)[1][-1].strategy.startswith("stacked")
     assert list(forgotten.iterdir()) == [file]
 
 
 def test_the_process_that_writes_first_wins(rigged, forgotten, monkeypatch):
     losses = losses_of()
     rigged("stacked layers, 4")
-    trained(losses)
+    trained(losses, TUNED)
     file, _ = written(forgotten)
     file.unlink()
     strategy_cache._known.clear()
@@ -124,8 +124,8 @@ def test_the_process_that_writes_first_wins(rigged, forgotten, monkeypatch):
         file.write_text(json.dumps(other.as_dict()))
         return 1.0
 
-    monkeypatch.setattr(AutoEngine, "_seconds", slower)
-    _, records = trained(losses)
+    monkeypatch.setattr(TunedEngine, "_seconds", slower)
+    _, records = trained(losses, TUNED)
     assert records[-1].strategy == described(other, losses)
     assert written(forgotten) == (file, other)
     assert strategy_cache.lookup(file.stem) == other
@@ -154,7 +154,7 @@ def test_different_settings_have_different_keys():
 
 # Runs that are kept
 
-SETTING = {"engine": TWO}
+SETTING = {"engine": TUNED}
 
 
 def assert_same_run(folder, other, label):
@@ -207,7 +207,7 @@ def test_more_threads_later_change_nothing(rigged, tmp_path):
     whole, half = tmp_path / "whole", tmp_path / "half"
     kept_runs.run(whole, **SETTING, **changed)
     cut_short(half, **changed)
-    kept_runs.run(half, engine=ud.EngineOptions(threads=3, memory=1), **changed)
+    kept_runs.run(half, engine=ud.EngineOptions("tuned", threads=3, memory=1), **changed)
     assert_same_run(half, whole, "FedDyn")
 
 

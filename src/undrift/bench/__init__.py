@@ -7,20 +7,24 @@ from undrift.bench.bare_comparison import RoundTiming, compare
 from undrift.bench.default_run import DefaultTiming, time_default
 from undrift.bench.profile import Profile, take_profile
 from undrift.bench.scaling import ScalingPoint, scale
+from undrift.bench.strategy_table import StrategyTiming, time_strategies
 from undrift.bench.unequal_steps import UnequalTiming, time_unequal
-from undrift.bench.workloads import WORKLOADS, Workload
+from undrift.bench.workloads import FURTHER, WORKLOADS, Workload
 
 __all__ = [
+    "FURTHER",
     "WORKLOADS",
     "DefaultTiming",
     "Profile",
     "RoundTiming",
     "ScalingPoint",
+    "StrategyTiming",
     "UnequalTiming",
     "Workload",
     "compare",
     "scale",
     "take_profile",
     "time_default",
+    "time_strategies",
     "time_unequal",
 ]

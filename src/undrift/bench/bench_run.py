@@ -13,9 +13,11 @@ from undrift.core.evaluation import Evaluation
 from undrift.core.sampling import Uniform
 from undrift.data.federated import FederatedData
 from undrift.engines import EngineOptions
+from undrift.engines.strategies import Strategy
 from undrift.local.solvers import Local
 from undrift.loops import Loop, RunSpec, loop
 from undrift.loops.measuring import measure
+from undrift.loops.spec import EngineFactory
 from undrift.methods import SCAFFOLD, FedAvg, FedDR, FedDyn, FedLGA, FedNova, FedProx, Method
 from undrift.nets.module_losses import ModuleLosses
 from undrift.utils.errors import require_choice
@@ -45,7 +47,7 @@ class BenchRun:
     workload, data
         the model and the data
     method, engine
-        names of `METHODS` and `undrift.engines.ENGINES`
+        names of `METHODS` and `undrift.engines.ENGINES`; the engine may also be a strategy
     threads
         how many threads the engine may use; with Ray, the number of workers
     local, cohort
@@ -59,7 +61,7 @@ class BenchRun:
         workload: Workload,
         data: FederatedData,
         method: str = "FedAvg",
-        engine: str = "auto",
+        engine: str | Strategy = "auto",
         threads: int = 1,
         *,
         local: Local | None = None,
@@ -69,7 +71,7 @@ class BenchRun:
         require_choice("method", method, METHODS)
         self.workload = workload
         self.method = method
-        self.engine = engine
+        self.engine = engine if isinstance(engine, str) else engine.network
         self.threads = threads
         self._store = TemporaryStore() if committed else None
         states = ClientStates if self._store is None else self._store.states
@@ -128,8 +130,10 @@ class BenchRun:
             self._store.close()
 
 
-def _engine(name: str, threads: int) -> EngineOptions:
-    """Return the options of an engine with this number of threads, or workers with Ray."""
+def _engine(name: str | Strategy, threads: int) -> EngineFactory:
+    """Return what builds an engine with this number of threads, or workers with Ray."""
+    if isinstance(name, Strategy):
+        return name.engine
     if name == "ray":
         return EngineOptions(name, threads=1, workers=threads)
     return EngineOptions(name, threads)

@@ -26,8 +26,9 @@ def bench(
         list[str] | None,
         typer.Argument(
             metavar="W1 … W10",
-            help="Workloads to time. Default: all ten; W1 and W2 with --unequal, W1 with "
-            "--scaling, W2 with --profile.",
+            help="Workloads to time, also X1 to X5, models without a target of their own. Default: "
+            "W1 to W10; W1 and W2 with --unequal, W1 with --scaling, W2 with --profile, W1 to W10 "
+            "and X1 to X5 with --strategies.",
             show_default=False,
             autocompletion=completion.choices(completion.WORKLOADS),
         ),
@@ -44,7 +45,8 @@ def bench(
     engine: Annotated[
         list[str] | None,
         typer.Option(
-            help="Engine to time: auto (the default), vectorised, serial or ray. Repeatable.",
+            help="Engine to time: auto (the default), tuned, vectorised, serial or ray. "
+            "Repeatable.",
             show_default=False,
             autocompletion=completion.choices(completion.ENGINES),
         ),
@@ -108,6 +110,14 @@ def bench(
         bool,
         typer.Option("--profile", help="Instead, show how a round's time is divided."),
     ] = False,
+    strategies: Annotated[
+        bool,
+        typer.Option(
+            "--strategies",
+            help="Instead, time every strategy that suits a workload, and show which one auto "
+            "chooses.",
+        ),
+    ] = False,
     json: Annotated[
         bool,
         typer.Option(
@@ -142,6 +152,8 @@ def bench(
 
     - `undrift bench --profile W2 --engine serial`: how a round's time is divided
 
+    - `undrift bench --strategies W6`: all strategies, and the one that auto chooses
+
     - `undrift bench --json > bench.json`: results for a program
 
     peak_mb is the largest memory of the process so far: to measure one workload, time it alone.
@@ -151,6 +163,7 @@ def bench(
     from undrift.engines.thread_pool import cores
 
     modes = {"--unequal": unequal, "--scaling": scaling, "--default": default, "--profile": profile}
+    modes["--strategies"] = strategies
     chosen = [name for name, asked in modes.items() if asked]
     if len(chosen) > 1:
         raise UndriftError(f"{' and '.join(chosen)} are different measurements: choose one.")
@@ -165,6 +178,7 @@ def bench(
     _require_known(methods, engines)
     defaults = {"--unequal": ["W1", "W2"], "--scaling": ["W1"], "--profile": ["W2"]}
     defaults["--default"] = ["W2", "W3", "W4", "W5"]
+    defaults["--strategies"] = [*measuring.WORKLOADS, *measuring.FURTHER]
     workloads = _workloads(names or defaults.get(mode) or list(measuring.WORKLOADS))
     threads = threads or cores()
 
@@ -177,6 +191,8 @@ def bench(
             return [measuring.time_unequal(w, m, e, threads, **how)]
         if mode == "--default":
             return [measuring.time_default(w, m, e, threads, **how)]
+        if mode == "--strategies":
+            return measuring.time_strategies(w, m, e, threads, **how)
         if mode == "--profile":
             return [measuring.take_profile(w, m, e, threads, **how)]
         return measuring.compare(w, methods, engines, threads, commits=commits, **how)
@@ -212,11 +228,12 @@ def _require_known(methods: list[str], engines: list[str]) -> None:
 
 
 def _workloads(names: list[str]) -> list[Workload]:
-    from undrift.bench import WORKLOADS
+    from undrift.bench import FURTHER, WORKLOADS
 
+    known = {**WORKLOADS, **FURTHER}
     for name in names:
-        require_choice("The workload", name.upper(), WORKLOADS)
-    return [WORKLOADS[name] for name in dict.fromkeys(name.upper() for name in names)]
+        require_choice("The workload", name.upper(), known)
+    return [known[name] for name in dict.fromkeys(name.upper() for name in names)]
 
 
 @contextmanager

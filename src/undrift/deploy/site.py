@@ -359,7 +359,9 @@ class Site:
             roster = Roster(losses.ids, losses.sizes)
             job = Job(roster, run.job.local, terms.seed, run.tracked)
             options = self.experiment.engine.build()
-            options = EngineOptions("serial") if options.name in ("ray", "auto") else options
+            options = (
+                EngineOptions("serial") if options.name in ("ray", "auto", "tuned") else options
+            )
             self._engines = {terms.key: options(losses, job)}
         return self._engines[terms.key]
 

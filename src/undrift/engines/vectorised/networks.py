@@ -258,6 +258,9 @@ class VmappedNetwork(Network):
             assert criterion.per_sample is not None
             return (mean_of_each_sample(criterion.per_sample(outputs, y)) * w).sum()
 
+        # torch.func computes some operators, such as attention, for one client after another, and
+        # would tell the user so. The choice of the strategy takes care of that.
+        torch._C._functorch._set_vmap_fallback_warning_enabled(False)
         self._gradient = vmap(grad(loss))
 
     def backward(
