@@ -105,19 +105,30 @@ class RoundResult:
         faults = map(self._limits.fault, rows, steps)
         return not any(fault is not None for fault in faults)
 
-    def take_several(self, reply: Reply, clients: Sequence[Client]) -> None:
-        """Add the stacked reply, `[C, …]`, of several clients, none of which is wrong."""
+    def take_several(
+        self, reply: Reply, clients: Sequence[Client], keeps: Sequence[Keep] = ()
+    ) -> None:
+        """Add the stacked reply, `[C, …]`, of several clients, none of which is wrong.
+
+        `keeps` are their new states if the reply does not have them stacked.
+        """
         self.down.update(reply.down)
         self.up.update(reply.up)
         self.steps += reply.steps
         self.evaluations += reply.evaluations
         self.partial += len(clients) - reply.complete
         self.replies.add_several(clients, reply.client, reply.upload)
+        if keeps:
+            self.kept |= {client.id: keep for client, keep in zip(clients, keeps, strict=True)}
+            return
         if not any(reply.keep.items()):
             self.kept |= dict.fromkeys((client.id for client in clients), reply.keep)
             return
         for row, client in enumerate(clients):
-            self.kept[client.id] = reply.keep.row(row)
+            # In memory of its own: a view would keep the vectors of all clients of a chunk.
+            self.kept[client.id] = Keep(
+                **{name: v.clone() if _is_view(v) else v for name, v in reply.keep.row(row).items()}
+            )
 
     def merge(self, later: RoundResult) -> None:
         """Add the result of further clients."""
@@ -178,6 +189,10 @@ class RoundResult:
         if not self._tracked.last or not self.replies.count:
             return None
         return self.replies.sum(CHANGE, by=q)
+
+
+def _is_view(value: object) -> bool:
+    return isinstance(value, Tensor) and value._base is not None
 
 
 class WeightedMean:

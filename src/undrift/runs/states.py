@@ -58,7 +58,7 @@ class StoredStates(ClientStates):
             return self.first()
         return self._read([client])[client]
 
-    def gather(self, clients: Sequence[Hashable]) -> Keep:
+    def gather(self, clients: Sequence[Hashable]) -> list[Keep]:
         if self.kinds:
             # In one transaction, which is faster than one per client in `get`.
             missing = self._only_in_store(clients)

@@ -64,7 +64,11 @@ class ChunkMoves(Moves):
         ratio = self._ratio_to_usual(weights)
         if ratio is None:
             return self._summed(weights)
-        return self._sum_as_usual() * ratio  # a copy: the caller may change it
+        found = self._sum_as_usual()
+        if ratio == 1.0 and self._squares is None:
+            self._usual_sum = None  # the caller may change it
+            return found
+        return found * ratio
 
     def _sum_as_usual(self) -> Tensor:
         """The sum with the usual weights; the first call computes it, with the norms."""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from undrift.data.samples.structure import Tree, map_tensors, tensors_of
+from undrift.engines.compiled.dense import DenseChain
 from undrift.engines.vectorised.batches import Batch
 from undrift.engines.vectorised.layers import (
     Dropout,
@@ -28,6 +29,7 @@ from undrift.engines.vectorised.layers import (
     Sigmoid,
     Sink,
     Tanh,
+    dense_chain,
 )
 from undrift.engines.vectorised.random_masks import RandomMasks
 from undrift.engines.vectorised.steps import ParameterList, vectors_like
@@ -71,6 +73,8 @@ class Network(ABC):
     flat_linears: Sequence[tuple[Linear, bool]] = ()
     """linear layers whose inputs are one vector for each sample, and whether these are the samples
     themselves; their weights need not be formed"""
+    chain: DenseChain | None = None
+    """the model as a chain that the C kernel can train, if it is one"""
     _tensors: ParameterList | None = None
     _tensor_clients: int = 0
     _vectors: Tensor | None = None
@@ -372,7 +376,11 @@ def stacked_network(losses: ModuleLosses, channels_last: bool = False) -> Stacke
     if isinstance(layers, str):
         return layers
     flat_samples = losses.train_part.x.ndim == 2
-    return StackedNetwork(layers, derivative, channels_last, flat_samples)
+    found = StackedNetwork(layers, derivative, channels_last, flat_samples)
+    chain = dense_chain(layers, losses.flat.shapes)
+    if chain is not None and derivative is cross_entropy_derivative:
+        found.chain = chain if chain.suits(losses.train_part, losses.flat.x) else None
+    return found
 
 
 def vmapped_network(
