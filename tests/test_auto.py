@@ -91,9 +91,10 @@ def work(flops=1e6, operators=6, clients=10, steps=10, batch=20, **model):
 def test_little_work_is_one_chunk_and_much_work_is_shared_by_the_threads():
     assert rule(losses_of()) == Strategy("stacked", 7, 1)
     wide = ModuleLosses(ud.models.mlp(60, 2000, classes=10), DATA)
-    assert rule(wide) == Strategy("stacked", 4, 2)
+    assert rule(wide) == rule(wide, threads=4) == Strategy("stacked", 4, 2)
     assert rule(wide, threads=1) == Strategy("stacked", 7, 1)
-    assert rule(wide, threads=4) == Strategy("stacked", 2, 4)
+    wider = ModuleLosses(ud.models.mlp(60, 2000, 2000, classes=10), DATA)
+    assert rule(wider, threads=4) == Strategy("stacked", 2, 4)
 
 
 def test_a_chunk_that_the_user_chose_is_kept():
@@ -102,9 +103,9 @@ def test_a_chunk_that_the_user_chose_is_kept():
 
 @pytest.mark.parametrize("threads", [1, 2, 8])
 def test_chunks_that_fill_the_cache_are_split(threads):
-    small, large = 100_000, 10_000_000
+    small, large = 1000, 1_000_000
     for parameters in (small, large):
-        round = work(clients=64, parameters=parameters)
+        round = work(flops=1e8, clients=64, parameters=parameters)
         whole = round.seconds("stacked", 64 // threads, threads, False)
         half = round.seconds("stacked", 32 // threads, threads, False)
         assert (whole < half) == (parameters == small)

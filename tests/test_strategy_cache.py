@@ -24,6 +24,8 @@ from choosing import (
 from test_runs import contents, same
 from undrift.engines import TunedEngine, strategy_cache
 from undrift.engines.strategies import Strategy
+from undrift.engines.strategy_cache import Choice
+from undrift.engines.tuned import noise_of
 from undrift.nets.module_losses import ModuleLosses
 
 pytestmark = pytest.mark.usefixtures("forgotten")
@@ -55,18 +57,23 @@ def test_a_number_has_the_same_key_however_it_is_written(rigged, no_timing):
     assert first.engine.strategy == again.engine.strategy
 
 
+USUAL = {"network": "stacked", "chunk": 7, "threads": 1, "channels_last": False}
+USUAL |= {"noise": 0.0, "times": []}
 DAMAGED = {
     "empty": b"",
     "half": b'{"network": "stac',
     "a list": b"[]",
     "null": b"null",
-    "incomplete": b'{"network": "stacked"}',
     "no text": b"\xff\xfe\x00",
-    "no number": b'{"network": "stacked", "chunk": "x", "threads": 2, "channels_last": false}',
-    "infinite": b'{"network": "stacked", "chunk": Infinity, "threads": 2, "channels_last": false}',
-    "unknown": b'{"network": "magic", "chunk": 7, "threads": 1, "channels_last": false}',
-    "no candidate": b'{"network": "stacked", "chunk": 5, "threads": 9, "channels_last": false}',
-    "not for this model": b'{"network": "vmap", "chunk": 7, "threads": 1, "channels_last": false}',
+    "incomplete": {"network": "stacked"},
+    "of an earlier version": {k: v for k, v in USUAL.items() if k not in ("noise", "times")},
+    "no number": USUAL | {"chunk": "x"},
+    "infinite": USUAL | {"chunk": float("inf")},
+    "no times": USUAL | {"times": [{"seconds": 1}]},
+    "unknown": USUAL | {"network": "magic"},
+    "no candidate": USUAL | {"chunk": 5, "threads": 9},
+    "not for this model": USUAL | {"network": "vmap"},
+    "noisy": USUAL | {"noise": 0.2},
 }
 
 
@@ -77,14 +84,15 @@ def test_a_choice_that_cannot_be_used_is_made_anew(content, known, rigged, no_ti
     rigged("stacked")
     trained(losses, TUNED)
     file, _ = written(forgotten)
-    file.write_bytes(content)
+    file.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
     strategy_cache._known.clear()
-    if known:  # this process may have read it before
-        strategy_cache.lookup(file.stem)
+    if known:  # this process may have made such a choice before
+        strategy_cache._known[file.stem] = Choice(Strategy("stacked", 5, 9), 0.0)
     rigged("one by one")
     _, records = trained(losses, TUNED)
     assert records[-1].strategy.startswith("one by one")
-    assert written(forgotten) == (file, Strategy("module", 1, 2))
+    assert written(forgotten)[0] == file
+    assert written(forgotten)[1].network == "module"
     no_timing()
     strategy_cache._known.clear()
     assert trained(losses, TUNED)[1][-1].strategy == records[-1].strategy
@@ -118,17 +126,60 @@ def test_the_process_that_writes_first_wins(rigged, forgotten, monkeypatch):
     file, _ = written(forgotten)
     file.unlink()
     strategy_cache._known.clear()
-    other = Strategy("module", 1, 2)
+    other = Strategy("module", 1, 1)
 
     def slower(self, *_):  # while this process is timing, another one is done
-        file.write_text(json.dumps(other.as_dict()))
+        file.write_text(json.dumps(Choice(other, 0.0).as_dict()))
         return 1.0
 
     monkeypatch.setattr(TunedEngine, "_seconds", slower)
     _, records = trained(losses, TUNED)
     assert records[-1].strategy == described(other, losses)
     assert written(forgotten) == (file, other)
-    assert strategy_cache.lookup(file.stem) == other
+    assert strategy_cache.lookup(file.stem, [other]).strategy == other
+
+
+# Noise
+
+
+def test_a_quiet_choice_holds_and_a_noisy_one_is_made_again(rigged, no_timing, forgotten):
+    losses = losses_of()
+    rigged("stacked")
+    trained(losses, TUNED)
+    file, _ = written(forgotten)
+    stored = json.loads(file.read_text())
+    assert stored["noise"] == 0.0
+    assert len(stored["times"]) > 1
+    for noise, kept in ((strategy_cache.NOISY, True), (strategy_cache.NOISY + 0.01, False)):
+        file.write_text(json.dumps(stored | {"noise": noise}))
+        strategy_cache._known.clear()
+        timed = rigged("stacked")
+        trained(losses, TUNED)
+        assert bool(timed) == (not kept)
+
+
+def test_a_noisy_choice_holds_within_a_process(rigged, no_timing, forgotten):
+    """Methods that are compared with each other must use the same strategy."""
+    rigged("stacked")
+    trained(losses_of(), TUNED)
+    file, _ = written(forgotten)
+    known = strategy_cache._known
+    known[file.stem] = replace(known[file.stem], noise=5.0)
+    no_timing()
+    trained(losses_of(), TUNED)
+
+
+def test_the_shortest_times_of_two_timings_decide():
+    a, b, c = (Strategy("stacked", chunk, 2) for chunk in (1, 2, 3))
+    noisy = Choice(a, 0.5, {a: 1.0, b: 3.0})
+    again = Choice(b, 0.02, {a: 2.0, b: 1.5, c: 4.0}).with_earlier(noisy)
+    assert again == Choice(a, 0.02, {a: 1.0, b: 1.5, c: 4.0})
+    assert Choice.from_dict(json.loads(json.dumps(again.as_dict()))) == again
+
+
+def test_noise_is_that_of_the_most_disturbed_strategy():
+    assert noise_of([[1.0, 1.0, 1.0], [3.0, 2.0, 2.2]]) == pytest.approx(0.1)
+    assert noise_of([[1.0], [2.0]]) == 0.0
 
 
 def test_different_settings_have_different_keys():

@@ -26,7 +26,7 @@ def test_each_candidate_can_win_and_agrees_with_the_serial_engine(name, rigged, 
     losses = losses_of(name)
     serial, _ = trained(losses, SerialEngine)
     found = candidates(losses, LOCAL, 7, 2, TUNED.memory).strategies
-    assert len(found) >= 3
+    assert len(found) >= 2
     for strategy in found:
         words = described(strategy, losses)
         timed = rigged(words)
@@ -71,7 +71,7 @@ def test_what_is_much_slower_is_not_timed_again(rigged):
     losses = losses_of()
     timed = rigged("stacked layers, 4")
     trained(losses, TUNED)
-    slow = described(Strategy("module", 1, 2), losses)
+    slow = described(Strategy("module", 1, 1), losses)
     assert timed.count(slow) < timed.count("stacked layers, 4 clients at once, 2 threads")
 
 

@@ -34,7 +34,7 @@ from undrift.utils.errors import UndriftError, first_line
 
 COPIES = 6
 """How often a client's parameters are in memory while it trains: model, gradient, upload, …"""
-WORTH_TRYING = 2.0
+WORTH_TRYING = 3.0
 """Strategies that should take more than this many times as long as the first are left out."""
 MEGABYTE = 1e6
 
@@ -235,7 +235,7 @@ def _several(
 ) -> list[Strategy]:
     """Strategies that train several clients at once, within the memory.
 
-    All clients are one chunk, or as many chunks as the threads can share evenly.
+    There are 1, 2, 4, … chunks, as many as there are threads, or multiples of that.
     """
     client_bytes = COPIES * losses.dimension * losses.flat.x.element_size()
     found = []
@@ -246,7 +246,8 @@ def _several(
         found.append(Strategy(kind, size, used))
         if number >= clients:
             return list(dict.fromkeys(found))
-        number = min(clients, threads if number < threads else 2 * number)
+        most = threads if number < threads else clients
+        number = min(most, 2 * number, clients)
 
 
 def _has_convolutions(losses: ModuleLosses) -> bool:

@@ -41,6 +41,7 @@ from undrift.nets.criteria import (
     squared_errors,
 )
 from undrift.nets.dropout import KeyedDropout, MaskGenerator, use_keyed_dropout
+from undrift.nets.fast_linear import use_fast_linear
 from undrift.nets.modes import set_training
 from undrift.nets.module_losses import ModuleLosses
 from undrift.utils.errors import first_line
@@ -303,7 +304,8 @@ class VmappedNetwork(Network):
         return [(name, named[name]) for name in self._names]
 
     def copy(self) -> Network:
-        return VmappedNetwork(deepcopy(self._module), self._names, self._criterion)
+        module = copy_sharing_frozen(self._module)
+        return VmappedNetwork(module, self._names, self._criterion)
 
 
 class ModuleNetwork(Network):
@@ -319,6 +321,7 @@ class ModuleNetwork(Network):
         self._parameters: list[nn.Parameter] = [
             p for p in self._module.parameters() if p.requires_grad
         ]
+        use_fast_linear(self._module)
         # The mask generators set here are replaced by each client's own in `backward`.
         use_keyed_dropout(self._module, MaskGenerator(losses.device))
         self._dropouts = [m for m in self._module.modules() if isinstance(m, KeyedDropout)]
@@ -349,6 +352,10 @@ class ModuleNetwork(Network):
             )
         for number, gradient in enumerate(gradients):
             sink.plain(number, gradient[None])
+
+    def copy(self) -> Network:
+        frozen = {id(p): p for p in self._module.parameters() if not p.requires_grad}
+        return deepcopy(self, frozen)
 
     def load_buffers(self, buffers: Mapping[str, Tensor]) -> None:
         for name, value in self._module.named_buffers():
@@ -403,11 +410,21 @@ def vmapped_network(
 
 def _own_copy(losses: ModuleLosses) -> nn.Module:
     """A copy of the module whose parameters are tensors of their own, not views of one vector."""
-    module = deepcopy(losses.flat.module)
+    module = copy_sharing_frozen(losses.flat.module)
     for p in module.parameters():
         p.grad = None
-        p.data = p.data.clone()
+        if p.requires_grad:
+            p.data = p.data.clone()
     return module
+
+
+def copy_sharing_frozen(module: nn.Module) -> nn.Module:
+    """A copy of a module with the same frozen parameters, which training only reads.
+
+    Most of a large model with adapters is frozen, and every thread has a copy.
+    """
+    frozen = {id(p): p for p in module.parameters() if not p.requires_grad}
+    return deepcopy(module, frozen)
 
 
 def _names_of_tied(module: nn.Module) -> dict[str, list[str]]:
