@@ -4,7 +4,7 @@ Every strategy that may be chosen for a model is run over three rounds in double
 clients of unequal sizes, one of which has a single sample.
 """
 
-from itertools import count, cycle
+from itertools import cycle
 
 import pytest
 import torch

@@ -9,7 +9,7 @@ from torch import nn
 
 import kept_runs
 import undrift as ud
-from choosing import DATA, LOCAL, MODELS, TUNED, described, losses_of, mlp, odd, trained, written
+from choosing import DATA, LOCAL, MODELS, TUNED, described, losses_of, mlp, trained, written
 from looping import synchronous
 from undrift.engines import SerialEngine, VectorisedEngine, strategy_cache, tuned
 from undrift.engines.strategies import Strategy, candidates

@@ -10,6 +10,7 @@ from undrift.bench.timing import seconds_of, torch_threads
 from undrift.bench.workloads import Workload
 from undrift.core.clients import ClientStates
 from undrift.core.evaluation import Evaluation
+from undrift.core.losses import require_losses
 from undrift.core.sampling import Uniform
 from undrift.data.federated import FederatedData
 from undrift.engines import EngineOptions
@@ -133,7 +134,7 @@ class BenchRun:
 def _engine(name: str | Strategy, threads: int) -> EngineFactory:
     """Return what builds an engine with this number of threads, or workers with Ray."""
     if isinstance(name, Strategy):
-        return name.engine
+        return lambda losses, job: name.engine(require_losses(losses), job)
     if name == "ray":
         return EngineOptions(name, threads=1, workers=threads)
     return EngineOptions(name, threads)

@@ -265,7 +265,7 @@ class VmappedNetwork(Network):
 
         # torch.func computes some operators, such as attention, for one client after another, and
         # would tell the user so. The choice of the strategy takes care of that.
-        torch._C._functorch._set_vmap_fallback_warning_enabled(False)
+        torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
         self._gradient = vmap(grad(loss))
 
     def backward(
