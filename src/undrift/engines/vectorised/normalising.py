@@ -104,8 +104,9 @@ class GroupNorm(Layer):
 def _memory_order(x: Tensor) -> torch.memory_format:
     """The order of an image's numbers in memory; channels first if it is neither."""
     last = torch.channels_last
-    if x.ndim == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=last):
-        return last
+    # Of a single sample, torch cannot tell the order from the strides of a view.
+    if x.ndim == 4 and len(x) > 1 and not x.is_contiguous():
+        return last if x.is_contiguous(memory_format=last) else torch.contiguous_format
     return torch.contiguous_format
 
 
