@@ -62,7 +62,7 @@ def verify(
     The verification problems are small quadratics with curvature between 0.5 and 1.5: give
     your method parameters that suit them, e.g. --set alpha=1.
     """
-    from undrift.verify import FACTS, as_json, explanations, load, named, ours, tables
+    from undrift.verify import FACTS, as_json, explanations, load, named, ours, remarks, tables
     from undrift.verify import verify as check
 
     if method is None and settings:
@@ -96,6 +96,9 @@ def verify(
             console.print()
         if failed:
             console.print(hanging_table(("[bold red]✗[/]", line) for line in failed))
+        noticed = remarks(verdicts)
+        if noticed:
+            console.print(hanging_table(("[bold yellow]![/]", line) for line in noticed))
         if failed and explain:
             _explain(console, verdicts, subjects)
         if held:

@@ -116,8 +116,10 @@ class Method(ABC):
     monotone
         quantities that never increase when every client takes part, by name, as functions of the
         run: `run.server`, `run.states`, `run.losses`; `undrift verify` checks them
-    idle
-        names of kept vectors that need not influence anything, such as a log
+    acting, idle
+        names of kept vectors, or of the server's, that must influence the models, and of those
+        that need not, such as a log; `undrift verify` reports other state that influences nothing.
+        `idle` may name parameters, too
     formulas
         the method as text, an `undrift.methods.formulas.MethodRow`: `undrift verify` then predicts
         a round from it
@@ -133,6 +135,8 @@ class Method(ABC):
         whether the uploads are models and not moves or changes, which alone can be transformed
     draws_steps
         whether `steps` depends on the random numbers of a round
+    steps_of_others
+        whether the steps of a client depend on the other clients of its cohort
     draws_by_weight
         whether a number given as the cohort means clients drawn by q_k with replacement
     starts_with_all
@@ -162,6 +166,7 @@ class Method(ABC):
     elementwise: bool = False
     needs_all: bool = False
     draws_by_weight: bool = False
+    steps_of_others: bool = False
     needs_steps: bool = False
     uploads_models: bool = False
     draws_steps: bool = False
@@ -178,6 +183,7 @@ class Method(ABC):
     converges_to: str | None = "optimum"
     converges_when_sampled: bool | None = None
     monotone: Mapping[str, Callable[[Any], float]] = {}
+    acting: Sequence[str] = ()
     idle: Sequence[str] = ()
     paper: str = ""
     g: Regularizer | None = None
@@ -226,6 +232,14 @@ class Method(ABC):
     def steps(self, planned: Sequence[int], draw: Draw) -> Sequence[int]:
         """The number of steps of each client, from the numbers that the local work plans."""
         return planned
+
+    def upload_scales(self, rate: float, steps: int) -> Mapping[str, float]:
+        """Public scales by which the uploaded vectors are clipped together; 1 if not named.
+
+        A vector divided by its scale is on the scale of a client's move. `rate` is η of the round
+        and `steps` a public number of local steps τ.
+        """
+        return {}
 
     def fold_buffers(
         self, buffers: dict[str, Tensor], means: dict[str, Tensor]

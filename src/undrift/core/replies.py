@@ -97,14 +97,29 @@ class Replies:
                 for by in self._by[name]:
                     self._add_sum((name, by.__name__), _weighted(value, by(stacked)))
 
-    def merge(self, later: Replies) -> None:
-        """Add the replies of further clients, summed by a chunk or a worker."""
+    def add_sums(self, sums: Mapping[tuple[str, str], Tensor], dtype: torch.dtype) -> None:
+        """Add sums of vectors of clients that were added without their vectors.
+
+        `sums` are in double precision, by the names of the vector and of its weight; `dtype` is
+        that of the uploaded vectors.
+        """
+        for which, total in sums.items():
+            self._dtypes[which[0]] = dtype
+            self._add_sum(which, total)
+
+    def merge(self, later: Replies) -> list[Tensor]:
+        """Add the replies of further clients, summed by a chunk or a worker.
+
+        Returns the sums of `later` that were added to others, and that nobody needs any more.
+        """
         self._who += later._who
         self._dtypes |= later._dtypes
+        added = [part for which, part in later._sums.items() if which in self._sums]
         for which, part in later._sums.items():
             self._add_sum(which, part)
         for name, parts in later._single.items():
             self._single.setdefault(name, []).extend(parts)
+        return added
 
     def make_own(self) -> None:
         """Copy the sums into memory of their own, if they are views of shared memory."""
@@ -151,6 +166,10 @@ class Replies:
             f"The sum of {name!r} by {by.__name__!r} is not declared in the method's uploads "
             f"({known})."
         )
+
+    def exact_sum(self, name: str, by: Weight) -> Tensor | None:
+        """Σ_S by(k)·upload_k of a declared vector in double precision; None without replies."""
+        return self._sums.get((name, by.__name__))
 
     def mean(self, name: str, by: Weight = once) -> Any:
         """The weighted mean: `sum` divided by the sum of the weights."""

@@ -6,7 +6,7 @@ Engines fill one per round (or one per chunk or block, which they merge); loops 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -52,6 +52,8 @@ class RoundResult:
         self.replies = Replies(sums, clients=clients, rate=rate)
         self.kept: dict[Hashable, Keep] = {}
         """the clients' new states; the loop stores them if it accepts the round"""
+        self.hold: Callable[[Keep], Keep] = _unchanged
+        """where new states wait for the end of the round: `ClientStates.hold` of the run"""
         self.rejected: dict[Hashable, str] = {}
         """clients whose replies were rejected, with the reason"""
         self.lost: dict[Hashable, str] = {}
@@ -83,7 +85,7 @@ class RoundResult:
         count = float(reply.client.samples) if self._counts is None else self._counts[id]
         self._buffers.add(reply.buffers, count)
         self.replies.add(reply.client, reply.upload)
-        self.kept[id] = reply.keep
+        self.kept[id] = self.hold(reply.keep)
 
     def _within_limits(self, reply: Reply) -> Reply:
         """The reply, marked as wrong if a norm of its upload is over its bound."""
@@ -124,14 +126,35 @@ class RoundResult:
         if not any(reply.keep.items()):
             self.kept |= dict.fromkeys((client.id for client in clients), reply.keep)
             return
-        for row, client in enumerate(clients):
-            # In memory of its own: a view would keep the vectors of all clients of a chunk.
-            self.kept[client.id] = Keep(
-                **{name: v.clone() if _is_view(v) else v for name, v in reply.keep.row(row).items()}
-            )
+        # In memory of their own: views would keep the vectors of all clients of a chunk.
+        rows = {
+            name: torch._foreach_mul(value.unbind(), 1.0)
+            if isinstance(value, Tensor) and value.ndim
+            else [value] * len(clients)
+            for name, value in reply.keep.items()
+        }
+        for client, *own in zip(clients, *rows.values(), strict=True):
+            self.kept[client.id] = Keep(**dict(zip(rows, own, strict=True)))
 
-    def merge(self, later: RoundResult) -> None:
-        """Add the result of further clients."""
+    def take_summed(
+        self,
+        replies: Sequence[Reply],
+        sums: Mapping[tuple[str, str], Tensor],
+        dtype: torch.dtype,
+    ) -> None:
+        """Add replies without vectors, and the sums of their vectors as in `Replies.add_sums`."""
+        for reply in replies:
+            self.down.update(reply.down)
+            self.up.update(reply.up)
+            self.steps += reply.steps
+            self.evaluations += reply.evaluations
+            self.partial += not reply.complete
+            self.kept[reply.client.id] = reply.keep
+            self.replies.add(reply.client, reply.upload)
+        self.replies.add_sums(sums, dtype)
+
+    def merge(self, later: RoundResult) -> list[Tensor]:
+        """Add the result of further clients; returns its vectors that nobody needs any more."""
         self.down.update(later.down)
         self.up.update(later.up)
         self.steps += later.steps
@@ -141,11 +164,11 @@ class RoundResult:
         self.partial += later.partial
         self.rejected |= later.rejected
         self.lost |= later.lost
-        self.kept |= later.kept
+        self.kept |= {client: self.hold(keep) for client, keep in later.kept.items()}
         self.norms |= later.norms
         self.norm_steps |= later.norm_steps
-        self.replies.merge(later.replies)
         self._buffers.merge(later._buffers)
+        return self.replies.merge(later.replies)
 
     def make_own(self, sums: bool) -> None:
         """Copy the new states, and the sums if asked, out of memory that others own.
@@ -168,8 +191,11 @@ class RoundResult:
 
     def finite(self) -> bool:
         """Whether all sums and all new states are finite."""
-        states = (value for keep in self.kept.values() for _, value in keep.items())
-        return self.replies.finite() and all(bool(v.sum().isfinite()) for v in states)
+        states = [value for keep in self.kept.values() for _, value in keep.items()]
+        if not self.replies.finite():
+            return False
+        # Norms of all states in one call: a NaN or infinity in a state is one in its norm.
+        return not states or bool(torch.stack(torch._foreach_norm(states, 1)).isfinite().all())
 
     @property
     def buffers(self) -> dict[str, Tensor]:
@@ -191,8 +217,8 @@ class RoundResult:
         return self.replies.sum(CHANGE, by=q)
 
 
-def _is_view(value: object) -> bool:
-    return isinstance(value, Tensor) and value._base is not None
+def _unchanged(keep: Keep) -> Keep:
+    return keep
 
 
 class WeightedMean:

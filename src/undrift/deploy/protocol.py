@@ -6,7 +6,7 @@ declares before it uses it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,8 @@ MAX_REQUEST_BYTES = 4_000_000_000
 """The largest request that a site accepts."""
 OVERHEAD_BYTES = 1_000_000
 """How many bytes an answer may have besides its tensors."""
+NOT_COUNTED = (COHORT, CHANGE, MOVED, SQUARE, A_NORM)
+"""Tracked models and diagnostics, which the cost of a method leaves out."""
 VERSION = "@version"
 """The server's state of a client: the version of the client's state, kept at its site, that the
 server accepted last."""
@@ -68,8 +70,13 @@ class WorkRequest:
         return _reply(self, Upload(), {}, steps, evaluations, down, {}, why)
 
 
-def encode_work_answer(order: WorkOrder, reply: Reply) -> bytes:
-    """A site's answer to a work order; of an unusable reply it has only the reason."""
+def encode_work_answer(
+    order: WorkOrder, reply: Reply, masked: Mapping[str, Tensor] | None = None
+) -> bytes:
+    """A site's answer to a work order; of an unusable reply it has only the reason.
+
+    With secure aggregation, `masked` takes the place of the uploaded vectors.
+    """
     values: dict[str, Any] = {
         "run": order.terms.key,
         "client": reply.client.id,
@@ -82,6 +89,7 @@ def encode_work_answer(order: WorkOrder, reply: Reply) -> bytes:
     if reply.wrong is not None:
         return encode(values, {})
     values["numbers"], vectors = split(reply.upload)
+    vectors = vectors if masked is None else dict(masked)
     tensors = add_prefix("up ", vectors) | add_prefix("buffers ", reply.buffers)
     return encode(values, tensors)
 
@@ -127,8 +135,7 @@ class ExpectedAnswer:
         check_tensors(vectors, self.vectors)
         check_tensors(buffers, self.buffers)
         upload = Upload(**vectors, **found)
-        # Names with @ are diagnostics and tracked models, which the cost of a method leaves out.
-        counted = {n: v for n, v in upload.items() if not n.startswith("@")}
+        counted = {n: v for n, v in upload.items() if n not in NOT_COUNTED}
         up = bytes_of(Upload(**counted)) | buffer_bytes(buffers)
         down = bytes_of(request.order.download) | buffer_bytes(request.buffers)
         return _reply(request, upload, buffers, steps, evaluations, down, up, None)
@@ -146,16 +153,17 @@ def expected_answer(
     x: Tensor,
     tracked: TrackedModels,
     draw: Callable[[str], float],
+    added: Collection[str] = (),
 ) -> ExpectedAnswer:
     """What the answer to a request must contain.
 
     `x` is any model, for its type and shape; `draw` gives the random numbers of the round, on which
-    a method's uploads may depend.
+    a method's uploads may depend; `added` are the numbers that upload transforms add.
     """
     vector = TensorSpec(x.dtype, tuple(x.shape))
     up = traffic_of(method, draw).up
     vectors = {name: vector for name, is_vector in up.items() if is_vector}
-    numbers = {name for name, is_vector in up.items() if not is_vector}
+    numbers = {name for name, is_vector in up.items() if not is_vector} | {*added}
     if tracked.cohort:
         vectors[COHORT] = vector
     if tracked.last:

@@ -97,7 +97,7 @@ NONE = "none"
 """The word that stands for Python's None, which TOML lacks, where a parameter may be None."""
 REQUIRED: Any = inspect.Parameter.empty
 
-DERIVED = ("features", "classes", "characters", "channels", "side", "seed")
+DERIVED = ("features", "classes", "characters", "channels", "side", "seed", "encoding")
 """Parameters of models that follow from the data or from the run, unless a file gives them."""
 
 

@@ -38,6 +38,7 @@ from undrift.experiments.tables import (
     MethodTable,
     ModelTable,
     OutputTable,
+    PrivacyTable,
     RobustTable,
     SamplingTable,
 )
@@ -66,6 +67,8 @@ from undrift.local.amounts import Unfinished
 from undrift.local.solvers import Local, Solver
 from undrift.loops.comparison import same_regularizer
 from undrift.loops.paces import Pace
+from undrift.privacy.gaussian import Gaussian
+from undrift.privacy.secure.settings import SecureAggregation
 from undrift.utils.errors import (
     UndriftError,
     first_line,
@@ -272,6 +275,11 @@ class Experiment(ClosedTable):
         description="Which uploads the server rejects for their size; left out, none in a "
         "simulation, and those above 10 times the recent median in a deployment.",
     )
+    privacy: Annotated[PrivacyTable | None, BeforeValidator(or_none)] = Field(
+        default=None,
+        description="Client-level differential privacy: uploads are clipped, and their sum is "
+        "noised; left out, none.",
+    )
     output: OutputTable = Field(
         default=OutputTable(), description="Where runs are stored, and how."
     )
@@ -391,8 +399,18 @@ class Experiment(ClosedTable):
     def norm_bound(self, deployed: bool = False) -> NormBound | None:
         """The bound on the norms of uploads; deployments have one unless the file says no."""
         if self.robust is None:
-            return NormBound() if deployed else None
+            # Clipping bounds every upload of a private run already, without looking at others', and
+            # norms of masked uploads say nothing.
+            return NormBound() if deployed and self.privacy is None else None
         return self.robust.build()
+
+    def secure_aggregation(self) -> SecureAggregation | None:
+        """How a deployment hides single uploads from its server; None if it does not."""
+        return None if self.privacy is None else self.privacy.build_secure()
+
+    def privacy_settings(self) -> Gaussian | None:
+        """Client-level differential privacy; None without it."""
+        return None if self.privacy is None else self.privacy.build()
 
     def targets(self) -> dict[str, Target]:
         """The metrics that end a run early, with their values."""
@@ -542,6 +560,7 @@ CLOSED: dict[tuple[str, ...], type[ClosedTable]] = {
     ("evaluation",): EvaluationTable,
     ("engine",): EngineTable,
     ("deploy",): DeployTable,
+    ("privacy",): PrivacyTable,
     ("robust",): RobustTable,
     ("output",): OutputTable,
     ("limit",): LimitTable,

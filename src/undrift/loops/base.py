@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from undrift.core.client_metrics import ClientMetrics
 from undrift.core.clients import ClientStates, Roster
@@ -34,10 +34,15 @@ from undrift.loops.dispatch import FixedCost
 from undrift.loops.evaluation_schedule import EvaluationSchedule, schedule_of
 from undrift.loops.measuring import measure
 from undrift.loops.planning import WorkPlanner
+from undrift.loops.private_rounds import counted_samples, make_mechanism
 from undrift.loops.spec import EngineFactory, RunSpec, StatesFactory
+from undrift.loops.upload_transforms import transforms_of
 from undrift.methods.traffic import traffic_of
+from undrift.nets.modes import unmark_eval_parts
 from undrift.nets.module_losses import ModuleLosses
-from undrift.utils.errors import Diverged, require, require_type
+from undrift.privacy.mechanism import Mechanism
+from undrift.privacy.noise_sources import KeyedNoise, NoiseSource
+from undrift.utils.errors import Diverged, UndriftError, require, require_type
 from undrift.utils.threads import one_thread
 
 MAX_SPANS = 500
@@ -50,6 +55,8 @@ class Loop(ABC):
     Iterate over `rounds()`. Between two rounds the whole state of the run is in `records`,
     `states`, and what `saved` and `write_once_parts` return: a loop restored from them continues
     with the same bits.
+
+    Callbacks get it as `run`, to read: the guide's page on own parts lists what they may use.
     """
 
     def __init__(
@@ -70,7 +77,8 @@ class Loop(ABC):
         self.evaluation = evaluation
         self.target = dict(spec.target)
         self.callbacks = list(spec.callbacks)
-        self.roster = Roster(losses.ids, losses.sizes, spec.objective, losses.counted)
+        counted = counted_samples(losses, spec.privacy)
+        self.roster = Roster(losses.ids, losses.sizes, spec.objective, counted)
         self.weights = evaluation.weights(self.roster, seed)
         """the weights of the clients' training losses in evaluations, in the order of the data"""
         require(
@@ -104,12 +112,15 @@ class Loop(ABC):
         self.sampler.check(self.roster)
         devices = self._devices()
         self.fleet: Fleet | None = devices.fleet(self.roster, seed) if devices else None
-        models = evaluation.models
-        last = "all" in models or ("own" in models and method.own_model is None)
-        tracked = TrackedModels(cohort="cohort" in models, last=last)
-        self.job = Job(self.roster, spec.local, seed, tracked, UploadChain(spec.transforms))
+        tracked = TrackedModels.of(evaluation.models, method.own_model)
+        chain = UploadChain(
+            transforms_of(method, spec.local, own=spec.transforms, privacy=spec.privacy)
+        )
+        self.job = Job(self.roster, spec.local, seed, tracked, chain)
         self.planner = WorkPlanner(self.job, spec.limit)
         method.check(self.conditions())
+        self.mechanism = self._make_mechanism()
+        """the Gaussian mechanism of a private run; None without privacy"""
         self.schedule = self._evaluation_schedule()
         """when the run is evaluated, and on how many training samples"""
         self.engine = engine(losses, self.job)
@@ -161,6 +172,14 @@ class Loop(ABC):
         """The device profiles of the clients; None for a run without a virtual clock."""
         return self.spec.devices
 
+    def _make_mechanism(self) -> Mechanism | None:
+        """The Gaussian mechanism of the run; an error if its guarantee would not hold."""
+        return make_mechanism(self, None, self._noise_source())
+
+    def _noise_source(self) -> NoiseSource:
+        """Where the noise of a private run comes from."""
+        return KeyedNoise(self.seed)
+
     @abstractmethod
     def _step(self) -> Record:
         """Execute one round, without evaluation."""
@@ -169,7 +188,11 @@ class Loop(ABC):
         """Execute the rounds and yield their records; the first is that of the initial model."""
         if not self.records:
             yield self._complete(Record(round=0, updates=0))
-        while self.round < self.total and self.stopped is None:
+        while self.round < self.total:
+            if self.mechanism is not None:  # also before the first round of a run that is extended
+                self.stopped = self.stopped or self.mechanism.exhausted(self.total)
+            if self.stopped is not None:
+                return
             yield self._complete(self.step())
 
     def step(self) -> Record:
@@ -178,6 +201,15 @@ class Loop(ABC):
             record = self._step()
         record.strategy = self.engine.strategy
         return record
+
+    def model(self) -> nn.Module:
+        """A new module with the server's present parameters and buffers, in evaluation mode.
+
+        Personal parameters rest with the clients, so they have their initial values here.
+        """
+        if not isinstance(self.losses, ModuleLosses):
+            raise UndriftError("An analytic problem has no module: its solution is `result.x`.")
+        return unmark_eval_parts(self.losses.module_with(self.server.x, self.buffers))
 
     @property
     def keeps_own_models(self) -> bool:
@@ -210,13 +242,15 @@ class Loop(ABC):
 
         The names of parts and values are the format of run stores: they must not change.
         """
-        norms = {} if self.norms is None else {"norms": self.norms.saved()}
+        more: dict[str, Any] = {} if self.norms is None else {"norms": self.norms.saved()}
+        if self.mechanism is not None:
+            more["privacy"] = self.mechanism.saved()
         return {
             "server": dict(self.server.items()),
             "buffers": dict(self.buffers),
             "means": {"cohort": self.cohort_mean, "last": self.last_mean},
             "ended": {"stopped": self.stopped},
-            "clock": {"now": self.now, **norms},
+            "clock": {"now": self.now, **more},
             "engine": self.engine.saved(),
         }
 
@@ -241,6 +275,8 @@ class Loop(ABC):
         self.engine.restore(part("engine"))
         if self.norms is not None and "norms" in clock:  # missing if the run began without a bound
             self.norms.restore(clock["norms"])
+        if self.mechanism is not None:
+            self.mechanism.restore(clock["privacy"])
         self._span_count = sum(len(record.spans) for record in self.records)
 
     def _conditions(self, **more: Any) -> Conditions:
@@ -251,7 +287,7 @@ class Loop(ABC):
             takes_steps=self.local.takes_steps,
             can_ascend=self.local.can_ascend,
             buffers=bool(self.losses.initial_buffers()),
-            transformed=bool(self.spec.transforms),
+            transformed=bool(self.job.uploads.transforms),
             **more,
         )
 
@@ -345,10 +381,16 @@ class Loop(ABC):
         """Measure the models if the round is evaluated, keep the record and call the callbacks."""
         if self._evaluated(record.round):
             self._measure(record, last=record.round == self.total)
+        if self.mechanism is not None:
+            record.privacy = self.mechanism.recorded(self._evaluated(record.round))
         self.records.append(record)
         for callback in self.callbacks:
             if callback(self, record):
                 self.stopped = self.stopped or "a callback asked to stop"
+        if self.mechanism is not None and record.round < self.total:
+            self.stopped = self.stopped or self.mechanism.exhausted(self.total)
+            if self.stopped:
+                record.privacy = self.mechanism.recorded(accounted=True)
         if self.stopped and record.round < self.total and self._incomplete(record):
             self._measure(record, last=True)  # the last record of a run always has all metrics
         return record
@@ -372,9 +414,11 @@ class Loop(ABC):
 
     def _measured_samples(self, train_samples: int | None) -> dict[str, tuple[int, int]]:
         """By part, on how many samples the models were measured, and how many there are."""
-        if not isinstance(self.losses, ModuleLosses):
+        # The engine's losses measured the model and still have the samples.
+        losses = getattr(self.engine, "losses", self.losses)
+        if not isinstance(losses, ModuleLosses):
             return {}
-        return self.losses.measured_samples(self.weights, self.evaluation.parts, train_samples)
+        return losses.measured_samples(self.weights, self.evaluation.parts, train_samples)
 
     def _target_reached(self, metrics: Mapping[str, float]) -> str | None:
         """A sentence on the first target that was reached, or None."""

@@ -118,10 +118,16 @@ def dispatch_with_clock(
     """The dispatch of a cohort that starts at time `now`; the pace decides when the round ends."""
     job = planner.job
     roster = job.roster
-    reading = fleet.reading(sum(cost.down.values()))
-    sending = fleet.sending(sum(cost.up.values()))
+    down, up = sum(cost.down.values()), sum(cost.up.values())
     places = np.array([roster.position[id] for id in cohort], dtype=np.int64)
-    factor = dict(zip(cohort, fleet.factor(round, places).tolist(), strict=True))
+    factor, reading, sending = (
+        dict(zip(cohort, values.tolist(), strict=True))
+        for values in (
+            fleet.factor(round, places),
+            fleet.reading(down, places),
+            fleet.sending(up, places),
+        )
+    )
     budget = pace.budget
 
     def within(client: Client, solver: Solver, steps: int) -> int:
@@ -129,7 +135,7 @@ def dispatch_with_clock(
         assert budget is not None
         k = roster.position[client.id]
         # The round's factor slows down all parts of a trip: scale the budget once instead.
-        seconds = budget / factor[client.id] - float(reading[k]) - float(sending[k])
+        seconds = budget / factor[client.id] - reading[client.id] - sending[client.id]
         units = seconds * float(fleet.speed[k]) * SLACK
         units -= compute_units(fleet, client, solver, 0, cost)
         if units <= 0:
@@ -148,7 +154,8 @@ def dispatch_with_clock(
         ],
         dtype=float,
     )
-    trips = fleet.trips(who, computed, now, reading[who], sending[who], round)
+    transfers = fleet.reading(down, who), fleet.sending(up, who)
+    trips = fleet.trips(who, computed, now, *transfers, round)
     used, over = pace.closes(now, trips.end, trips.outcome == ARRIVES)
     absent = _absent(cohort, work)
     if absent and budget is not None:

@@ -6,14 +6,13 @@ import math
 import time
 from collections.abc import Hashable, Iterator, Sequence
 
-import numpy as np
-
 from undrift.core.clients import ClientStates
 from undrift.core.diagnostics import diagnose
 from undrift.core.messages import Assignment
 from undrift.core.method import Conditions, Draw, Method
 from undrift.core.problem import ServerState
 from undrift.core.records import Record
+from undrift.core.replies import Replies
 from undrift.core.round_result import RoundResult
 from undrift.core.sampling import All, Cohort, Fixed
 from undrift.core.uploads.norm_bounds import OVER_BOUND, NormLimits
@@ -22,7 +21,9 @@ from undrift.loops.base import Loop
 from undrift.loops.cohorts import draw_cohort
 from undrift.loops.dispatch import Dispatch, dispatch_with_clock, dispatch_without_clock
 from undrift.loops.paces import RoundPace, WaitForAll
+from undrift.loops.private_rounds import make_mechanism
 from undrift.loops.spec import EngineFactory, RunSpec, StatesFactory
+from undrift.privacy.mechanism import Mechanism
 from undrift.utils.errors import Diverged, UndriftError, require
 from undrift.utils.keys import draw_of_round
 
@@ -61,6 +62,9 @@ class Synchronous(Loop):
             )
         return pace
 
+    def _make_mechanism(self) -> Mechanism | None:
+        return make_mechanism(self, self.pace, self._noise_source())
+
     def conditions(self) -> Conditions:
         kind = self.sampler.kind(self.roster)
         unreliable = self.fleet is not None and not self.fleet.reliable
@@ -76,6 +80,8 @@ class Synchronous(Loop):
         draw = draw_of_round(self.seed, t)
         server = method.begin(self.server, draw)
         down = method.download(server)
+        if self.mechanism is not None:
+            down = down.replace(**self.mechanism.settings())
         dispatch = self._dispatch(cohort, draw)
         if method.needs_all and dispatch.absent:
             raise UndriftError(
@@ -83,7 +89,7 @@ class Synchronous(Loop):
                 f"is defined only when every client takes part in every round: give it more time, "
                 f"or choose a method that allows partial participation."
             )
-        diagnosed = self._evaluated(t + 1)
+        diagnosed = self._diagnosed(t + 1)
         assignments = [Assignment(c, work, down, self.buffers) for c, work in dispatch.used.items()]
         if self.states.kinds:
             # Before the engine starts: states of the next cohort are read while this one trains.
@@ -113,7 +119,9 @@ class Synchronous(Loop):
             wasted_gradients=dispatch.wasted_gradients + result.wasted_evaluations,
         )
         folded = None
-        if result.replies.count >= self.pace.min_replies:
+        # A private round is never skipped: that would tell how many clients replied.
+        private = self.mechanism is not None and self.pace.min_replies <= 1
+        if private or result.replies.count >= self.pace.min_replies:
             folded = self._folded(server, result, record)
         if folded is not None:
             before = self.server
@@ -132,6 +140,11 @@ class Synchronous(Loop):
         self.round += 1
         record.seconds = time.perf_counter() - began
         return record
+
+    def _diagnosed(self, round: int) -> bool:
+        """Whether the diagnostics of a round are computed."""
+        # They come from single clients' uploads, which a private run does not publish.
+        return self.mechanism is None and self._evaluated(round)
 
     def _run(
         self, method: Method, assignments: Sequence[Assignment], diagnosed: bool
@@ -166,11 +179,18 @@ class Synchronous(Loop):
         First the server: the states that clients keep (control variates, duals) must belong to the
         same round as the server's sums of them.
         """
-        folded = self.method.fold(server, result.replies)
+        folded = self.method.fold(server, self._released(result))
         fault = self._state_fault(folded)
         if fault is not None:
             raise self._diverged(fault)
         return folded
+
+    def _released(self, result: RoundResult) -> Replies:
+        """What the method folds: the sums of the round, or those that a private run releases."""
+        if self.mechanism is None:
+            return result.replies
+        rate = self.local.rate(self.round)
+        return self.mechanism.release(result.replies, self.x0, self.round, rate)
 
     def _failed_in_training(self, result: RoundResult, dispatch: Dispatch) -> dict[Hashable, str]:
         """Clients whose replies were rejected because of training, not of a damaged device."""
@@ -188,12 +208,11 @@ class Synchronous(Loop):
             return draw_cohort(sampler, self.roster, self.seed, self.round)
         # Wait until one of the clients that can be drawn is available: any client, or for given
         # cohorts one of this round's.
-        wanted = np.ones(len(self.roster), dtype=bool)
+        wanted: slice | list[int] = slice(None)
         if isinstance(sampler, Fixed):
-            wanted[:] = False
             given = draw_cohort(sampler, self.roster, self.seed, self.round)
-            wanted[[self.roster.position[client] for client in given]] = True
-        if not (self.fleet.available(self.now) & wanted).any():
+            wanted = [self.roster.position[client] for client in given]
+        if not self.fleet.available(self.now)[wanted].any():
             next_time = float(self.fleet.next_available(self.now)[wanted].min())
             if math.isinf(next_time):
                 self.stopped = "no client is available any more"

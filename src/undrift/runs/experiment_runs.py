@@ -13,6 +13,7 @@ from undrift.core.losses import Federation
 from undrift.data.federated import FederatedData
 from undrift.experiments.building import build_data, build_losses
 from undrift.experiments.experiment import Experiment
+from undrift.loops.private_rounds import PUBLIC_PARTS, private_evaluation
 from undrift.runs.driver import Observer, RunOutcome, execute
 from undrift.runs.folder import (
     ABOUT,
@@ -40,7 +41,9 @@ def plan_of(
     make_loop: LoopFactory | None = None,
 ) -> Plan:
     """The plan of an experiment; `losses` returns the clients' losses of a seed."""
-    methods = experiment.methods()
+    methods, evaluation = experiment.methods(), experiment.evaluation_settings()
+    if make_loop is not None:  # as every site derives it, whatever the parts of its data
+        evaluation = private_evaluation(evaluation, experiment.privacy_settings(), PUBLIC_PARTS)
     return Plan(
         methods=methods,
         losses=losses,
@@ -49,12 +52,13 @@ def plan_of(
         seeds=experiment.seeds,
         cohort=experiment.cohort(),
         objective=experiment.objective,
-        evaluation=experiment.evaluation_settings(),
+        evaluation=evaluation,
         limit=experiment.limits(),
         devices=experiment.device_profiles() if make_loop is None else None,
         paces=experiment.paces(),
         target=experiment.targets(),
         robust=experiment.norm_bound(deployed=make_loop is not None),
+        privacy=experiment.privacy_settings(),
         engine=experiment.engine_options(),
         description=experiment.resolved(),
         make_loop=make_loop,

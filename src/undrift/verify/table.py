@@ -112,6 +112,16 @@ def explanations(verdicts: Iterable[Verdict]) -> list[str]:
     return lines
 
 
+def remarks(verdicts: Iterable[Verdict]) -> list[str]:
+    """One sentence for each finding that deserves a look although its fact holds."""
+    return [
+        f"{verdict.method}, {verdict.fact.name}: {verdict.finding.remark}; if that is meant, "
+        f"declare it in `idle`, and if it should act, in `acting`."
+        for verdict in verdicts
+        if verdict.finding is not None and verdict.finding.remark
+    ]
+
+
 def as_json(verdicts: Iterable[Verdict]) -> str:
     """A list of {method, fact, expected, measured, error, holds}."""
     rows = [

@@ -17,6 +17,7 @@ from undrift.core.messages import TrackedModels
 from undrift.core.method import Method
 from undrift.core.problem import Client, Work
 from undrift.core.sampling import All, Cohort, Uniform, as_sampler
+from undrift.core.uploads import UploadChain
 from undrift.deploy import orders
 from undrift.deploy.orders import EvaluationOrder, WorkOrder
 from undrift.deploy.wire_format import InvalidMessage, TensorSpec, check_numbers, check_tensors
@@ -26,8 +27,11 @@ from undrift.loops.cohorts import draw_cohort
 from undrift.loops.evaluation_schedule import deployed_schedule
 from undrift.loops.paces import AsTheyArrive, Deadline
 from undrift.loops.planning import WorkPlanner
+from undrift.loops.private_rounds import PUBLIC_PARTS, private_evaluation
 from undrift.loops.spec import pace_of
+from undrift.loops.upload_transforms import transforms_of
 from undrift.methods.traffic import traffic_of
+from undrift.privacy.clipping import CLIP
 from undrift.utils.keys import generator
 
 
@@ -50,14 +54,17 @@ class AgreedRun:
         self.name = name
         self.seed = seed
         self.rounds = experiment.rounds
-        self.evaluation = experiment.evaluation_settings()
+        self.privacy = experiment.privacy_settings()
+        evaluation = experiment.evaluation_settings()
+        self.evaluation = private_evaluation(evaluation, self.privacy, PUBLIC_PARTS)
         methods = experiment.methods()
         self.method: Method = methods[label]
         self.pace = pace_of(self.method, experiment.pace_of(label))
         self.roster = WeightedRoster(roster, experiment.objective)
-        models = self.evaluation.models
-        self.tracked = TrackedModels(cohort="cohort" in models, last="all" in models)
-        self.job = Job(self.roster, experiment.local_of(label), seed, self.tracked)
+        self.tracked = TrackedModels.of(self.evaluation.models, self.method.own_model)
+        local = experiment.local_of(label)
+        chain = UploadChain(transforms_of(self.method, local, privacy=self.privacy))
+        self.job = Job(self.roster, local, seed, self.tracked, chain)
         self._planner = WorkPlanner(self.job, experiment.limits())
         by_weight = all(method.draws_by_weight for method in methods.values())
         self._sampler = as_sampler(experiment.cohort(), by_weight)
@@ -92,8 +99,18 @@ class AgreedRun:
         """The most orders to train that an honest server sends to one site."""
         return self.rounds * (self.replies_per_round if self.asynchronous else 1)
 
+    @property
+    def first_settings(self) -> dict[str, float]:
+        """What the server sends to the upload transforms in the first round."""
+        if self.privacy is None or CLIP not in self.job.uploads.settings():
+            return {}
+        assert self.privacy.first_clip is not None
+        return {CLIP: self.privacy.first_clip}
+
     def diagnosed(self, order: WorkOrder) -> bool:
         """Whether the upload of an order has what the diagnostics of its round need."""
+        if self.privacy is not None:
+            return False
         return self.asynchronous or self.evaluated(order.round + 1)
 
     def evaluated(self, round: int) -> bool:
@@ -114,7 +131,7 @@ class AgreedRun:
             cohort: Cohort = {self.name: 1}
         else:
             _require(order.turn == order.round, "the turn of a synchronous round must be the round")
-            cohort = self._cohort(order)
+            cohort = self.cohort(order.round, order.available)
         planned = self._planner.work(self.method, cohort, order.round, order.turn)
         for client, work in planned.items():
             if client.id == self.name:
@@ -135,16 +152,19 @@ class AgreedRun:
             f"the launch {order.turn} does not belong to round {order.round + 1}",
         )
 
-    def _cohort(self, order: WorkOrder) -> Cohort:
+    def cohort(self, round: int, available: tuple[str, ...] | None) -> Cohort:
         """The cohort of a round, drawn here: the server says only which sites are there."""
         mask = None
-        if order.available is not None:
-            unknown = [each for each in order.available if each not in self.roster.position]
+        if available is not None:
+            unknown = [each for each in available if each not in self.roster.position]
             _require(not unknown, "a site that is said to be available is not in the experiment")
-            mask = np.array([id in order.available for id in self.roster.ids])
-        first = order.round == 0 and self.method.starts_with_all
+            mask = np.array([id in available for id in self.roster.ids])
+        first = round == 0 and self.method.starts_with_all
         sampler = All() if first else self._sampler
-        return draw_cohort(sampler, self.roster, self.seed, order.round, mask)
+        if self.privacy is not None and type(sampler) is not All:
+            # The server's coins are secret, and the site learns only that it was drawn.
+            return {self.name: 1}
+        return draw_cohort(sampler, self.roster, self.seed, round, mask)
 
     def check_download(self, order: WorkOrder, x: Tensor, buffers: Mapping[str, Tensor]) -> None:
         """Refuse a download unless it has exactly what the method sends, in the model's shape."""
@@ -154,7 +174,8 @@ class AgreedRun:
 
         down = traffic_of(self.method, draw).down
         numbers, vectors = orders.split(order.download)
-        check_numbers(numbers, {name for name, is_vector in down.items() if not is_vector})
+        wanted = {name for name, is_vector in down.items() if not is_vector}
+        check_numbers(numbers, wanted | self.job.uploads.settings())
         check_tensors(vectors, {n: _spec(x) for n, is_vector in down.items() if is_vector})
         check_tensors(order.buffers, {name: _spec(value) for name, value in buffers.items()})
 
@@ -187,7 +208,7 @@ class WeightedRoster(Roster):
         """the weights that follow from the numbers of samples"""
         self.weights = announced
         self.equal = bool((announced == announced[0]).all())
-        self._numbers = self.sizes.tolist(), announced.tolist()
+        self._numbers = self.sizes.numpy(), announced.numpy()
 
 
 def _spec(tensor: Tensor) -> TensorSpec:

@@ -23,9 +23,9 @@ from undrift.utils.files import synced
 
 LEDGER_FILE = "ledger.jsonl"
 HOUR_SECONDS = 3600.0
-RUN, WORK, STEPS, EVALUATE = "run", "work", "steps", "evaluate"
+RUN, WORK, STEPS, EVALUATE, UNMASK = "run", "work", "steps", "evaluate", "unmask"
 """What a line is about: a run that was accepted or declined, an accepted order to train, the steps
-that were done of it, an accepted order to evaluate."""
+that were done of it, an accepted order to evaluate, a round whose sum was unmasked."""
 
 
 @dataclass
@@ -55,6 +55,8 @@ class History:
     """the models evaluated after the last evaluated round, within the attempt"""
     evaluations: dict[tuple[int, str], set[str]] = field(default_factory=dict)
     """by round and model: the digests of the orders that were accepted"""
+    unmasked: set[int] = field(default_factory=set)
+    """rounds of which the site has revealed masks of secure aggregation"""
     repeats: int = 0
     """orders accepted for a round, or an evaluation, that had been done with another model"""
     repeating_attempts: set[int] = field(default_factory=set)
@@ -121,6 +123,10 @@ class Ledger:
         place = {"round": round, "model": model, "digest": digest}
         self._append({"what": EVALUATE, **_place(terms), **place})
 
+    def add_unmasking(self, terms: RunTerms, round: int) -> None:
+        """Remember that masks of a round are revealed, which must happen once only."""
+        self._append({"what": UNMASK, **_place(terms), "round": round})
+
     def _append(self, line: dict[str, Any]) -> None:
         line = {**line, "time": time.time()}
         text = json.dumps({**line, "sum": _sum(line)}, separators=(",", ":")) + "\n"
@@ -161,6 +167,9 @@ class Ledger:
             self.runs[line["run"]] = RunEntry(roster, line["approved"])
             return
         history = self._histories.setdefault(line["key"], History())
+        if line["what"] == UNMASK:
+            history.unmasked.add(line["round"])
+            return
         if line["what"] == STEPS:
             history.turns[line["turn"]][line["digest"]] = line["steps"]
             return

@@ -54,6 +54,11 @@ class Limits(ClosedTable):
         description="Longest time that an order may take, in seconds; it is then ended without an "
         "answer.",
     )
+    max_scale: Positive = Field(
+        default=1000.0,
+        description="Largest 1/(N·q_k), with which methods such as FedDyn scale the site's "
+        "objective; the server announces the weight q_k.",
+    )
     max_orders_per_hour: Counting = Field(
         default=10_000, description="Most orders, to train or to evaluate, within an hour."
     )
@@ -74,6 +79,25 @@ class Limits(ClosedTable):
         default=100,
         description="Most rounds and evaluations that are done again with another model, for each "
         "method and seed of a run.",
+    )
+    require_privacy: bool = Field(
+        default=False,
+        description="Refuse runs without differential privacy: without clipping, which the site "
+        "does itself, or without noise, which the server adds.",
+    )
+    max_clip: Positive | None = Field(
+        default=None, description="Largest clipping norm of a private run; left out, any."
+    )
+    min_noise: Positive | None = Field(
+        default=None, description="Smallest noise multiplier of a private run; left out, any."
+    )
+    max_epsilon: Positive | None = Field(
+        default=None, description="Largest ε of a whole private run; left out, any."
+    )
+    evaluations: bool = Field(
+        default=True,
+        description="Whether the site answers orders to evaluate; its metrics are exact, outside "
+        "the guarantee of a private run.",
     )
     secret: Text | None = Field(
         default=None,

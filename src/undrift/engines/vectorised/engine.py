@@ -42,7 +42,7 @@ from undrift.engines.base import Job, SimulationEngine
 from undrift.engines.serial import SerialEngine
 from undrift.engines.thread_pool import ThreadPool, spare_threads
 from undrift.engines.threaded import SingleClientState, ThreadedEngine
-from undrift.engines.vectorised.moves import ChunkMoves
+from undrift.engines.vectorised.moves import ChunkMoves, SpareVectors
 from undrift.engines.vectorised.networks import Network
 from undrift.engines.vectorised.pieces import (
     PIECE_NUMBERS,
@@ -180,6 +180,7 @@ class VectorisedEngine(SimulationEngine):
         self._single_client_engine = ThreadedEngine(losses, job, threads)
         if losses.device.type == "cpu":
             keep_freed_memory()
+        self._spare = SpareVectors()
         self._pool = ThreadPool(threads)
         # Cores without a training thread gather the samples of the next batches.
         self._gatherers = spare_threads(threads) if losses.device.type == "cpu" else None
@@ -194,6 +195,7 @@ class VectorisedEngine(SimulationEngine):
         limits: NormLimits | None = None,
     ) -> RoundResult:
         result = self.job.result(method, round, diagnose)
+        result.hold = states.hold
         assignments = list(assignments)
         pending: deque[Future[RoundResult]] = deque()
         single, groups = self._grouped(assignments)
@@ -204,9 +206,10 @@ class VectorisedEngine(SimulationEngine):
             # One chunk more than there are threads: while they train, this thread reads the states
             # of the next chunk. More would hold the states of a whole cohort in memory.
             if len(pending) > self.threads:
-                result.merge(pending.popleft().result())  # oldest first: a fixed order of sums
+                # oldest first: a fixed order of sums
+                self._spare.give(result.merge(pending.popleft().result()))
         while pending:
-            result.merge(pending.popleft().result())
+            self._spare.give(result.merge(pending.popleft().result()))
         if single:
             alone = self._single_client_engine
             result.merge(alone.run(method, single, states, round, diagnose, limits))
@@ -409,7 +412,7 @@ class VectorisedEngine(SimulationEngine):
             return None
         usual = torch.as_tensor(q_draws(chunk.client))
         trained, works = solved.trained, chunk.group.works
-        moves = ChunkMoves(trained.x, solved.center, usual, trained.factored, diagnose)
+        moves = ChunkMoves(trained.x, solved.center, usual, trained.factored, diagnose, self._spare)
         result = solved.result(UnformedRows.models(moves))
         down, senders = chunk.assignments[0].download, Senders(self.job.seed, works)
         try:

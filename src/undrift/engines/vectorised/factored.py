@@ -17,6 +17,9 @@ from torch import Tensor
 
 from undrift.utils.products import pays, product, shared_product
 
+PIECE_BYTES = 1 << 20
+"""Sums are computed in pieces of at most this size, which stay in a core's cache."""
+
 
 def factoring_pays(rows: int, outputs: int, inputs: int) -> bool:
     """Whether a weight should stay unformed over batches with this many rows in all.
@@ -135,19 +138,25 @@ class FactoredWeight:
                 out.sub_(self._constant * self._b)
         out.baddbmm_(self._left.transpose(1, 2), self._right, alpha=-1)
 
-    def summed_moves(self, weights: Tensor) -> Tensor:
-        """Σ w_k·(W_k − W₀), `[outputs, inputs]`."""
+    def summed_moves(self, weights: Tensor, out: Tensor) -> None:
+        """Write Σ w_k·(W_k − W₀) to `out`, `[outputs, inputs]` in double precision."""
         w = weights.to(self._left.dtype).view(-1, 1, 1)
-        left, right = (self._left * -w).flatten(0, 1), self._right.flatten(0, 1)
-        if pays(left.shape[1], *right.shape, left):
-            total = product(left.t().contiguous(), right.t())
-        else:
-            total = left.t() @ right
+        left, right = (self._left * -w).flatten(0, 1).t(), self._right.flatten(0, 1)
+        large = pays(len(left), *right.shape, left)
+        start = constant = 0.0
         if self._a is not None and self._b is not None:
-            total.add_(self._start, alpha=float((w * (self._a - 1)).sum()))
-            if self._constant is not None:
-                total.sub_(self._constant, alpha=float((w * self._b).sum()))
-        return total
+            start, constant = float((w * (self._a - 1)).sum()), -float((w * self._b).sum())
+        # By pieces of rows: one is still in the cache when it is converted to double precision.
+        pieces = -(-self.numbers * left.element_size() // PIECE_BYTES)
+        for rows in torch.arange(len(left)).tensor_split(pieces):
+            some = slice(int(rows[0]), int(rows[-1]) + 1)
+            own = left[some]
+            total = product(own.contiguous(), right.t()) if large else own @ right
+            if start:
+                total.add_(self._start[some], alpha=start)
+            if constant and self._constant is not None:
+                total.add_(self._constant[some], alpha=constant)
+            out[some] = total
 
     def square_moves(self) -> Tensor:
         """|W_k − W₀|² of each client, `[C]` in double precision, from products of batches."""

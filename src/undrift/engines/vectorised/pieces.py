@@ -52,7 +52,9 @@ class SummedRows(UnformedRows):
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """The sum over clients with weights `[C]`, which must be among the declared ones."""
-        return next(total for own, total in self._sums if torch.equal(own, weights))
+        total = next(total for own, total in self._sums if torch.equal(own, weights))
+        # Weights may be equal, and the caller changes its sum: two of its sums must not be one.
+        return total if len(self._sums) == 1 else total.clone()
 
 
 @dataclass(frozen=True)
