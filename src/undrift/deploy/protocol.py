@@ -45,6 +45,8 @@ VERSION = "@version"
 server accepted last."""
 REPORTED = "its training failed"
 """The first words of the reason why a reply is rejected that says itself that it is unusable."""
+RUNNING_VARIANCE = "running_var"
+"""What torch's normalising layers call the buffer with their variances."""
 SHOWN_CHARACTERS = 300
 """Records quote at most this much of what a site says."""
 
@@ -134,6 +136,7 @@ class ExpectedAnswer:
             raise InvalidMessage("it has tensors that were not asked for")
         check_tensors(vectors, self.vectors)
         check_tensors(buffers, self.buffers)
+        _require_variances(buffers)
         upload = Upload(**vectors, **found)
         counted = {n: v for n, v in upload.items() if n not in NOT_COUNTED}
         up = bytes_of(Upload(**counted)) | buffer_bytes(buffers)
@@ -200,6 +203,13 @@ def _reply(
         up=up,
         wrong=wrong,
     )
+
+
+def _require_variances(buffers: Mapping[str, Tensor]) -> None:
+    """Refuse negative variances of normalising layers: their square roots would ruin the model."""
+    for name, value in buffers.items():
+        if name.rpartition(".")[2] == RUNNING_VARIANCE and bool((value < 0).any()):
+            raise InvalidMessage(f"the variance {name!r} is negative")
 
 
 def _integer(values: Mapping[str, Any], name: str, most: int) -> int:
