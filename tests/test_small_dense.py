@@ -61,7 +61,7 @@ def test_the_kernel_agrees_with_the_serial_engine(method, calls):
     ours = run(method, local, engine(chunk=4, threads=2), deep())
     assert_same(ours, run(method, local, SerialEngine, deep()))
     # The kernel keeps no gradients, and takes none at shifted points.
-    asks = repr(method) == "SCAFFOLD(option='I')"
+    asks = method.name == "MimeLite" or repr(method) == "SCAFFOLD(option='I')"
     assert bool(calls) != (asks or method.ascent is not None)
 
 

@@ -50,7 +50,8 @@ def products(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
 def shared_product(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     """x_k wᵀ + bias for a matrix that clients share, as one product for all of them."""
     joined = x.reshape(-1, x.shape[-1])
-    if pays(*joined.shape, len(w), x):
+    rows, inner = joined.shape
+    if pays(rows, inner, len(w), x):
         found = product(joined, w, bias)
     elif bias is None:
         found = joined @ w.t()

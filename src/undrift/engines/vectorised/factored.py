@@ -142,7 +142,7 @@ class FactoredWeight:
         """Write Σ w_k·(W_k − W₀) to `out`, `[outputs, inputs]` in double precision."""
         w = weights.to(self._left.dtype).view(-1, 1, 1)
         left, right = (self._left * -w).flatten(0, 1).t(), self._right.flatten(0, 1)
-        large = pays(len(left), *right.shape, left)
+        large = pays(len(left), len(right), right.shape[1], left)
         start = constant = 0.0
         if self._a is not None and self._b is not None:
             start, constant = float((w * (self._a - 1)).sum()), -float((w * self._b).sum())

@@ -90,7 +90,7 @@ class ClientVectors:
             name: torch.stack(list(values))
             for name, values in zip(names, zip(*rows, strict=True), strict=True)
         }
-        return Download(**down), Keep(**mine)
+        return Download(**down), Keep(**mine)  # type: ignore[arg-type]
 
     def _cut(self, value: object, columns: slice) -> object:
         return value[..., columns] if self.is_vector(value) else value  # type: ignore[index]
