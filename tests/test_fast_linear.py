@@ -10,9 +10,9 @@ import undrift as ud
 from looping import synchronous
 from undrift.bench.networks import adapted_transformer, transformer
 from undrift.engines import SerialEngine
+from undrift.engines.fast_linear import FastLinear, use_fast_linear
 from undrift.engines.strategies import Strategy
 from undrift.engines.vectorised.networks import ModuleNetwork
-from undrift.nets.fast_linear import FastLinear, use_fast_linear
 from undrift.nets.module_losses import ModuleLosses
 from undrift.utils import products
 

@@ -18,6 +18,7 @@ from torch.func import functional_call, grad, vmap
 
 from undrift.data.samples.structure import Tree, map_tensors, tensors_of
 from undrift.engines.compiled.dense import DenseChain
+from undrift.engines.fast_linear import use_fast_linear
 from undrift.engines.vectorised.batches import Batch
 from undrift.engines.vectorised.layers import (
     Dropout,
@@ -41,7 +42,6 @@ from undrift.nets.criteria import (
     squared_errors,
 )
 from undrift.nets.dropout import KeyedDropout, MaskGenerator, use_keyed_dropout
-from undrift.nets.fast_linear import use_fast_linear
 from undrift.nets.modes import set_training
 from undrift.nets.module_losses import ModuleLosses
 from undrift.utils.errors import first_line
