@@ -167,7 +167,6 @@ def _of_precision(each: PrecisionTiming) -> dict[str, str | Text]:
     return {
         "": each.workload,
         "method": each.method,
-        "bare ms": milliseconds(each.bare_seconds),
         "fp32 ms": milliseconds(each.fp32_seconds),
         "bf16 ms": milliseconds(each.bf16_seconds),
         "ratio": f"{each.ratio:.2f}",

@@ -17,6 +17,7 @@ from undrift.verify import (
     limits,
     one_round,
     personal,
+    privacy,
     refusals,
     theorems,
 )
@@ -178,8 +179,22 @@ FACTS = [
         "buffers are treated like parameters",
     ),
     Fact(
+        "divides",
+        "A private run without noise and clipping, with every client, is the plain run to the bit.",
+        0.0,
+        privacy.denominators,
+        "the fold divides by something else than count, share or weight(), which privacy fixes",
+    ),
+    Fact(
+        "reach",
+        "No client moves the sums of a private run by more than the clipping norm.",
+        0.0,
+        privacy.sensitivity,
+        "an upload is added to the sums that clipping does not see",
+    ),
+    Fact(
         "refuses",
-        "It refuses the conditions under which it is not defined, and no others.",
+        "It refuses what it is not defined for, nothing else, and claims what is proved.",
         0.0,
         refusals.refuses,
         "needs_all, needs_steps, uploads_models, asynchronous or check() do not say what is needed",
