@@ -7,7 +7,6 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import islice
 
-import torch
 from torch import Tensor
 
 from undrift.core.clients import ClientStates
@@ -64,14 +63,13 @@ class StoredStates(ClientStates):
             return self.first()
         return self._read([client])[client]
 
-    def gather(self, clients: Sequence[Hashable]) -> Keep:
+    def gather(self, clients: Sequence[Hashable]) -> list[Keep]:
         if not self.kinds:
-            return Keep()
+            return []
         # In one transaction, which is faster than one per client in `get`. They are not held for
         # the rest of the round, since the states of a cohort of large models do not fit.
         read = self._read(list(self._only_in_store(clients)))
-        kept = [read[client] if client in read else self.get(client) for client in clients]
-        return Keep(**{name: torch.stack([getattr(k, name) for k in kept]) for name in self.kinds})
+        return [read[client] if client in read else self.get(client) for client in clients]
 
     def _read(self, clients: Sequence[Hashable]) -> dict[Hashable, Keep]:
         """The states of clients that have taken part, from the store."""
