@@ -65,7 +65,7 @@ def verify(
     """
     from undrift.verify import FACTS, as_json, explanations, load, named, ours, remarks, tables
     from undrift.verify import verify as check
-    from undrift.verify.transforms import TRANSFORM_FACTS, load_transform
+    from undrift.verify.uploads.transforms import TRANSFORM_FACTS, load_transform
 
     if method is None and settings:
         raise UndriftError("--set needs a method: undrift verify METHOD --set NAME=VALUE.")
