@@ -20,6 +20,7 @@ from undrift.core.losses import Losses
 from undrift.core.method import Method
 from undrift.core.sampling import Sampler
 from undrift.core.targets import Target
+from undrift.core.uploads import UploadTransform
 from undrift.core.uploads.norm_bounds import NormBound
 from undrift.data.federated import FederatedData
 from undrift.devices import KINDS, Profiles
@@ -89,6 +90,7 @@ class Options(TypedDict, total=False):
     callbacks: Sequence[Callback]
     robust: NormBound | None
     privacy: Gaussian | None
+    transforms: Sequence[UploadTransform]
     out: str | Path
     loggers: Sequence[str | Logger]
     progress: bool | None
@@ -143,9 +145,10 @@ def train(method: Method, **options: Unpack[Options]) -> Result:
         mapping from client ids, a function of (client id, round), with rounds counted from 0, or
         `ud.Unfinished(0.5)`
     engine
-        how the clients' work is computed: "auto" (the default), the fastest strategy, timed on
-        the first round's work and stored; "vectorised", many clients at once by a fixed rule;
-        "serial", one after another; or `ud.EngineOptions(…)`. Results agree to rounding.
+        how the clients' work is computed: "auto" (the default), the strategy that should be
+        fastest, by a rule that reads no clock; "tuned", the fastest one, timed on the first
+        round's work and stored; "vectorised", many clients at once; "serial", one after another;
+        or `ud.EngineOptions(…)`. Results agree to rounding.
     devices
         the device profiles of the clients, such as `ud.Devices(speed=ud.devices.Ladder(50, 100))`:
         with them there is a virtual clock, and clients may be slow, unavailable, or fail
@@ -166,6 +169,9 @@ def train(method: Method, **options: Unpack[Options]) -> Result:
     privacy
         client-level differential privacy, such as `ud.privacy.Gaussian(noise=1.0, clip=0.5)`: the
         clients' uploads are clipped and their sum is noised (default: None, no privacy)
+    transforms
+        `ud.UploadTransform` objects of your own, applied in this order to every client's upload
+        before it is clipped and summed
     out
         a run folder as `undrift run` writes it (default: in memory only). Every round is committed,
         so that a killed process loses at most the round in progress; `ud.resume` continues the
@@ -338,6 +344,7 @@ def _plan(methods: Mapping[str, Method], options: Options, seeds: Sequence[int] 
         callbacks=options.get("callbacks", ()),
         robust=options.get("robust"),
         privacy=options.get("privacy"),
+        transforms=options.get("transforms", ()),
         engine=engine_options(options.get("engine", "auto")),
         description=described(methods, dict(options)),
     )
@@ -509,6 +516,11 @@ def check_arguments(methods: Mapping[str, Method], options: Options) -> None:
     if options.get("privacy") is not None:
         what = "a mechanism such as ud.privacy.Gaussian(noise=1.0, clip=0.5)"
         require_type("privacy", options.get("privacy"), Gaussian, what)
+    own = options.get("transforms", ())
+    require(
+        isinstance(own, list | tuple) and all(isinstance(each, UploadTransform) for each in own),
+        "transforms must be a list of ud.UploadTransform objects.",
+    )
     callbacks = options.get("callbacks", ())
     require(
         isinstance(callbacks, list | tuple) and all(callable(each) for each in callbacks),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -25,7 +25,8 @@ def verify(
         str | None,
         typer.Argument(
             help="Method to verify: the name of one of undrift's, or your own as file.py:Class or "
-            "module:Class (a class or an instance). Default: all methods of undrift.",
+            "module:Class (a class or an instance); or your own upload transform. Default: all "
+            "methods of undrift.",
             show_default=False,
             autocompletion=completion.methods,
         ),
@@ -64,11 +65,17 @@ def verify(
     """
     from undrift.verify import FACTS, as_json, explanations, load, named, ours, remarks, tables
     from undrift.verify import verify as check
+    from undrift.verify.uploads.transforms import TRANSFORM_FACTS, load_transform
 
     if method is None and settings:
         raise UndriftError("--set needs a method: undrift verify METHOD --set NAME=VALUE.")
-    subjects = ours() if method is None else named(method)
-    subjects = subjects or [load(str(method), parse_settings(settings or []))]
+    subjects: Sequence[Any] = ours() if method is None else named(method)
+    facts = FACTS
+    if not subjects:
+        given = parse_settings(settings or [])
+        transform = load_transform(str(method), given)
+        facts = FACTS if transform is None else TRANSFORM_FACTS
+        subjects = [load(str(method), given) if transform is None else transform]
     verdicts = []
     bar = progress(
         TextColumn("verifying {task.description}"),
@@ -77,8 +84,8 @@ def verify(
         transient=True,
     )
     with bar:
-        task = bar.add_task("", total=len(subjects) * len(FACTS))
-        for verdict in check(subjects):
+        task = bar.add_task("", total=len(subjects) * len(facts))
+        for verdict in check(subjects, facts):
             verdicts.append(verdict)
             bar.update(task, advance=1, description=f"{verdict.method}: {verdict.fact.name}")
     failed = explanations(verdicts)
@@ -89,17 +96,17 @@ def verify(
         measured = [verdict for verdict in verdicts if verdict.finding is not None]
         held = sum(verdict.holds for verdict in measured)
         if held:
-            for table in tables(verdicts):
+            for table in tables(verdicts, facts):
                 console.print(table)
                 console.print()
-            console.print(hanging_table({f"[bold]{f.name}[/]": f.meaning for f in FACTS}.items()))
+            console.print(hanging_table({f"[bold]{f.name}[/]": f.meaning for f in facts}.items()))
             console.print()
         if failed:
             console.print(hanging_table(("[bold red]✗[/]", line) for line in failed))
         noticed = remarks(verdicts)
         if noticed:
             console.print(hanging_table(("[bold yellow]![/]", line) for line in noticed))
-        if failed and explain:
+        if failed and explain and facts is FACTS:
             _explain(console, verdicts, subjects)
         if held:
             console.print(f"{held} of {len(measured)} facts hold.")

@@ -58,6 +58,7 @@ from undrift.methods.common.server_optimizers import (
 from undrift.methods.common.staleness import Staleness
 from undrift.nets.metrics import METRICS as LIBRARY_METRICS
 from undrift.nets.models import MODELS
+from undrift.privacy.gaussian import AdaptiveClip, Gaussian
 from undrift.utils.errors import UndriftError, first_line, require_range
 
 SOLVERS: dict[str, type[Solver]] = {
@@ -203,6 +204,7 @@ GROUPS: dict[str, Mapping[str, Any]] = {
     "laws": LAWS,
     "availabilities": AVAILABILITIES,
     "paces": PACES,
+    "privacy": {"gaussian": Gaussian, "adaptive_clip": AdaptiveClip},
 }
 """The groups of `undrift list`, each with its members by name."""
 

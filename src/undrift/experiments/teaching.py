@@ -48,6 +48,7 @@ SINGULAR = {
     "law": "laws",
     "availability": "availabilities",
     "pace": "paces",
+    "privacy": "privacy",
 }
 """The kinds that `undrift show` accepts, with the group of each."""
 
@@ -71,6 +72,7 @@ WHERE = {
     "laws": "[devices] speed and other quantities",
     "availabilities": "[devices] availability",
     "paces": "[pace] kind, or [[method]] pace",
+    "privacy": "[privacy], and [privacy.adaptive_clip]",
 }
 """The key of an experiment file that takes the names of a group."""
 
@@ -322,6 +324,10 @@ def example(group: str, name: str) -> str:
         return _lines("[devices]", {"availability": {"kind": name, **values}})
     if group == "paces":
         return _pace(name, values)
+    if group == "privacy":
+        if name == "gaussian":
+            return _lines("[privacy]", {"noise": 1.0, "clip": 0.5})
+        return _tables({"privacy": {"noise": 1.0}, "privacy.adaptive_clip": values})
     return _lines("[data]", {"augment": [f"{name}:{next(iter(values.values()))}"]})
 
 

@@ -49,6 +49,8 @@ class StoredStates(ClientStates):
         """bytes of the new states of the round in progress"""
         self._reader = ThreadPoolExecutor(1)
         self._seen = set(store.clients())
+        self._stored = set(self._seen)
+        """clients whose states are committed"""
 
     def get(self, client: Hashable) -> Keep:
         if client in self._kept:
@@ -114,11 +116,18 @@ class StoredStates(ClientStates):
         # LMDB forbids to enlarge the map, which a commit may do, while a transaction reads it.
         if self._prefetching is not None:
             wait([self._prefetching])
-        return {client: dict(keep.items()) for client, keep in self._kept.items()}
+        # A state without values says only that its client took part: it is written once.
+        news = (
+            (client, dict(keep.items()))
+            for client, keep in self._kept.items()
+            if self.kinds or client not in self._stored
+        )
+        return dict(news)
 
     def committed(self) -> None:
         """The round is in the store: cache its states, and drop the oldest beyond the memory."""
-        for client, keep in self._kept.items():
+        self._stored.update(self._kept)
+        for client, keep in self._kept.items() if self.kinds else ():
             self._drop(client)  # so that the new state comes last
             self._cached[client] = keep
             self._cached_bytes += _bytes(keep)

@@ -60,6 +60,24 @@ def shared_product(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     return found.view(*x.shape[:-1], len(w))
 
 
+def multiply(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
+    """Write a_k b_k of every client k to `out`, and return it: `[C, B, inner]`, `[C, inner, n]`."""
+    if not pays(a.shape[1], a.shape[2], b.shape[2], a):
+        return torch.bmm(a, b, out=out)
+    for left, right, own in zip(a.unbind(), b.unbind(), out.unbind(), strict=True):
+        own.copy_(product(left, right.t()))
+    return out
+
+
+def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """Add a_k b_k of every client k to `total`, `[C, B, n]`."""
+    if not pays(a.shape[1], a.shape[2], b.shape[2], a):
+        total.baddbmm_(a, b)
+        return
+    for own, left, right in zip(total.unbind(), a.unbind(), b.unbind(), strict=True):
+        own.add_(product(left, right.t()))
+
+
 @cache
 def available() -> bool:
     """Whether oneDNN is there, faster than MKL on this processor, and computes what it should."""

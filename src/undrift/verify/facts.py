@@ -22,6 +22,7 @@ from undrift.verify import (
 )
 from undrift.verify.runs import Finding
 from undrift.verify.subjects import Subject
+from undrift.verify.uploads import private_runs
 
 LIBRARY = str(Path(__file__).parent.parent)
 
@@ -178,8 +179,22 @@ FACTS = [
         "buffers are treated like parameters",
     ),
     Fact(
+        "divides",
+        "A private run without noise and clipping, with every client, is the plain run to the bit.",
+        0.0,
+        private_runs.denominators,
+        "the fold divides by something else than count, share or weight(), which privacy fixes",
+    ),
+    Fact(
+        "reach",
+        "No client moves the sums of a private run by more than the clipping norm.",
+        0.0,
+        private_runs.sensitivity,
+        "an upload is added to the sums that clipping does not see",
+    ),
+    Fact(
         "refuses",
-        "It refuses the conditions under which it is not defined, and no others.",
+        "It refuses what it is not defined for, nothing else, and claims what is proved.",
         0.0,
         refusals.refuses,
         "needs_all, needs_steps, uploads_models, asynchronous or check() do not say what is needed",

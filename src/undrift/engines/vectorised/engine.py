@@ -57,6 +57,8 @@ from undrift.utils.errors import UndriftError, first_line
 from undrift.utils.keys import key
 from undrift.utils.memory import keep_freed_memory
 
+LARGE_CHUNK_BYTES = 1 << 26
+"""A chunk whose models take more than this is not prepared ahead of the threads."""
 GROUP_CLIENTS = 256
 """Batches are drawn for this many clients at once: enough to make the cost per call small, few
 enough that the indices of a large cohort's batches are never all in memory."""
@@ -175,6 +177,8 @@ class VectorisedEngine(SimulationEngine):
         self.threads = threads
         self.preferred_assignments = self.chunk * threads
         self.strategy = _strategy_name(network, self.chunk, threads)
+        size = losses.dimension * losses.flat.x.element_size()
+        self._large = self.chunk * size > LARGE_CHUNK_BYTES
         self._network = network
         self._thread = local()
         self._single_client_engine = ThreadedEngine(losses, job, threads)
@@ -204,8 +208,9 @@ class VectorisedEngine(SimulationEngine):
                 self._pool.submit(self._chunk_result, method, chunk, round, diagnose, limits)
             )
             # One chunk more than there are threads: while they train, this thread reads the states
-            # of the next chunk. More would hold the states of a whole cohort in memory.
-            if len(pending) > self.threads:
+            # of the next chunk. More would hold the states of a whole cohort in memory. Chunks of
+            # large models do not wait at all: each holds several copies of a model.
+            if len(pending) >= self.threads + (not self._large):
                 # oldest first: a fixed order of sums
                 self._spare.give(result.merge(pending.popleft().result()))
         while pending:

@@ -1,0 +1,1 @@
+"""Facts about what happens to uploads: private runs, and upload transforms."""
