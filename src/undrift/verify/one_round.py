@@ -267,6 +267,9 @@ class _Round:
         self._do(k, row.then)
         values = [(name, value) for name, value in upload.items() if not name.startswith("@")]
         self.found.differs("the number of uploads", len(row.uploads), len(values))
+        sent = {name for name, value in values if isinstance(value, Tensor) and value.ndim > 0}
+        if row.uploads:
+            self.found.differs("the declared uploads", sent, set(self.method.sums()))
         for (_, value), letter in zip(values, row.uploads, strict=False):
             self.found.add(f"upload {letter}", letters[letter], value)
         for name, code in row.letters.items():
@@ -299,6 +302,8 @@ class _Round:
         }
         made = {name for name, value in new.items() if isinstance(value, Tensor)}
         self.found.differs("the server's vectors", self.vectors, made)
+        if "fresh" in new:  # FedPD: whether x is sent in the next round
+            self.found.differs("server fresh", bool(self.row.fold), bool(new.fresh))
         if self.method.name == "FedACG":  # x and the model that is sent differ
             places["x"] = "x"
         for name, value in new.items():

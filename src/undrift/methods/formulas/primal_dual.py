@@ -38,6 +38,7 @@ def _fedpd(method: Any) -> MethodRow:
         fold=("x ← (Σ_S q_k z_k)/(Σ_S q_k)",),
         letters={
             "λ_k": "mine.multiplier",
+            "z_k": "mine.x0",
             "η": "method.eta",
             "x": "down.x if 'x' in down else mine.x0",
         },
