@@ -47,6 +47,7 @@ class FedNova(Averaging):
     """
 
     needs_steps = True
+    elementwise = True
     paper = "Wang et al., Tackling the Objective Inconsistency Problem, NeurIPS 2020"
     why_synchronous = "its effective number of steps is an average over a cohort"
 

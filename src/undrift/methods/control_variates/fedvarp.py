@@ -26,6 +26,7 @@ class FedVARP(Averaging):
     """
 
     keeps = {"y": ZERO}
+    elementwise = True
     uploads = {"change": q}
     converges_to = "averaging"
     converges_when_sampled = True

@@ -38,6 +38,7 @@ class SCAFFOLD(Averaging):
 
     sends = ("x", "c")
     keeps = {"c": ZERO}
+    elementwise = True
     uploads = {"moved": q, "c_change": q}
     paper = "Karimireddy et al., SCAFFOLD, ICML 2020"
     why_synchronous = "its control variates are differences from the model a round began with"

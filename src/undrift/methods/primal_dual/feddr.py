@@ -41,6 +41,7 @@ class FedDR(Method):
     """
 
     keeps = {"y": INITIAL, "x": INITIAL}
+    elementwise = True
     uploads = {"change": q}
     paper = "Tran-Dinh et al., FedDR, NeurIPS 2021"
     asynchronous = True
