@@ -87,12 +87,15 @@ class ChoosingEngine(SimulationEngine):
     def saved(self) -> dict[str, Any]:
         if self._chosen is None:
             return {}
-        return {**self._chosen.as_dict(), "reason": self._reason}
+        assert self._engine is not None
+        return {**self._chosen.as_dict(), "reason": self._reason, **self._engine.saved()}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         if saved:
             self._use(Strategy.from_dict(saved))
             self._reason = saved.get("reason", "")
+            assert self._engine is not None
+            self._engine.restore(saved)
 
     def run(
         self,

@@ -7,13 +7,15 @@ Client states are read by the calling thread only.
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from threading import local
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,6 +61,8 @@ from undrift.utils.memory import keep_freed_memory
 
 LARGE_CHUNK_BYTES = 1 << 26
 """A chunk whose models take more than this is not prepared ahead of the threads."""
+KERNEL = "kernel"
+"""The key under which a run remembers whether the C kernel trains its clients."""
 GROUP_CLIENTS = 256
 """Batches are drawn for this many clients at once: enough to make the cost per call small, few
 enough that the indices of a large cohort's batches are never all in memory."""
@@ -188,6 +192,19 @@ class VectorisedEngine(SimulationEngine):
         self._pool = ThreadPool(threads)
         # Cores without a training thread gather the samples of the next batches.
         self._gatherers = spare_threads(threads) if losses.device.type == "cpu" else None
+
+    def saved(self) -> dict[str, Any]:
+        return {KERNEL: self._network.chain is not None}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        if not saved.get(KERNEL):
+            self._network.chain = None  # the kernel's last bits differ from those of torch
+        elif self._network.chain is None:
+            warnings.warn(
+                "The run began with the compiled kernel, which this machine cannot build: its "
+                "results will differ in the last bits.",
+                stacklevel=2,
+            )
 
     def run(
         self,
