@@ -143,6 +143,9 @@ class Method(ABC):
         have none but the model they trained last
     asynchronous, why_synchronous
         whether the fold is valid for single replies, and the reason if it is not
+    averages_moves, why_not_robust
+        whether the fold only averages moves of clients that count alike, so that a robust
+        statistic may take the place of the mean, and the reason if it does not
     meant_asynchronous, buffer
         whether the method runs asynchronously by default, and with how many replies per update
     paper
@@ -167,6 +170,8 @@ class Method(ABC):
 
     asynchronous: bool = False
     why_synchronous: str = "it does not declare (asynchronous = True) that its fold is valid then"
+    averages_moves: bool = False
+    why_not_robust: str = "it does not declare (averages_moves = True) that it does"
     meant_asynchronous: bool = False
     buffer: int = 1
 
