@@ -54,6 +54,7 @@ _NAMESPACES = {
     "devices": "undrift.devices",
     "metrics": "undrift.nets.metrics",
     "models": "undrift.nets.models",
+    "privacy": "undrift.privacy",
     "schedules": "undrift.local.schedules",
     "server": "undrift.methods.common.server_optimizers",
     "staleness": "undrift.methods.common.staleness",
@@ -68,6 +69,7 @@ __all__ = sorted({*_MODULE_OF, *_NAMESPACES})
 if TYPE_CHECKING:  # the same names for type checkers, editors and the API reference
     from undrift import data as data
     from undrift import devices as devices
+    from undrift import privacy as privacy
     from undrift import theory as theory
     from undrift.advice import Advice as Advice
     from undrift.advice import advise as advise

@@ -35,6 +35,7 @@ from undrift.nets.criteria import Loss, Metrics, Step
 from undrift.nets.metrics import named_metrics
 from undrift.nets.module_losses import ModuleLosses
 from undrift.nets.personal import Personal
+from undrift.privacy.gaussian import Gaussian
 from undrift.report.result import Comparison, Result
 from undrift.runs.arguments import (
     claim_arguments,
@@ -87,6 +88,7 @@ class Options(TypedDict, total=False):
     target: Mapping[str, Target]
     callbacks: Sequence[Callback]
     robust: NormBound | None
+    privacy: Gaussian | None
     out: str | Path
     loggers: Sequence[str | Logger]
     progress: bool | None
@@ -159,6 +161,9 @@ def train(method: Method, **options: Unpack[Options]) -> Result:
     robust
         `ud.NormBound()` rejects uploads whose norm is more than 10 times the recent median, as
         deployments do by default (default: None, no bound)
+    privacy
+        client-level differential privacy, such as `ud.privacy.Gaussian(noise=1.0, clip=0.5)`: the
+        clients' uploads are clipped and their sum is noised (default: None, no privacy)
     out
         a run folder as `undrift run` writes it (default: in memory only). Every round is committed,
         so that a killed process loses at most the round in progress; `ud.resume` continues the
@@ -330,6 +335,7 @@ def _plan(methods: Mapping[str, Method], options: Options, seeds: Sequence[int] 
         target=options.get("target") or {},
         callbacks=options.get("callbacks", ()),
         robust=options.get("robust"),
+        privacy=options.get("privacy"),
         engine=engine_options(options.get("engine", "auto")),
         description=described(methods, dict(options)),
     )
@@ -498,6 +504,9 @@ def check_arguments(methods: Mapping[str, Method], options: Options) -> None:
     named_metrics(options.get("metrics"))
     if options.get("robust") is not None:
         require_type("robust", options.get("robust"), NormBound, "a bound such as ud.NormBound(10)")
+    if options.get("privacy") is not None:
+        what = "a mechanism such as ud.privacy.Gaussian(noise=1.0, clip=0.5)"
+        require_type("privacy", options.get("privacy"), Gaussian, what)
     callbacks = options.get("callbacks", ())
     require(
         isinstance(callbacks, list | tuple) and all(callable(each) for each in callbacks),

@@ -227,6 +227,14 @@ class Method(ABC):
         """The number of steps of each client, from the numbers that the local work plans."""
         return planned
 
+    def upload_scales(self, rate: float, steps: int) -> Mapping[str, float]:
+        """Public scales by which the uploaded vectors are clipped together; 1 if not named.
+
+        A vector divided by its scale is on the scale of a client's move. `rate` is η of the round
+        and `steps` a public number of local steps τ.
+        """
+        return {}
+
     def fold_buffers(
         self, buffers: dict[str, Tensor], means: dict[str, Tensor]
     ) -> dict[str, Tensor]:

@@ -38,6 +38,7 @@ from undrift.experiments.tables import (
     MethodTable,
     ModelTable,
     OutputTable,
+    PrivacyTable,
     RobustTable,
     SamplingTable,
 )
@@ -66,6 +67,7 @@ from undrift.local.amounts import Unfinished
 from undrift.local.solvers import Local, Solver
 from undrift.loops.comparison import same_regularizer
 from undrift.loops.paces import Pace
+from undrift.privacy.gaussian import Gaussian
 from undrift.utils.errors import (
     UndriftError,
     first_line,
@@ -272,6 +274,11 @@ class Experiment(ClosedTable):
         description="Which uploads the server rejects for their size; left out, none in a "
         "simulation, and those above 10 times the recent median in a deployment.",
     )
+    privacy: Annotated[PrivacyTable | None, BeforeValidator(or_none)] = Field(
+        default=None,
+        description="Client-level differential privacy: uploads are clipped, and their sum is "
+        "noised; left out, none.",
+    )
     output: OutputTable = Field(
         default=OutputTable(), description="Where runs are stored, and how."
     )
@@ -393,6 +400,10 @@ class Experiment(ClosedTable):
         if self.robust is None:
             return NormBound() if deployed else None
         return self.robust.build()
+
+    def privacy_settings(self) -> Gaussian | None:
+        """Client-level differential privacy; None without it."""
+        return None if self.privacy is None else self.privacy.build()
 
     def targets(self) -> dict[str, Target]:
         """The metrics that end a run early, with their values."""
@@ -542,6 +553,7 @@ CLOSED: dict[tuple[str, ...], type[ClosedTable]] = {
     ("evaluation",): EvaluationTable,
     ("engine",): EngineTable,
     ("deploy",): DeployTable,
+    ("privacy",): PrivacyTable,
     ("robust",): RobustTable,
     ("output",): OutputTable,
     ("limit",): LimitTable,

@@ -35,6 +35,7 @@ from undrift.loops.evaluation_schedule import EvaluationSchedule, schedule_of
 from undrift.loops.measuring import measure
 from undrift.loops.planning import WorkPlanner
 from undrift.loops.spec import EngineFactory, RunSpec, StatesFactory
+from undrift.loops.upload_transforms import transforms_of
 from undrift.methods.traffic import traffic_of
 from undrift.nets.module_losses import ModuleLosses
 from undrift.utils.errors import Diverged, require, require_type
@@ -107,7 +108,10 @@ class Loop(ABC):
         models = evaluation.models
         last = "all" in models or ("own" in models and method.own_model is None)
         tracked = TrackedModels(cohort="cohort" in models, last=last)
-        self.job = Job(self.roster, spec.local, seed, tracked, UploadChain(spec.transforms))
+        chain = UploadChain(
+            transforms_of(method, spec.local, own=spec.transforms, privacy=spec.privacy)
+        )
+        self.job = Job(self.roster, spec.local, seed, tracked, chain)
         self.planner = WorkPlanner(self.job, spec.limit)
         method.check(self.conditions())
         self.schedule = self._evaluation_schedule()
@@ -251,7 +255,7 @@ class Loop(ABC):
             takes_steps=self.local.takes_steps,
             can_ascend=self.local.can_ascend,
             buffers=bool(self.losses.initial_buffers()),
-            transformed=bool(self.spec.transforms),
+            transformed=bool(self.job.uploads.transforms),
             **more,
         )
 

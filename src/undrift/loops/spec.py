@@ -26,7 +26,8 @@ from undrift.engines.base import Engine, Job
 from undrift.local.solvers import Local
 from undrift.loops.paces import AsTheyArrive, Pace, WaitForAll
 from undrift.loops.planning import Limit
-from undrift.utils.errors import require_whole
+from undrift.privacy.gaussian import Gaussian
+from undrift.utils.errors import require, require_whole
 
 if TYPE_CHECKING:
     from undrift.loops.base import Loop
@@ -69,9 +70,12 @@ class RunSpec:
     pace
         when the server goes on; None for the method's default
     transforms
-        upload transforms, applied in this order between `finish` and `fold`
+        upload transforms of the user's own, applied in this order between `finish` and `fold`;
+        those of `privacy` follow them, see `undrift.loops.upload_transforms`
     robust
         which uploads the server rejects for their size; None for none
+    privacy
+        client-level differential privacy; None for none
     """
 
     method: Method
@@ -89,9 +93,14 @@ class RunSpec:
     pace: Pace | None = None
     transforms: Sequence[UploadTransform] = ()
     robust: NormBound | None = None
+    privacy: Gaussian | None = None
 
     def __post_init__(self) -> None:
         require_whole("rounds", self.rounds, at_least=0)
+        require(
+            self.privacy is None or self.privacy.noise == 0,
+            "privacy adds no noise yet: only noise=0, which clips, is allowed.",
+        )
         for metric in self.target:
             self.evaluation.require_measured("The target", metric)
 

@@ -55,6 +55,7 @@ def plan_of(
         paces=experiment.paces(),
         target=experiment.targets(),
         robust=experiment.norm_bound(deployed=make_loop is not None),
+        privacy=experiment.privacy_settings(),
         engine=experiment.engine_options(),
         description=experiment.resolved(),
         make_loop=make_loop,

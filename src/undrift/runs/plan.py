@@ -24,6 +24,7 @@ from undrift.loops import Callback, Loop, RunSpec, StatesFactory, loop
 from undrift.loops.comparison import same_regularizer, shared_sampler
 from undrift.loops.paces import Pace
 from undrift.loops.planning import Limit
+from undrift.privacy.gaussian import Gaussian
 from undrift.utils.errors import require, require_type, require_whole
 
 LoopFactory = Callable[[str, RunSpec, StatesFactory], Loop]
@@ -44,7 +45,7 @@ class Plan:
         the number of rounds of each run, and the seeds to run every method with
     cohort
         the number of clients in a round, or a sampler; None for all clients
-    objective, evaluation, limit, devices, target, callbacks, transforms, robust
+    objective, evaluation, limit, devices, target, callbacks, transforms, robust, privacy
         as in `RunSpec`, the same for all methods
     paces
         the paces by label; methods without an entry have their default pace
@@ -71,6 +72,7 @@ class Plan:
     callbacks: Sequence[Callback] = ()
     transforms: Sequence[UploadTransform] = ()
     robust: NormBound | None = None
+    privacy: Gaussian | None = None
     engine: EngineOptions = field(default_factory=EngineOptions)
     description: Mapping[str, Any] = field(default_factory=dict)
     make_loop: LoopFactory | None = None
@@ -104,6 +106,7 @@ class Plan:
             pace=self.paces.get(label),
             transforms=self.transforms,
             robust=self.robust,
+            privacy=self.privacy,
         )
 
     def loop(self, label: str, spec: RunSpec, states: StatesFactory) -> Loop:

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,6 +34,8 @@ class Senders:
 
     seed: int
     works: Sequence[Work]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """what the server sends to transforms in this round, by names that start with "@\""""
 
     def keys(self, purpose: str) -> list[int]:
         """One key per client for random numbers, from (seed, purpose, round, client id).
@@ -52,6 +55,10 @@ class UploadTransform(ABC):
     def init(self) -> Mapping[str, str]:
         """The state of a client for this transform, as `Method.keeps`; names start with "@"."""
         return {}
+
+    def numbers(self) -> tuple[str, ...]:
+        """The names of numbers that `update` adds to an upload; they start with "@"."""
+        return ()
 
     @abstractmethod
     def update(self, upload: Upload, mine: Keep, senders: Senders) -> tuple[Upload, Keep]:
@@ -120,16 +127,21 @@ class UploadChain:
         if not self.transforms:
             return upload, keep
         # Transforms see the declared vectors only: numbers look different in every engine.
+        settings = {name: value for name, value in down.items() if name.startswith("@")}
+        senders = replace(senders, settings=settings)
         names = method.sums()
         vectors = Upload(**{name: value for name, value in upload.items() if name in names})
         sent = vectors
+        added: dict[str, Tensor] = {}
         states: dict[str, Tensor] = {}
         for each in self.transforms:
-            sent, state = self._updated(each, sent, mine, senders)
+            found, state = self._updated(each, sent, mine, senders)
             states |= dict(state.items())
+            added |= {name: getattr(found, name) for name in each.numbers()}
+            sent = Upload(**{name: getattr(found, name) for name, _ in sent.items()})
         if method.kept():
             keep = method.settle(keep, _difference(sent, vectors), result, client)
-        return upload.replace(**dict(sent.items())), keep.replace(**states)
+        return upload.replace(**dict(sent.items()), **added), keep.replace(**states)
 
     def _updated(
         self, transform: UploadTransform, upload: Upload, mine: Keep, senders: Senders
@@ -141,9 +153,11 @@ class UploadChain:
         sent, state = pair
         if not isinstance(sent, Upload) or not isinstance(state, Keep):
             raise UndriftError(f"{name}.update must return an Upload and a Keep, not {found!r}.")
+        added = set(transform.numbers())
         shapes = {each: value.shape for each, value in upload.items()}
         require(
-            {each: value.shape for each, value in sent.items()} == shapes,
+            {each: value.shape for each, value in sent.items() if each not in added} == shapes
+            and added == {each for each, _ in sent.items()} - shapes.keys(),
             f"{name}.update must return the vectors it got, in their shapes: {', '.join(shapes)}.",
         )
         kept = {each for each, _ in state.items()}

@@ -11,6 +11,7 @@ from undrift.experiments.tables.local import LocalTable
 from undrift.experiments.tables.method import MethodTable
 from undrift.experiments.tables.model import ModelTable
 from undrift.experiments.tables.output import OutputTable
+from undrift.experiments.tables.privacy import PrivacyTable
 from undrift.experiments.tables.robust import RobustTable
 from undrift.experiments.tables.sampling import SamplingTable
 
@@ -24,6 +25,7 @@ __all__ = [
     "MethodTable",
     "ModelTable",
     "OutputTable",
+    "PrivacyTable",
     "RobustTable",
     "SamplingTable",
 ]

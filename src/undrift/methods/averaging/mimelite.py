@@ -1,5 +1,7 @@
 """MimeLite."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -58,6 +60,9 @@ class MimeLite(UniformAveraging):
         self, down: Download, mine: Keep, result: LocalResult, client: Client
     ) -> tuple[Upload, Keep]:
         return Upload(moved=result.x - down.x, gradient=result.first_gradient), mine
+
+    def upload_scales(self, rate: float, steps: int) -> Mapping[str, float]:
+        return {"gradient": 1 / (rate * steps)}
 
     def fold(self, server: ServerState, replies: Replies) -> ServerState:
         m = (1 - self.beta) * self.average(replies, "gradient") + self.beta * server.m

@@ -1,5 +1,7 @@
 """FedVARP and MIFA."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -42,6 +44,9 @@ class FedVARP(Averaging):
     ) -> tuple[Upload, Keep]:
         y = (result.x - down.x) / result.rate
         return Upload(change=y - mine.y), Keep(y=y)
+
+    def upload_scales(self, rate: float, steps: int) -> Mapping[str, float]:
+        return {"change": 1 / rate}
 
     def settle(self, keep: Keep, error: Upload, result: LocalResult, client: Client) -> Keep:
         return Keep(y=keep.y + error.change)

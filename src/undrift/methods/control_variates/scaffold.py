@@ -1,5 +1,7 @@
 """SCAFFOLD."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -72,6 +74,9 @@ class SCAFFOLD(Averaging):
             change = -down.c - moved / (result.rate * result.a_norm)  # η‖a_k‖₁ = ητ_k
             c = mine.c + change
         return Upload(moved=moved, c_change=change), Keep(c=c)
+
+    def upload_scales(self, rate: float, steps: int) -> Mapping[str, float]:
+        return {"c_change": 1 / (rate * steps)}
 
     def settle(self, keep: Keep, error: Upload, result: LocalResult, client: Client) -> Keep:
         return Keep(c=keep.c + error.c_change)

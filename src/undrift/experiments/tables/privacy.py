@@ -1,0 +1,94 @@
+"""[privacy]: client-level differential privacy."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from undrift.experiments.components import InvalidValue
+from undrift.experiments.tables.fields import (
+    ClosedTable,
+    Counting,
+    Fraction,
+    NotNegative,
+    Positive,
+    Share,
+    allowed_words,
+    one_of,
+)
+from undrift.privacy.gaussian import ACCOUNTANTS, AdaptiveClip, Gaussian
+from undrift.utils.errors import UndriftError
+
+
+class AdaptiveClipTable(ClosedTable):
+    """A clipping norm that follows a quantile of the uploads' norms."""
+
+    initial: Positive = Field(default=0.1, description="Clipping norm of the first round.")
+    quantile: Share = Field(default=0.5, description="Share of uploads that is not clipped.")
+    rate: Positive = Field(default=0.2, description="How fast the norm follows the quantile.")
+    noise: Positive | None = Field(
+        default=None,
+        description="Standard deviation of the noise in the number of uploads within the norm; "
+        "left out, a twentieth of the mean cohort.",
+    )
+
+    def build(self) -> AdaptiveClip:
+        return AdaptiveClip(self.initial, self.quantile, self.rate, self.noise)
+
+
+class PrivacyTable(ClosedTable):
+    """Client-level differential privacy by clipped uploads and Gaussian noise in their sum."""
+
+    noise: NotNegative | None = Field(
+        default=None,
+        description="Standard deviation of the noise in the sum, in units of clip; 0: none; left "
+        "out, computed from epsilon and rounds.",
+    )
+    clip: Positive | None = Field(default=None, description="Largest norm of an upload.")
+    adaptive_clip: AdaptiveClipTable | None = Field(
+        default=None,
+        description="In place of clip: a norm that follows a quantile of the uploads' norms.",
+    )
+    epsilon: Positive | None = Field(
+        default=None, description="Budget: a run stops before it is exceeded; left out, none."
+    )
+    delta: Fraction | None = Field(
+        default=None, description="δ of the guarantee; left out, min(1e-5, 1/(10 N))."
+    )
+    max_samples: Counting | None = Field(
+        default=None,
+        description='With objective = "samples": clients with more samples than this public number '
+        "weigh as if they had so many.",
+    )
+    steps: Counting | None = Field(
+        default=None,
+        description="Public number of local steps that puts SCAFFOLD's and MimeLite's uploads on "
+        "one scale; left out, that of [local] if it is given in steps.",
+    )
+    accountant: Annotated[str, BeforeValidator(one_of(ACCOUNTANTS)), allowed_words(ACCOUNTANTS)] = (
+        Field(default="pld", description="How ε is computed: pld (tight) or rdp.")
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> PrivacyTable:
+        if self.clip is not None and self.adaptive_clip is not None:
+            raise InvalidValue("Give either clip or adaptive_clip, not both.", "clip")
+        try:
+            self.build()
+        except UndriftError as error:
+            raise InvalidValue(str(error)) from None
+        return self
+
+    def build(self) -> Gaussian:
+        """The mechanism, as `train` takes it."""
+        adaptive: Any = None if self.adaptive_clip is None else self.adaptive_clip.build()
+        return Gaussian(
+            noise=self.noise,
+            clip=self.clip if adaptive is None else adaptive,
+            epsilon=self.epsilon,
+            delta=self.delta,
+            max_samples=self.max_samples,
+            steps=self.steps,
+            accountant=self.accountant,
+        )

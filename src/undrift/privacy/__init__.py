@@ -1,0 +1,9 @@
+"""Client-level differential privacy: clipping at the clients, noise in the sums, accounting.
+
+`Gaussian` is what users write. Its clipping is an upload transform; its noise and its public
+denominators are in the sums that a method folds; its accountant says what a run spends.
+"""
+
+from undrift.privacy.gaussian import AdaptiveClip, Gaussian
+
+__all__ = ["AdaptiveClip", "Gaussian"]

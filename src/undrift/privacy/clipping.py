@@ -1,0 +1,65 @@
+"""`JointClip`: the upload transform that bounds how far one client can move a round's sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from undrift.core.problem import Keep, Upload
+from undrift.core.replies import accumulator_dtype
+from undrift.core.uploads import Senders, UploadTransform
+
+CLIP = "@clip"
+"""Name of the clipping norm among the values that the server sends, if it changes."""
+WITHIN = "@within"
+"""Name of the number b_k − ½ in an upload: ½ if its norm is within the clipping norm, else −½."""
+
+Scales = Callable[[float], Mapping[str, float]]
+"""A function from the learning rate of a round to the public scale of each uploaded vector."""
+
+
+class JointClip(UploadTransform):
+    """Clips all vectors of an upload together: u ← u·min(1, C/|u|), u = (u_1/s_1, u_2/s_2, …).
+
+    Parameters
+    ----------
+    norm
+        C; None for the norm that the server sends with each round (adaptive clipping), which also
+        adds the number b_k − ½ to the upload
+    scales
+        the public scales s_i of a round
+    """
+
+    def __init__(self, norm: float | None, scales: Scales):
+        self.norm = norm
+        self.scales = scales
+
+    def __repr__(self) -> str:
+        return f"JointClip({self.norm!r})"
+
+    def numbers(self) -> tuple[str, ...]:
+        return (WITHIN,) if self.norm is None else ()
+
+    def update(self, upload: Upload, mine: Keep, senders: Senders) -> tuple[Upload, Keep]:
+        scales = self.scales(senders.works[0].rate)
+        vectors = dict(upload.items())
+        norm = joint_norm(vectors, scales)
+        most = senders.settings[CLIP] if self.norm is None else self.norm
+        # A vector of norm 0 has the factor ∞, cut to 1.
+        factor = (most / norm).clamp_max(1.0)
+        sent = {name: value * factor.to(value) for name, value in vectors.items()}
+        if self.norm is not None:
+            return Upload(**sent), Keep()
+        return Upload(**sent, **{WITHIN: (norm <= most).double() - 0.5}), Keep()
+
+
+def joint_norm(vectors: Mapping[str, Tensor], scales: Mapping[str, float]) -> Tensor:
+    """|(u_1/s_1, u_2/s_2, …)| in double precision: `[1]` for one client, `[C, 1]` for several."""
+    squares = []
+    for name, value in vectors.items():
+        dtype = accumulator_dtype(value)
+        norm = torch.linalg.vector_norm(value, dim=-1, keepdim=True, dtype=dtype)
+        squares.append((norm / scales.get(name, 1.0)).square())
+    return torch.stack(squares).sum(0).sqrt()
