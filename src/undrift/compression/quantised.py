@@ -103,7 +103,8 @@ class QSGD(Compressor):
         )
         scale = parts[SCALES]
         require_encoding(
-            bool((scale.isfinite() & (scale >= 0)).all()), "its scales must be finite and at least 0"
+            bool((scale.isfinite() & (scale >= 0)).all()),
+            "its scales must be finite and at least 0",
         )
         level = self._buckets((codes - self.levels).to(dtype)[None])
         return self._values(level, scale[None, :, None], size)[0]

@@ -14,7 +14,7 @@ import numpy as np
 
 from undrift.core.messages import Assignment, Reply
 from undrift.core.method import Conditions, Method
-from undrift.core.problem import ServerState
+from undrift.core.problem import Download, ServerState
 from undrift.core.records import Record, Span
 from undrift.core.round_result import RoundResult
 from undrift.core.sampling import All, Cohort
@@ -226,7 +226,7 @@ class DeployedSynchronous(DeployedLoop, Synchronous):
                 f"it back with undrift deploy expel --undo."
             )
 
-    def _dispatch(self, cohort: Cohort, draw: Callable[[str], float]) -> Dispatch:
+    def _dispatch(self, cohort: Cohort, draw: Callable[[str], float], down: Download) -> Dispatch:
         self._round_start = self._clock.now
         return dispatch_without_clock(self.planner, self.method, cohort, self.round)
 

@@ -113,8 +113,8 @@ class Fleet:
         """Whether all clients are always available and every reply arrives undamaged."""
         return self.steady and not self.dropout.any() and not self.damage.any()
 
-    def reading(self, bytes: float) -> np.ndarray:
-        """Seconds that each client takes to receive `bytes`, before jitter."""
+    def reading(self, bytes: float | np.ndarray) -> np.ndarray:
+        """Seconds that each client takes to receive `bytes`, before jitter; `bytes` may differ."""
         # The clock rejects times that overflow.
         with np.errstate(over="ignore", divide="ignore"):
             return self.latency + bytes / self.down

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from undrift.compression.downloads import DownloadCompressor
 from undrift.core.client_metrics import ClientMetrics
 from undrift.core.clients import ClientStates, Roster
 from undrift.core.messages import COHORT, LAST, PERSONAL, TrackedModels, buffer_bytes
@@ -38,6 +39,7 @@ from undrift.loops.spec import EngineFactory, RunSpec, StatesFactory
 from undrift.loops.upload_transforms import transforms_of
 from undrift.methods.traffic import traffic_of
 from undrift.nets.module_losses import ModuleLosses
+from undrift.robust.settings import check_statistic
 from undrift.utils.errors import Diverged, require, require_type
 from undrift.utils.threads import one_thread
 
@@ -108,12 +110,28 @@ class Loop(ABC):
         models = evaluation.models
         last = "all" in models or ("own" in models and method.own_model is None)
         tracked = TrackedModels(cohort="cohort" in models, last=last)
+        self.x0 = losses.initial()
         chain = UploadChain(
-            transforms_of(method, spec.local, own=spec.transforms, privacy=spec.privacy)
+            transforms_of(
+                method,
+                spec.local,
+                size=self.x0.numel(),
+                own=spec.transforms,
+                compression=spec.compression,
+                privacy=spec.privacy,
+            )
         )
-        self.job = Job(self.roster, spec.local, seed, tracked, chain)
+        attackers = frozenset() if spec.attack is None else spec.attack.attackers(self.roster, seed)
+        self.job = Job(self.roster, spec.local, seed, tracked, chain, spec.statistic, attackers)
         self.planner = WorkPlanner(self.job, spec.limit)
-        method.check(self.conditions())
+        conditions = self.conditions()
+        method.check(conditions)
+        numbers = [name for name, is_vector in traffic_of(method).up.items() if not is_vector]
+        most = self._most_replies()
+        check_statistic(method, spec.statistic, conditions.participation, most, numbers)
+        down = None if spec.compression is None else spec.compression.down
+        self.downloads = None if down is None else DownloadCompressor(down, seed)
+        """compresses what is sent to clients; None if it is sent as it is"""
         self.schedule = self._evaluation_schedule()
         """when the run is evaluated, and on how many training samples"""
         self.engine = engine(losses, self.job)
@@ -121,7 +139,6 @@ class Loop(ABC):
         self.round = 0
         self.now = 0.0
         """the time of the virtual clock, in seconds"""
-        self.x0 = losses.initial()
         self.server = method.init(self.x0.clone())
         self.buffers = losses.initial_buffers()
         kinds: dict[str, str | Tensor] = {**method.kept(), **self.job.uploads.init()}
@@ -147,6 +164,10 @@ class Loop(ABC):
         self.norms = None if spec.robust is None else NormHistory(spec.robust)
         """the norms of uploads so far; None if they are not bounded"""
         self._span_count = 0
+
+    def _most_replies(self) -> int:
+        """The largest number of replies of one fold."""
+        return self.sampler.most(self.roster)
 
     @abstractmethod
     def conditions(self) -> Conditions:
@@ -215,7 +236,9 @@ class Loop(ABC):
         The names of parts and values are the format of run stores: they must not change.
         """
         norms = {} if self.norms is None else {"norms": self.norms.saved()}
+        downloads = {} if self.downloads is None else {"downloads": self.downloads.saved()}
         return {
+            **downloads,
             "server": dict(self.server.items()),
             "buffers": dict(self.buffers),
             "means": {"cohort": self.cohort_mean, "last": self.last_mean},
@@ -245,6 +268,8 @@ class Loop(ABC):
         self.engine.restore(part("engine"))
         if self.norms is not None and "norms" in clock:  # missing if the run began without a bound
             self.norms.restore(clock["norms"])
+        if self.downloads is not None:
+            self.downloads.restore(part("downloads"))
         self._span_count = sum(len(record.spans) for record in self.records)
 
     def _conditions(self, **more: Any) -> Conditions:
@@ -264,9 +289,13 @@ class Loop(ABC):
         traffic = traffic_of(self.method, draw)
         shape = self.x0.numel(), self.x0.element_size()
         buffers = buffer_bytes(self.buffers)
+        sent = traffic.bytes_up(*shape)
+        for name in self.method.sums():
+            if traffic.up.get(name):
+                sent[name] = self.job.uploads.vector_bytes(self.x0.numel(), self.x0.dtype)
         return FixedCost(
             traffic.bytes_down(*shape) | buffers,
-            traffic.bytes_up(*shape) | buffers,
+            sent | buffers,
             traffic.first_gradient,
             traffic.gradients_per_step,
         )

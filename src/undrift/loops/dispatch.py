@@ -75,6 +75,12 @@ class FixedCost:
     """whether the client computes its full gradient before the first step"""
     gradients_per_step: int = 1
     """how many gradients a step of the local work stands for"""
+    down_by: Mapping[Hashable, Mapping[str, int]] = field(default_factory=dict)
+    """by client, the bytes received, if they differ from `down`"""
+
+    def down_for(self, client: Hashable) -> Mapping[str, int]:
+        """The bytes that a client receives, by tensor."""
+        return self.down_by.get(client, self.down)
 
 
 def compute_units(
@@ -118,7 +124,10 @@ def dispatch_with_clock(
     """The dispatch of a cohort that starts at time `now`; the pace decides when the round ends."""
     job = planner.job
     roster = job.roster
-    reading = fleet.reading(sum(cost.down.values()))
+    received = np.full(len(roster), float(sum(cost.down.values())))
+    for id, bytes_down in cost.down_by.items():
+        received[roster.position[id]] = sum(bytes_down.values())
+    reading = fleet.reading(received)
     sending = fleet.sending(sum(cost.up.values()))
     places = np.array([roster.position[id] for id in cohort], dtype=np.int64)
     factor = dict(zip(cohort, fleet.factor(round, places).tolist(), strict=True))
@@ -175,7 +184,7 @@ def dispatch_with_clock(
             found.wasted_steps += steps
             found.wasted_gradients += gradients
             if end[place] >= trips.computing[place]:  # it had received everything
-                found.wasted_down.update(cost.down)
+                found.wasted_down.update(cost.down_for(client.id))
         computes, sends, stops = (float(at[place]) for at in (trips.computing, trips.sending, end))
         found.spans.append(Span(client.id, now, computes, sends, stops, outcome).until(stops))
     return found

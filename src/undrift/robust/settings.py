@@ -1,6 +1,8 @@
-"""The argument `robust=`: a norm bound, a robust statistic, or both; and which methods can use it."""
+"""The argument `robust=`: a norm bound, a robust statistic, or both; and who can use them."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from undrift.core.method import Method
 from undrift.core.uploads.norm_bounds import NormBound
@@ -24,11 +26,16 @@ def as_robust(value: Robust | None) -> tuple[NormBound | None, Statistic | None]
 
 
 def check_statistic(
-    method: Method, statistic: Statistic | None, participation: str, most: int
+    method: Method,
+    statistic: Statistic | None,
+    participation: str,
+    most: int,
+    numbers: Sequence[str] = (),
 ) -> None:
     """Raise unless the server's mean of this method's uploads can be replaced by a statistic.
 
-    `participation` is that of `Conditions`, and `most` the largest number of replies of a round.
+    `participation` is that of `Conditions`, `most` the largest number of replies of a round, and
+    `numbers` the names of what it uploads besides vectors.
     """
     if statistic is None:
         return
@@ -37,6 +44,11 @@ def check_statistic(
         method.averages_moves,
         f"{name} takes the place of a mean of moves, but {method.name} does not only average "
         f"moves: {method.why_not_robust}. FedAvg, FedProx, FedSAM, FedACG and FedCM do.",
+    )
+    require(
+        not numbers,
+        f"{name} takes the place of a mean of moves, but {method.name} also uploads the number "
+        f"{(*numbers, '')[0]!r}, which one client could make arbitrarily large.",
     )
     require(
         participation != "weighted",

@@ -317,8 +317,9 @@ class VectorisedEngine(SimulationEngine):
             if result.allows(reply, chunk.clients, steps):
                 # Bounds need every client's upload. The sums are those of a run without bounds, so
                 # that bounds that reject nobody change no bit.
-                summed = reply if unformed is None else self._stacked_reply(method, unformed, diagnose)
-                result.take_several(summed, chunk.clients)
+                if unformed is not None:
+                    reply = self._stacked_reply(method, unformed, diagnose)
+                result.take_several(reply, chunk.clients)
                 if result.finite():
                     return result
             result = self.job.result(method, round, diagnose, limits)
