@@ -56,6 +56,8 @@ TABLES: tuple[tuple[str, str, str], ...] = (
     ("engine", "EngineTable", ""),
     ("deploy", "DeployTable", ""),
     ("robust", "RobustTable", ""),
+    ("compression", "CompressionTable", ""),
+    ("attack", "", "attacks"),
     ("output", "OutputTable", ""),
     ("sweep", "", ""),
 )
@@ -72,6 +74,8 @@ IN_PLACE: tuple[tuple[str, str, str], ...] = (
     ("staleness", "Staleness", "In `[[method]]`, as `staleness` of FedAsync and FedBuff."),
     ("laws", "Laws of devices", "In `[devices]`, as `speed` and every other quantity."),
     ("availabilities", "Availability", "In `[devices]`, as `availability`."),
+    ("compressors", "Compressors", "In `[compression]`, as `up` and `down`."),
+    ("statistics", "Robust statistics", "In `[robust]`, as `statistic`."),
     ("systems", "Systems", "At the top of the file, as `system`."),
 )
 """Parts that are written in the place of a value."""

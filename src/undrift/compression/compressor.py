@@ -76,8 +76,9 @@ class Compressor(ABC):
         """ω: the variance of an unbiased operator is at most ω|v|²; 0 if it is biased."""
         return 0.0
 
-    def lossless(self, size: int) -> bool:
-        """Whether every vector of this size arrives unchanged."""
+    @property
+    def lossless(self) -> bool:
+        """Whether every vector arrives unchanged."""
         return False
 
     def representable(self, rows: Tensor) -> Tensor:

@@ -46,14 +46,13 @@ class Compression:
         require_type("compression feedback", self.feedback, bool, "True or False")
 
     def transforms(
-        self, method: Method, size: int, after: tuple[UploadTransform, ...] = ()
+        self, method: Method, after: tuple[UploadTransform, ...] = ()
     ) -> list[UploadTransform]:
         """The upload transforms of a run, with those that follow compression (clipping).
 
-        `size` is the number of parameters: a compressor that changes nothing is left out, so that
-        it changes no bit of any engine.
+        A compressor that changes nothing is left out, so that it changes no bit of any engine.
         """
-        if self.up is None or self.up.lossless(size):
+        if self.up is None or self.up.lossless:
             return [*after]
         first = CompressUploads(self.up, list(method.sums()), self.feedback)
         exact = type(self.up).representable is Compressor.representable

@@ -31,8 +31,9 @@ class _Sparse(Compressor):
         """k, how many of `size` coordinates travel: at least one."""
         return min(size, max(1, math.ceil(self.ratio * size - 1e-9)))
 
-    def lossless(self, size: int) -> bool:
-        return self.kept(size) == size
+    @property
+    def lossless(self) -> bool:
+        return self.ratio == 1
 
 
 @dataclass(frozen=True)

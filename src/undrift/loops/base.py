@@ -115,7 +115,6 @@ class Loop(ABC):
             transforms_of(
                 method,
                 spec.local,
-                size=self.x0.numel(),
                 own=spec.transforms,
                 compression=spec.compression,
                 privacy=spec.privacy,

@@ -21,19 +21,15 @@ def transforms_of(
     method: Method,
     local: Local,
     *,
-    size: int,
     own: Sequence[UploadTransform] = (),
     compression: Compression | None = None,
     privacy: Gaussian | None = None,
 ) -> tuple[UploadTransform, ...]:
-    """All transforms of a run: the user's own, compression, then the clipping of `privacy`.
-
-    `size` is the number of the model's parameters.
-    """
+    """All transforms of a run: the user's own, compression, then the clipping of `privacy`."""
     clipping = _clipping(method, local, privacy)
     if compression is None:
         return (*own, *clipping)
-    return (*own, *compression.transforms(method, size, clipping))
+    return (*own, *compression.transforms(method, clipping))
 
 
 def _clipping(method: Method, local: Local, privacy: Gaussian | None) -> tuple[JointClip, ...]:

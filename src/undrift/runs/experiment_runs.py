@@ -13,6 +13,7 @@ from undrift.core.losses import Federation
 from undrift.data.federated import FederatedData
 from undrift.experiments.building import build_data, build_losses
 from undrift.experiments.experiment import Experiment
+from undrift.robust.poisoning import poisoned_losses
 from undrift.runs.driver import Observer, RunOutcome, execute
 from undrift.runs.folder import (
     ABOUT,
@@ -41,9 +42,10 @@ def plan_of(
 ) -> Plan:
     """The plan of an experiment; `losses` returns the clients' losses of a seed."""
     methods = experiment.methods()
+    attack = experiment.attack_settings()
     return Plan(
         methods=methods,
-        losses=losses,
+        losses=poisoned_losses(losses, attack),
         local={label: experiment.local_of(label) for label in methods},
         rounds=experiment.rounds,
         seeds=experiment.seeds,
@@ -54,7 +56,10 @@ def plan_of(
         devices=experiment.device_profiles() if make_loop is None else None,
         paces=experiment.paces(),
         target=experiment.targets(),
+        compression=experiment.compression_settings(),
         robust=experiment.norm_bound(deployed=make_loop is not None),
+        statistic=experiment.statistic(),
+        attack=attack,
         privacy=experiment.privacy_settings(),
         engine=experiment.engine_options(),
         description=experiment.resolved(),

@@ -1,4 +1,4 @@
-"""What happens to uploads between `finish` and `fold`: transforms, norm bounds, robust statistics."""
+"""What happens to uploads between `finish` and `fold`: transforms, bounds, statistics."""
 
 from undrift.core.uploads.chain import Senders, UploadChain, UploadTransform
 from undrift.core.uploads.statistic import Statistic
