@@ -212,6 +212,15 @@ def require_deployable(experiment: Experiment) -> None:
             f"'client'.",
         )
     require(
+        experiment.attack is None,
+        "An attack is an experiment of simulations: remove the table [attack].",
+    )
+    compression = experiment.compression_settings()
+    require(
+        compression is None or compression.down is None,
+        "A deployment compresses uploads only: remove down from [compression].",
+    )
+    require(
         experiment.devices is None,
         "A deployment runs on real devices: remove the table [devices].",
     )

@@ -17,6 +17,7 @@ from typing import Any
 from torch import Tensor
 
 import undrift
+from undrift.compression.wire import UploadCoder
 from undrift.core.clients import ClientStates, Roster
 from undrift.core.messages import LAST, Assignment, Reply
 from undrift.core.method import INITIAL
@@ -40,7 +41,7 @@ from undrift.deploy.policy.gate import Approve, Gate
 from undrift.deploy.policy.ledger import Ledger
 from undrift.deploy.policy.limits import LIMITS_FILE, Limits, secret_key
 from undrift.deploy.policy.time_limit import TookTooLong, time_limit
-from undrift.deploy.protocol import MAX_REQUEST_BYTES, encode_work_answer
+from undrift.deploy.protocol import MAX_REQUEST_BYTES, encode_work_answer, sent_tensors
 from undrift.deploy.state_files import StateFiles
 from undrift.deploy.wire_format import InvalidMessage, decode, encode
 from undrift.engines.base import Job, SimulationEngine
@@ -208,8 +209,8 @@ class Site:
             self._ledger.add_steps(order.terms, order.turn, admitted.digest, steps)
         if reply.wrong is None and states.kinds:
             self._keep(order, states, reply, admitted.repeated)
-        answer = encode_work_answer(order, reply)
-        self._log_work(order, reply, seconds, len(answer))
+        answer = encode_work_answer(order, reply, work, run.coder)
+        self._log_work(order, reply, work, run.coder, seconds, len(answer))
         return answer
 
     def _require_in_time(self, order: WorkOrder, work: Work) -> None:
@@ -285,9 +286,17 @@ class Site:
             keep_newer=repeated,
         )
 
-    def _log_work(self, order: WorkOrder, reply: Reply, seconds: float, size: int) -> None:
-        numbers, vectors = split(reply.upload)
-        sent = {} if reply.wrong is not None else described({**vectors, **reply.buffers})
+    def _log_work(
+        self,
+        order: WorkOrder,
+        reply: Reply,
+        work: Work,
+        coder: UploadCoder | None,
+        seconds: float,
+        size: int,
+    ) -> None:
+        numbers, _ = split(reply.upload)
+        sent = {} if reply.wrong is not None else described(_logged_tensors(reply, work, coder))
         self.audit.order(
             DONE,
             {
@@ -357,7 +366,7 @@ class Site:
             losses = self.losses_of(terms.seed)
             # The engine has the losses of this site's client only.
             roster = Roster(losses.ids, losses.sizes)
-            job = Job(roster, run.job.local, terms.seed, run.tracked)
+            job = Job(roster, run.job.local, terms.seed, run.tracked, run.job.uploads)
             options = self.experiment.engine.build()
             options = EngineOptions("serial") if options.name in ("ray", "auto") else options
             self._engines = {terms.key: options(losses, job)}
@@ -393,6 +402,12 @@ def _logged(values: Mapping[str, Any]) -> dict[str, Any]:
     if kind == WORK and isinstance(found.get("round"), int):
         found["round"] += 1
     return found
+
+
+def _logged_tensors(reply: Reply, work: Work, coder: UploadCoder | None) -> dict[str, Tensor]:
+    """The tensors that were sent, by the names that the audit log has."""
+    found = sent_tensors(reply, work, coder)
+    return {name.partition(" ")[2]: value for name, value in found.items()}
 
 
 def _in_words(asked: Mapping[str, Any]) -> str:

@@ -280,9 +280,9 @@ class Experiment(ClosedTable):
     )
     robust: Annotated[RobustTable | None, BeforeValidator(or_none)] = Field(
         default=None,
-        description="Which uploads the server rejects for their size, and the robust statistic that "
-        "takes the place of their mean; left out, the mean of all in a simulation, and of those up "
-        "to 10 times the recent median in a deployment.",
+        description="Which uploads the server rejects for their size, and the robust statistic "
+        "that takes the place of their mean; left out, the mean of all in a simulation, and of "
+        "those up to 10 times the recent median in a deployment.",
     )
     compression: Annotated[CompressionTable | None, BeforeValidator(or_none)] = Field(
         default=None,

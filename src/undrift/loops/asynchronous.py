@@ -382,7 +382,7 @@ class Asynchronous(Loop):
     def _fold(self, record: Record) -> None:
         """Update the server with the replies in the buffer."""
         honest = replace(self.job, attackers=frozenset())  # their replies were forged already
-        result = honest.result(self.method, self.round, diagnose=True)
+        result = honest.result(self.method, self.round, self.diagnoses)
         for reply in self._buffer:
             result.take(reply)
         before, last_mean = self.server, self.last_mean
@@ -397,7 +397,7 @@ class Asynchronous(Loop):
         self._buffer = []
         self.version += 1
         record.updates += 1
-        if self._evaluated(self.round + 1):
+        if self.diagnoses and self._evaluated(self.round + 1):
             record.diagnostics = diagnose(self.method, before, self.server, result.replies)
 
     def _drop_buffer(self, fault: str, record: Record) -> None:

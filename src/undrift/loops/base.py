@@ -164,6 +164,11 @@ class Loop(ABC):
         """the norms of uploads so far; None if they are not bounded"""
         self._span_count = 0
 
+    @property
+    def diagnoses(self) -> bool:
+        """Whether replies have what the diagnostics of evaluated rounds need."""
+        return True
+
     def _most_replies(self) -> int:
         """The largest number of replies of one fold."""
         return self.sampler.most(self.roster)

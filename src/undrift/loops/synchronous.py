@@ -86,7 +86,7 @@ class Synchronous(Loop):
                 f"is defined only when every client takes part in every round: give it more time, "
                 f"or choose a method that allows partial participation."
             )
-        diagnosed = self._evaluated(t + 1)
+        diagnosed = self.diagnoses and self._evaluated(t + 1)
         assignments = [Assignment(c, work, down, self.buffers) for c, work in dispatch.used.items()]
         if self.states.kinds:
             # Before the engine starts: states of the next cohort are read while this one trains.

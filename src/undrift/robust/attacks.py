@@ -105,8 +105,10 @@ class SignFlip(Attack):
 
     Parameters
     ----------
-    share, clients
-        who attacks, see `Attack`
+    share
+        the share of all clients that attack; who they are is drawn by the run's seed
+    clients
+        the ids of the attackers, in place of a share
     scale
         1 flips the sign; more is a scaled sign flip
     """
@@ -127,8 +129,10 @@ class Gaussian(Attack):
 
     Parameters
     ----------
-    share, clients
-        who attacks, see `Attack`
+    share
+        the share of all clients that attack; who they are is drawn by the run's seed
+    clients
+        the ids of the attackers, in place of a share
     scale
         how many times the honest norm
     """
@@ -157,8 +161,10 @@ class ALittle(Attack):
 
     Parameters
     ----------
-    share, clients
-        who attacks, see `Attack`
+    share
+        the share of all clients that attack; who they are is drawn by the run's seed
+    clients
+        the ids of the attackers, in place of a share
     z
         how many standard deviations; None for the paper's choice, Φ⁻¹((n − m − s)/(n − m)) with
         s = ⌊n/2 + 1⌋ − m for m attackers among n replies
@@ -194,6 +200,13 @@ class LabelFlip(Attack):
     """Train on wrong labels: class y becomes C − 1 − y in the attackers' training data.
 
     The uploads are those of this honest work. The test data stay as they are.
+
+    Parameters
+    ----------
+    share
+        the share of all clients that attack; who they are is drawn by the run's seed
+    clients
+        the ids of the attackers, in place of a share
     """
 
     def forge(self, vectors: Tensor, replies: int, keys: Sequence[int]) -> Tensor:

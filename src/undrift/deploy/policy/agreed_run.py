@@ -12,11 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from undrift.compression.wire import coder_of
 from undrift.core.clients import Roster
 from undrift.core.messages import TrackedModels
 from undrift.core.method import Method
 from undrift.core.problem import Client, Work
 from undrift.core.sampling import All, Cohort, Uniform, as_sampler
+from undrift.core.uploads import UploadChain
 from undrift.deploy import orders
 from undrift.deploy.orders import EvaluationOrder, WorkOrder
 from undrift.deploy.wire_format import InvalidMessage, TensorSpec, check_numbers, check_tensors
@@ -27,6 +29,7 @@ from undrift.loops.evaluation_schedule import deployed_schedule
 from undrift.loops.paces import AsTheyArrive, Deadline
 from undrift.loops.planning import WorkPlanner
 from undrift.loops.spec import pace_of
+from undrift.loops.upload_transforms import transforms_of
 from undrift.methods.traffic import traffic_of
 from undrift.utils.keys import generator
 
@@ -57,7 +60,18 @@ class AgreedRun:
         self.roster = WeightedRoster(roster, experiment.objective)
         models = self.evaluation.models
         self.tracked = TrackedModels(cohort="cohort" in models, last="all" in models)
-        self.job = Job(self.roster, experiment.local_of(label), seed, self.tracked)
+        local = experiment.local_of(label)
+        chain = UploadChain(
+            transforms_of(
+                self.method,
+                local,
+                compression=experiment.compression_settings(),
+                privacy=experiment.privacy_settings(),
+            )
+        )
+        self.job = Job(self.roster, local, seed, self.tracked, chain)
+        self.coder = coder_of(chain, seed)
+        """encodes compressed uploads; None if they are sent as they are"""
         self._planner = WorkPlanner(self.job, experiment.limits())
         by_weight = all(method.draws_by_weight for method in methods.values())
         self._sampler = as_sampler(experiment.cohort(), by_weight)
@@ -93,7 +107,12 @@ class AgreedRun:
         return self.rounds * (self.replies_per_round if self.asynchronous else 1)
 
     def diagnosed(self, order: WorkOrder) -> bool:
-        """Whether the upload of an order has what the diagnostics of its round need."""
+        """Whether the upload of an order has what the diagnostics of its round need.
+
+        Compressed uploads have not: it includes a whole vector.
+        """
+        if self.coder is not None:
+            return False
         return self.asynchronous or self.evaluated(order.round + 1)
 
     def evaluated(self, round: int) -> bool:
