@@ -8,6 +8,7 @@ from undrift.compression.compressor import Compressor
 from undrift.compression.uploads import CompressUploads, MakeRepresentable
 from undrift.core.method import Method
 from undrift.core.uploads import UploadTransform
+from undrift.methods.traffic import traffic_of
 from undrift.utils.errors import require, require_type
 
 EXAMPLE = "a compressor such as ud.compression.TopK(0.01)"
@@ -28,7 +29,8 @@ class Compression:
     down
         the compressor of downloads, or None
     feedback
-        whether clients keep what compression left out, and add it to their next upload
+        whether the next upload of a client makes up for what compression left out of this one: by
+        a residual that the client keeps, or by the state that methods such as SCAFFOLD keep anyway
     """
 
     up: Compressor | None = None
@@ -54,7 +56,8 @@ class Compression:
         """
         if self.up is None or self.up.lossless:
             return [*after]
-        first = CompressUploads(self.up, list(method.sums()), self.feedback)
+        residual = not traffic_of(method).mirrored
+        first = CompressUploads(self.up, list(method.sums()), self.feedback, residual)
         exact = type(self.up).representable is Compressor.representable
         return [first, *after, *([] if exact or not after else [MakeRepresentable(self.up)])]
 

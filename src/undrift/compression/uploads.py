@@ -24,8 +24,11 @@ def purpose_of(name: str) -> str:
 class CompressUploads(UploadTransform):
     """Compresses every vector of an upload.
 
-    With feedback a client adds what it has not sent yet, and keeps the new difference:
-    sent = C(v + e), e ← v + e − sent (Seide et al. 2014; Stich et al., NeurIPS 2018).
+    With error feedback a client adds what it has not sent yet, and keeps the new difference:
+    sent = C(v + e), e ← v + e − sent (Seide et al. 2014; Stich et al., NeurIPS 2018). A method
+    whose clients keep a copy of what the server accumulates (SCAFFOLD, FedDyn, FedDR) needs no e:
+    its `settle` advances the copy by what was sent, so that the next upload contains what this one
+    left out. A residual as well would count it twice, and such methods then diverge.
 
     Parameters
     ----------
@@ -34,32 +37,43 @@ class CompressUploads(UploadTransform):
     names
         the vectors that the method uploads
     feedback
-        whether clients keep a residual
+        whether there is error feedback; then unbiased operators are damped
+    residual
+        whether clients keep a residual e
     """
 
-    def __init__(self, compressor: Compressor, names: Sequence[str], feedback: bool = True):
+    def __init__(
+        self,
+        compressor: Compressor,
+        names: Sequence[str],
+        feedback: bool = True,
+        residual: bool = True,
+    ):
         self.compressor = compressor
         self.names = tuple(names)
         self.feedback = feedback
+        self.residual = feedback and residual
 
     def init(self) -> Mapping[str, str]:
-        return {RESIDUAL + name: ZERO for name in self.names} if self.feedback else {}
+        return {RESIDUAL + name: ZERO for name in self.names} if self.residual else {}
 
     def update(self, upload: Upload, mine: Keep, senders: Senders) -> tuple[Upload, Keep]:
         sent, residuals = {}, {}
         for name, vectors in upload.items():
-            wanted = vectors + getattr(mine, RESIDUAL + name) if self.feedback else vectors
+            wanted = vectors + getattr(mine, RESIDUAL + name) if self.residual else vectors
             keys = senders.keys(purpose_of(name))
             found = self.compressor.approximate(rows_of(wanted), keys, damped=self.feedback)
             sent[name] = found.reshape(wanted.shape)
             residuals[RESIDUAL + name] = wanted - sent[name]
-        return Upload(**sent), Keep(**residuals) if self.feedback else Keep()
+        return Upload(**sent), Keep(**residuals) if self.residual else Keep()
 
     def encoded_bytes(self, size: int, dtype: torch.dtype) -> int:
         return self.compressor.encoded_bytes(size, dtype)
 
     def __repr__(self) -> str:
-        return f"CompressUploads({self.compressor!r}, feedback={self.feedback})"
+        return (
+            f"CompressUploads({self.compressor!r}, {self.names}, {self.feedback}, {self.residual})"
+        )
 
 
 class MakeRepresentable(UploadTransform):

@@ -129,6 +129,12 @@ class Loop(ABC):
         most = self._most_replies()
         check_statistic(method, spec.statistic, conditions.participation, most, numbers)
         down = None if spec.compression is None else spec.compression.down
+        require(
+            down is None or method.downloads_may_lag,
+            f"{method.name} does not declare (downloads_may_lag = True) that it ends at the same "
+            f"point if clients work with vectors that lag behind the server's: compress uploads "
+            f"only, or choose FedAvg, SCAFFOLD or FedDR.",
+        )
         self.downloads = None if down is None else DownloadCompressor(down, seed)
         """compresses what is sent to clients; None if it is sent as it is"""
         self.schedule = self._evaluation_schedule()
