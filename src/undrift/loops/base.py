@@ -120,7 +120,8 @@ class Loop(ABC):
                 privacy=spec.privacy,
             )
         )
-        attackers = frozenset() if spec.attack is None else spec.attack.attackers(self.roster, seed)
+        attack = spec.attack if spec.attack is not None and spec.attack.forges else None
+        attackers = frozenset() if attack is None else attack.attackers(self.roster, seed)
         self.job = Job(self.roster, spec.local, seed, tracked, chain, spec.statistic, attackers)
         self.planner = WorkPlanner(self.job, spec.limit)
         conditions = self.conditions()

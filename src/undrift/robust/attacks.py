@@ -40,6 +40,8 @@ class Attack(ABC):
 
     together = False
     """whether the attackers of a round must know each other's uploads"""
+    forges = True
+    """whether uploads are replaced; False if only the data are wrong"""
 
     def __post_init__(self) -> None:
         require_range(f"{type(self).__name__}'s share", self.share, at_least=0, at_most=1)
@@ -208,6 +210,8 @@ class LabelFlip(Attack):
     clients
         the ids of the attackers, in place of a share
     """
+
+    forges = False
 
     def forge(self, vectors: Tensor, replies: int, keys: Sequence[int]) -> Tensor:
         return vectors
