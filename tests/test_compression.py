@@ -309,7 +309,7 @@ def test_a_resumed_run_has_the_same_bits(method, tmp_path):
 def test_undefined_combinations_are_refused():
     with pytest.raises(ud.UndriftError, match="uploads models, not changes"):
         distance(ud.FedPD(), Compression(TopK(0.1)), 1, ud.GD(lr=0.1, steps=1))
-    with pytest.raises(ud.UndriftError, match="FedDyn does not declare .downloads_may_lag"):
+    with pytest.raises(ud.UndriftError, match=r"FedDyn does not declare .downloads_may_lag"):
         distance(ud.FedDyn(alpha=0.5), Compression(down=TopK(0.1)), 1, ud.Exact())
     with pytest.raises(ud.UndriftError, match="only in synchronous rounds"):
         asynchronous(
@@ -318,7 +318,7 @@ def test_undefined_combinations_are_refused():
         )  # fmt: skip
     with pytest.raises(ud.UndriftError, match="compression needs a compressor"):
         Compression()
-    with pytest.raises(ud.UndriftError, match="compression is 0.01, but must be a compressor"):
+    with pytest.raises(ud.UndriftError, match=r"compression is 0.01, but must be a compressor"):
         ud.train(ud.FedAvg(), problem=QUADRATICS, local=ud.GD(lr=0.1, steps=1), compression=0.01)
     for wrong in (lambda: TopK(0), lambda: TopK(1.5), lambda: QSGD(1), lambda: QSGD(17)):
         with pytest.raises(ud.UndriftError, match="must be"):

@@ -10,7 +10,8 @@ from undrift.deploy.orders import WORK
 from undrift.deploy.wire_format import decode, encode
 from undrift.utils.errors import UndriftError
 
-LARGE = SITE.replace("nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)", "nn.Linear(6, 9000), nn.Linear(9000, 3)")  # fmt: skip
+SMALL_LAYERS = "nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)"
+LARGE = SITE.replace(SMALL_LAYERS, "nn.Linear(6, 9000), nn.Linear(9000, 3)")
 UPS = {
     "top-k": '{name = "top-k", ratio = 0.1}',
     "random-k": '{name = "random-k", ratio = 0.2}',

@@ -12,7 +12,9 @@ import torch
 import undrift as ud
 
 g = torch.Generator().manual_seed(5)
-clients = [(torch.randn(n, 6, generator=g), torch.randint(3, (n,), generator=g)) for n in range(9, 18)]
+clients = [
+    (torch.randn(n, 6, generator=g), torch.randint(3, (n,), generator=g)) for n in range(9, 18)
+]
 model = torch.nn.Linear(6, 3)
 with torch.no_grad():
     model.weight.fill_(0.1)

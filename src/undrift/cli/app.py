@@ -30,7 +30,7 @@ FIRST_COMMANDS = {
 PANELS = {
     "Start": ("demo", "init", "advise", "run", "report"),
     "Experiments": ("compare", "resume", "check", "sweep", "reproduce"),
-    "Understand": ("inspect", "list", "show", "schema", "verify", "audit"),
+    "Understand": ("inspect", "list", "show", "schema", "verify", "audit", "privacy"),
     "Speed and deployment": ("bench", "deploy"),
 }
 """The commands by panel, in the order of `undrift --help`."""

@@ -180,6 +180,11 @@ def resume(
     longer = {} if rounds is None else {"rounds": rounds}
     found = resumed(folder, longer | _engine(workers=workers, address=address))
     if from_round is not None:
+        require(
+            found.privacy is None or not is_deployed(folder),
+            "A private deployment cannot go back: its rounds were released, and their "
+            "contributions must not be released again under other noise.",
+        )
         go_back(folder, found.labels, found.seeds, from_round, only, seed)
     else:
         require(only is None and seed is None, "--only and --seed need --from-round.")
@@ -225,7 +230,7 @@ def conclude(
 
     Exits with 130 if a run was interrupted.
     """
-    from undrift.core.records import estimate_note
+    from undrift.core.records import estimate_note, privacy_note
     from undrift.report.recorded_runs import read_runs
     from undrift.report.terminal_table import final_metrics_table
 
@@ -234,6 +239,10 @@ def conclude(
     console.print(final_metrics_table(runs, console.width))
     for note in dict.fromkeys(filter(None, (estimate_note(run.records) for run in runs))):
         console.print(note, soft_wrap=True)
+    for run in runs:
+        spent = privacy_note(run.records)
+        if spent is not None:
+            console.print(f"{run.label}, seed {run.seed}: {spent}", soft_wrap=True)
     for outcome in outcomes:
         if outcome.reason:
             console.print(f"{outcome.label}, seed {outcome.seed}: {outcome.reason}", soft_wrap=True)

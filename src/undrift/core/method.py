@@ -129,6 +129,8 @@ class Method(ABC):
         whether the uploads are models and not moves or changes, which alone can be transformed
     draws_steps
         whether `steps` depends on the random numbers of a round
+    steps_of_others
+        whether the steps of a client depend on the other clients of its cohort
     draws_by_weight
         whether a number given as the cohort means clients drawn by q_k with replacement
     starts_with_all
@@ -163,6 +165,7 @@ class Method(ABC):
 
     needs_all: bool = False
     draws_by_weight: bool = False
+    steps_of_others: bool = False
     needs_steps: bool = False
     uploads_models: bool = False
     draws_steps: bool = False

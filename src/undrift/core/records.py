@@ -60,6 +60,10 @@ class Record:
     has; empty without samples, and in a deployment, where sites measure on all of theirs"""
     diagnostics: dict[str, float] = field(default_factory=dict)
     """drift and consistency, in rounds that are evaluated: see `undrift.core.diagnostics`"""
+    privacy: dict[str, float | str] = field(default_factory=dict)
+    """of a private run: the noise multiplier, the clipping norm of the round, δ and, in rounds that
+    are evaluated, the ε spent so far, the neighbours and the assumption on the sampling. Everything
+    else in a record is outside the guarantee."""
     cohort: list[Hashable] = field(default_factory=list)
     rejected: list[tuple[Hashable, str]] = field(default_factory=list)
     """clients whose reply could not be used, each with the reason"""
@@ -159,6 +163,7 @@ class Record:
             "round": self.round,
             **self.metrics,
             **self.diagnostics,
+            **{n: v for n, v in self.privacy.items() if not isinstance(v, str)},
             **{f"measured_{part}": some for part, (some, _) in self.measured.items()},
             "clients": len(self.cohort),
             "rejected": len(self.rejected),
@@ -194,6 +199,17 @@ def estimate_note(records: Sequence[Record]) -> str | None:
     return f"Training metrics are estimates from {shares}{last}."
 
 
+def privacy_note(records: Sequence[Record]) -> str | None:
+    """A sentence on what a private run spent; None if it is not private."""
+    last = next((each.privacy for each in reversed(records) if "epsilon" in each.privacy), None)
+    if last is None:
+        return None
+    return (
+        f"Client-level privacy: ε = {last['epsilon']:.4g} at δ = {last['delta']:.3g} (neighbours: "
+        f"{last.get('neighbours')}; {last.get('sampling')})."
+    )
+
+
 def _whole(record: Record) -> bool:
     """Whether a record has metrics, all of them from all samples."""
     return bool(record.measured) and all(some == every for some, every in record.measured.values())
@@ -206,6 +222,7 @@ SHAPES: dict[str, Any] = {
     "metrics": _METRICS,
     "measured": {str: Row((int, int))},
     "diagnostics": _METRICS,
+    "privacy": {str: (*NUMBER, str)},
     "cohort": [_ID],
     "rejected": [Row((_ID, str))],
     "absent": [_ID],

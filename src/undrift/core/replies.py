@@ -187,6 +187,10 @@ class Replies:
             self._centers[name] = self._statistic.checked(rows)
         return self._centers[name]
 
+    def exact_sum(self, name: str, by: Weight) -> Tensor | None:
+        """Σ_S by(k)·upload_k of a declared vector in double precision; None without replies."""
+        return self._sums.get((name, by.__name__))
+
     def mean(self, name: str, by: Weight = once) -> Any:
         """The weighted mean: `sum` divided by the sum of the weights."""
         return self.sum(name, by) / self.weight(by)

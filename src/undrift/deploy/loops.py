@@ -17,12 +17,14 @@ from undrift.core.messages import Assignment, Reply
 from undrift.core.method import Conditions, Method
 from undrift.core.problem import Download, ServerState
 from undrift.core.records import Record, Span
+from undrift.core.replies import Replies
 from undrift.core.round_result import RoundResult
 from undrift.core.sampling import All, Cohort
 from undrift.core.targets import reached
 from undrift.core.uploads.norm_bounds import NormLimits
 from undrift.deploy.guards.targets import is_supported
 from undrift.deploy.protocol import REPORTED
+from undrift.deploy.releases import ReleaseLedger
 from undrift.deploy.remote import RemoteEngine
 from undrift.devices import ARRIVES
 from undrift.loops import Asynchronous, Loop, Synchronous
@@ -32,7 +34,11 @@ from undrift.loops.dispatch import Dispatch, dispatch_without_clock
 from undrift.loops.evaluation_schedule import EvaluationSchedule, deployed_schedule
 from undrift.loops.event_queue import ANYBODY, WAKES, EventQueue, Trip
 from undrift.loops.paces import RoundPace, WaitForAll
+from undrift.loops.private_rounds import make_mechanism
 from undrift.loops.spec import EngineFactory, RunSpec, StatesFactory
+from undrift.privacy.mechanism import Mechanism
+from undrift.privacy.noise_sources import SystemNoise
+from undrift.privacy.system_coins import secret_cohort
 from undrift.utils.errors import Diverged, UndriftError
 from undrift.utils.keys import generator
 
@@ -76,8 +82,10 @@ class DeployedLoop(Loop):
         self.engine.begin_round(self.states)
         record = super().step()
         record.expelled = [*sorted(self.engine.expelled_sites())]
-        # Steps without an update are progress: accepted replies wait in the buffer.
-        if record.rejected and not (record.updates or record.steps):
+        # Steps without an update are progress: accepted replies wait in the buffer. An update of a
+        # private round without steps is nothing but noise.
+        progress = record.steps or (record.updates and self.mechanism is None)
+        if record.rejected and not progress:
             self._wasted_rounds += 1
             self._failing |= {c for c, why in record.rejected if _is_of_training(why)}
         else:
@@ -136,11 +144,45 @@ class DeployedSynchronous(DeployedLoop, Synchronous):
     does not answer in time is recorded as lost.
     """
 
-    def __init__(self, spec: RunSpec, engine: EngineFactory, states: StatesFactory):
+    def __init__(
+        self,
+        spec: RunSpec,
+        engine: EngineFactory,
+        states: StatesFactory,
+        releases: ReleaseLedger | None = None,
+    ):
         super().__init__(spec, engine, states)
+        self._releases = releases
+        self._count_releases()
         if self.method.needs_all:  # the method is not defined for a round without everyone
             self.pace = WaitForAll(len(self.roster))
         self._clock = WallClock()
+
+    def _make_mechanism(self) -> Mechanism | None:
+        # A site that is away makes the others of a fixed-size cohort more likely.
+        return make_mechanism(self, self._given_pace, SystemNoise(), steady=False)
+
+    def _count_releases(self) -> None:
+        """Count rounds that were released and not committed, because the server died."""
+        if self.mechanism is not None and self._releases is not None:
+            known = len(self._releases.rounds)
+            self.mechanism.releases = max(self.mechanism.releases, known)
+
+    def _step(self) -> Record:
+        if self.mechanism is None or self._releases is None:
+            return super()._step()
+        if self.round not in self._releases.rounds:
+            return super()._step()
+        # The server died after it released this round, maybe after the model had left. The sites'
+        # contributions must not be released again under other noise.
+        self.round += 1
+        self.now = self._clock.now
+        return Record(round=self.round, updates=0, virtual_seconds=self.now)
+
+    def _released(self, result: RoundResult) -> Replies:
+        if self.mechanism is not None and self._releases is not None:
+            self._releases.add(self.round)
+        return super()._released(result)
 
     def _round_pace(self, spec: RunSpec) -> RoundPace:
         # The engine ends the round as the given pace says, by the wall clock. The loop then waits
@@ -155,6 +197,7 @@ class DeployedSynchronous(DeployedLoop, Synchronous):
 
     def restore(self, part: Callable[[str], dict[str, Any]], records: Sequence[Record]) -> None:
         super().restore(part, records)
+        self._count_releases()
         self._clock = WallClock(self.now)
 
     def _run_again(
@@ -171,7 +214,7 @@ class DeployedSynchronous(DeployedLoop, Synchronous):
         self, server: ServerState, result: RoundResult, record: Record
     ) -> ServerState | None:
         # What sites sent must not end the run: the round is skipped, and its sites are named.
-        folded = self.method.fold(server, result.replies)
+        folded = self.method.fold(server, self._released(result))
         fault = self._state_fault(folded)
         if fault is None:
             return folded
@@ -187,6 +230,9 @@ class DeployedSynchronous(DeployedLoop, Synchronous):
         available = self._wait_for_sites()
         # Without a mask the sampler draws as in a simulation, which gives the same cohorts.
         mask = None if available.all() else available
+        if self.mechanism is not None and not self._asks_everyone():
+            self.engine.available = None
+            return secret_cohort(sampler, self.roster, mask)
         # Every site draws the cohort itself, and needs to know among whom.
         there = [
             str(id) for id, is_there in zip(self.roster.ids, available, strict=True) if is_there

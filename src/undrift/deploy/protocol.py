@@ -41,6 +41,8 @@ MAX_REQUEST_BYTES = 4_000_000_000
 """The largest request that a site accepts."""
 OVERHEAD_BYTES = 1_000_000
 """How many bytes an answer may have besides its tensors."""
+NOT_COUNTED = (COHORT, CHANGE, MOVED, SQUARE, A_NORM)
+"""Tracked models and diagnostics, which the cost of a method leaves out."""
 VERSION = "@version"
 """The server's state of a client: the version of the client's state, kept at its site, that the
 server accepted last."""
@@ -159,8 +161,7 @@ class ExpectedAnswer:
         check_tensors(vectors, self.vectors)
         check_tensors(buffers, self.buffers)
         upload = Upload(**vectors, **self._decoded(coded, request.work), **found)
-        # Names with @ are diagnostics and tracked models, which the cost of a method leaves out.
-        counted = {n: v for n, v in upload.items() if not n.startswith("@")}
+        counted = {n: v for n, v in upload.items() if n not in NOT_COUNTED}
         up = self.uploads.sent_bytes(request.method, Upload(**counted)) | buffer_bytes(buffers)
         down = bytes_of(request.order.download) | buffer_bytes(request.buffers)
         return _reply(request, upload, buffers, steps, evaluations, down, up, None)
@@ -200,7 +201,7 @@ def expected_answer(
     vector = TensorSpec(x.dtype, tuple(x.shape))
     up = traffic_of(method, draw).up
     vectors = {name: vector for name, is_vector in up.items() if is_vector}
-    numbers = {name for name, is_vector in up.items() if not is_vector}
+    numbers = {name for name, is_vector in up.items() if not is_vector} | uploads.numbers()
     if tracked.cohort:
         vectors[COHORT] = vector
     if tracked.last:

@@ -19,6 +19,7 @@ from undrift.core.messages import Assignment, Reply
 from undrift.core.method import Method
 from undrift.core.problem import Client
 from undrift.core.round_result import RoundResult
+from undrift.core.uploads import Senders
 from undrift.core.uploads.norm_bounds import NormLimits
 from undrift.deploy.federation import RemoteFederation
 from undrift.deploy.guards.metrics import combined_metrics, metrics_in
@@ -223,9 +224,18 @@ class RemoteEngine(Engine):
             )
         try:
             reply = self._expected(method, request).parse(answer.data, request)
+            self._require_transformed(request, reply)
         except InvalidMessage as error:
             reply = request.rejected(f"{REFUSED}: {str(error).rstrip('.')}")
         return WorkResult(request.client, reply)
+
+    def _require_transformed(self, request: WorkRequest, reply: Reply) -> None:
+        """Refuse an upload that cannot have passed the upload transforms, such as clipping."""
+        if reply.wrong is None:
+            senders = Senders(self.job.seed, [request.work])
+            fault = self.job.uploads.fault(reply.upload, request.order.download, senders)
+            if fault is not None:
+                raise InvalidMessage(fault)
 
     def _expected(self, method: Method, request: WorkRequest) -> ExpectedAnswer:
         def draw(purpose: str) -> float:
@@ -365,7 +375,7 @@ class RemoteEngine(Engine):
         if clients is not None:
             for client in self.losses.ids:
                 clients.add(client, found.get(client, {}))
-        return combined_metrics(self.losses, weights, found)
+        return combined_metrics(self.losses, weights, found, parts)
 
     def _consistent(
         self, found: dict[Hashable, dict[str, float]]

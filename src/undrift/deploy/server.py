@@ -26,6 +26,7 @@ from undrift.deploy.guards.claims import claim_line, claim_rows, counted_samples
 from undrift.deploy.guards.expulsions import Expulsions
 from undrift.deploy.loops import DeployedAsynchronous, DeployedSynchronous
 from undrift.deploy.protocol import DESCRIBE, OVERHEAD_BYTES, VERSION
+from undrift.deploy.releases import ReleaseLedger
 from undrift.deploy.remote import RemoteEngine, Waiting
 from undrift.deploy.transport import Transport
 from undrift.deploy.wire_format import InvalidMessage, decode, encode
@@ -83,6 +84,8 @@ class Deployment:
     waiting: Waiting
     expelled: Callable[[], Collection[str]] = frozenset
     """returns the sites that the operator has expelled"""
+    folder: Path | None = None
+    """the run folder, which remembers the released rounds of private runs; None for no memory"""
 
     def loop(self, label: str, spec: RunSpec, states: StatesFactory) -> Loop:
         """The loop of a run with sites; a `LoopFactory`."""
@@ -108,9 +111,12 @@ class Deployment:
             # The states are at the sites; the server keeps the version that it accepted.
             return states({VERSION: NUMBER}, x0)
 
-        asynchronous = isinstance(pace, AsTheyArrive)
-        kind = DeployedAsynchronous if asynchronous else DeployedSynchronous
-        return kind(spec, engine, versions)
+        if isinstance(pace, AsTheyArrive):
+            return DeployedAsynchronous(spec, engine, versions)
+        releases = None
+        if spec.privacy is not None and self.folder is not None:
+            releases = ReleaseLedger(self.folder, f"{label} seed {spec.seed}")
+        return DeployedSynchronous(spec, engine, versions, releases)
 
 
 def serve(
@@ -139,7 +145,7 @@ def serve(
     if observer is not None:
         _announce(descriptions, experiment.objective, expelled(), observer)
     timeout = _settings(experiment).timeout
-    deployment = Deployment(transport, descriptions, timeout, waiting, expelled)
+    deployment = Deployment(transport, descriptions, timeout, waiting, expelled, folder)
 
     def federation(seed: int) -> RemoteFederation:
         model = build_model(experiment, None, seed)  # type: ignore[arg-type]
@@ -190,6 +196,11 @@ def require_deployable(experiment: Experiment) -> None:
         not {"own", "tuned"} & {*evaluation.models},
         "A deployment cannot evaluate the models 'own' and 'tuned': remove them from "
         "evaluation.models.",
+    )
+    require(
+        experiment.privacy is None or evaluation.models == ("server",),
+        "A private deployment evaluates the server's model only: remove the others from "
+        "evaluation.models, for which sites would send models that are not clipped.",
     )
     require(
         experiment.personal is None,

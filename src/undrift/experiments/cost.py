@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import warnings
+from dataclasses import asdict, dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +17,13 @@ from rich.text import Text
 
 from undrift.core.clients import Roster
 from undrift.core.losses import Losses
-from undrift.core.method import NUMBER
+from undrift.core.method import NUMBER, Method
 from undrift.core.sampling import Sampler
 from undrift.data.federated import FederatedData
 from undrift.devices import Fleet
 from undrift.experiments.forecast import forecast_run, shape_of
 from undrift.local.minibatches import MinibatchSolver
-from undrift.loops import pace_of
+from undrift.loops import Loop, loop, pace_of
 from undrift.loops.comparison import shared_sampler
 from undrift.loops.paces import word_of
 from undrift.methods.traffic import traffic_of
@@ -53,6 +54,8 @@ class MethodCost:
     """the pace, by its word in a file"""
     seconds: float | None = None
     """virtual seconds per round; None without a virtual clock"""
+    privacy: str | None = None
+    """what a private run spends, in a sentence"""
 
 
 @dataclass(frozen=True)
@@ -128,7 +131,8 @@ class Cost:
             f"{most} {short(self.gradients)} gradients of a sample, {size(self.bytes)} down and "
             f"up, {size(self.state)} of client states on disk."
         )
-        return Group(Text(head), Text(""), table, *times, Text(""), Text(foot))
+        private = [Text(f"{each.label}: {each.privacy}") for each in self.methods if each.privacy]
+        return Group(Text(head), Text(""), table, *times, Text(""), Text(foot), *private)
 
     def _times(self) -> Table:
         """A table of virtual times, for the methods that have a virtual clock."""
@@ -196,6 +200,7 @@ def estimate(
             )
         except UndriftError as error:
             raise UndriftError(f"method.{label}: {error}") from None
+        privacy = _spending(run, method, experiment)
         clients = seen.clients_after(experiment.rounds, len(roster))
         residuals = run.job.uploads.init().values()
         vectors = traffic.kept_vectors + last + sum(kind != NUMBER for kind in residuals)
@@ -213,6 +218,7 @@ def estimate(
                 state=clients * kept * parameters.element_size(),
                 pace=word_of(pace),
                 seconds=None if run.fleet is None else seen.seconds / rounds,
+                privacy=privacy,
             )
         )
     return Cost(
@@ -224,6 +230,30 @@ def estimate(
         methods=tuple(found),
         at_most=early,
     )
+
+
+def _spending(forecast: Loop, method: Method, experiment: Experiment) -> str | None:
+    """What a run will spend of its privacy budget; None without privacy."""
+    settings = experiment.privacy_settings()
+    if settings is None:
+        return None
+    spec = replace(forecast.spec, method=method, rounds=experiment.rounds, privacy=settings)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the real run warns
+            mechanism = loop(spec, lambda losses, job: forecast.engine).mechanism
+    except UndriftError as error:
+        raise UndriftError(f"privacy: {error}") from None
+    assert mechanism is not None
+    if mechanism.guarantee.noise == 0:
+        return "no noise, so that there is no guarantee."
+    allowed = experiment.rounds
+    if settings.epsilon is not None:
+        allowed = min(allowed, mechanism.guarantee.most_releases(settings.epsilon))
+    sentence = mechanism.guarantee.sentence(allowed)
+    if allowed < experiment.rounds:
+        sentence += f" The budget ends the run after {allowed} rounds."
+    return sentence
 
 
 def fleet_of(experiment: Experiment, roster: Roster, seed: int) -> Fleet | None:

@@ -417,7 +417,8 @@ class Experiment(ClosedTable):
     def norm_bound(self, deployed: bool = False) -> NormBound | None:
         """The bound on the norms of uploads; deployments have one unless the file says no."""
         if self.robust is None:
-            return NormBound() if deployed else None
+            # Clipping bounds every upload of a private run already, without looking at others'.
+            return NormBound() if deployed and self.privacy is None else None
         return self.robust.build(deployed)
 
     def statistic(self) -> Statistic | None:

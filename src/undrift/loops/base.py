@@ -35,10 +35,13 @@ from undrift.loops.dispatch import FixedCost
 from undrift.loops.evaluation_schedule import EvaluationSchedule, schedule_of
 from undrift.loops.measuring import measure
 from undrift.loops.planning import WorkPlanner
+from undrift.loops.private_rounds import counted_samples, make_mechanism
 from undrift.loops.spec import EngineFactory, RunSpec, StatesFactory
 from undrift.loops.upload_transforms import transforms_of
 from undrift.methods.traffic import traffic_of
 from undrift.nets.module_losses import ModuleLosses
+from undrift.privacy.mechanism import Mechanism
+from undrift.privacy.noise_sources import KeyedNoise, NoiseSource
 from undrift.robust.settings import check_statistic
 from undrift.utils.errors import Diverged, require, require_type
 from undrift.utils.threads import one_thread
@@ -73,7 +76,8 @@ class Loop(ABC):
         self.evaluation = evaluation
         self.target = dict(spec.target)
         self.callbacks = list(spec.callbacks)
-        self.roster = Roster(losses.ids, losses.sizes, spec.objective, losses.counted)
+        counted = counted_samples(losses, spec.privacy)
+        self.roster = Roster(losses.ids, losses.sizes, spec.objective, counted)
         self.weights = evaluation.weights(self.roster, seed)
         """the weights of the clients' training losses in evaluations, in the order of the data"""
         require(
@@ -126,17 +130,10 @@ class Loop(ABC):
         self.planner = WorkPlanner(self.job, spec.limit)
         conditions = self.conditions()
         method.check(conditions)
-        numbers = [name for name, is_vector in traffic_of(method).up.items() if not is_vector]
-        most = self._most_replies()
-        check_statistic(method, spec.statistic, conditions.participation, most, numbers)
-        down = None if spec.compression is None else spec.compression.down
-        require(
-            down is None or method.downloads_may_lag,
-            f"{method.name} does not declare (downloads_may_lag = True) that it ends at the same "
-            f"point if clients work with vectors that lag behind the server's: compress uploads "
-            f"only, or choose FedAvg, SCAFFOLD or FedDR.",
-        )
-        self.downloads = None if down is None else DownloadCompressor(down, seed)
+        self.mechanism = self._make_mechanism()
+        """the Gaussian mechanism of a private run; None without privacy"""
+        self._check_statistic(conditions)
+        self.downloads = self._make_downloads()
         """compresses what is sent to clients; None if it is sent as it is"""
         self.schedule = self._evaluation_schedule()
         """when the run is evaluated, and on how many training samples"""
@@ -176,6 +173,31 @@ class Loop(ABC):
         """Whether replies have what the diagnostics of evaluated rounds need."""
         return True
 
+    def _check_statistic(self, conditions: Conditions) -> None:
+        """Raise if the run has a robust statistic that is not defined for it."""
+        spec, up = self.spec, traffic_of(self.method).up
+        require(
+            spec.statistic is None or spec.privacy is None,
+            "A robust statistic looks at single uploads, which a private run does not: leave out "
+            "the statistic or privacy.",
+        )
+        numbers = [name for name, is_vector in up.items() if not is_vector]
+        most = self._most_replies()
+        check_statistic(self.method, spec.statistic, conditions.participation, most, numbers)
+
+    def _make_downloads(self) -> DownloadCompressor | None:
+        """What compresses the downloads of the run; None if they are sent as they are."""
+        down = None if self.spec.compression is None else self.spec.compression.down
+        if down is None:
+            return None
+        require(
+            self.method.downloads_may_lag,
+            f"{self.method.name} does not declare (downloads_may_lag = True) that it ends at the "
+            f"same point if clients work with vectors that lag behind the server's: compress "
+            f"uploads only, or choose FedAvg, SCAFFOLD or FedDR.",
+        )
+        return DownloadCompressor(down, self.seed)
+
     def _most_replies(self) -> int:
         """The largest number of replies of one fold."""
         return self.sampler.most(self.roster)
@@ -197,6 +219,14 @@ class Loop(ABC):
         """The device profiles of the clients; None for a run without a virtual clock."""
         return self.spec.devices
 
+    def _make_mechanism(self) -> Mechanism | None:
+        """The Gaussian mechanism of the run; an error if its guarantee would not hold."""
+        return make_mechanism(self, None, self._noise_source())
+
+    def _noise_source(self) -> NoiseSource:
+        """Where the noise of a private run comes from."""
+        return KeyedNoise(self.seed)
+
     @abstractmethod
     def _step(self) -> Record:
         """Execute one round, without evaluation."""
@@ -205,7 +235,11 @@ class Loop(ABC):
         """Execute the rounds and yield their records; the first is that of the initial model."""
         if not self.records:
             yield self._complete(Record(round=0, updates=0))
-        while self.round < self.total and self.stopped is None:
+        while self.round < self.total:
+            if self.mechanism is not None:  # also before the first round of a run that is extended
+                self.stopped = self.stopped or self.mechanism.exhausted(self.total)
+            if self.stopped is not None:
+                return
             yield self._complete(self.step())
 
     def step(self) -> Record:
@@ -246,7 +280,9 @@ class Loop(ABC):
 
         The names of parts and values are the format of run stores: they must not change.
         """
-        norms = {} if self.norms is None else {"norms": self.norms.saved()}
+        more: dict[str, Any] = {} if self.norms is None else {"norms": self.norms.saved()}
+        if self.mechanism is not None:
+            more["privacy"] = self.mechanism.saved()
         downloads = {} if self.downloads is None else {"downloads": self.downloads.saved()}
         return {
             **downloads,
@@ -254,7 +290,7 @@ class Loop(ABC):
             "buffers": dict(self.buffers),
             "means": {"cohort": self.cohort_mean, "last": self.last_mean},
             "ended": {"stopped": self.stopped},
-            "clock": {"now": self.now, **norms},
+            "clock": {"now": self.now, **more},
             "engine": self.engine.saved(),
         }
 
@@ -281,6 +317,8 @@ class Loop(ABC):
             self.norms.restore(clock["norms"])
         if self.downloads is not None:
             self.downloads.restore(part("downloads"))
+        if self.mechanism is not None:
+            self.mechanism.restore(clock["privacy"])
         self._span_count = sum(len(record.spans) for record in self.records)
 
     def _conditions(self, **more: Any) -> Conditions:
@@ -389,10 +427,16 @@ class Loop(ABC):
         """Measure the models if the round is evaluated, keep the record and call the callbacks."""
         if self._evaluated(record.round):
             self._measure(record, last=record.round == self.total)
+        if self.mechanism is not None:
+            record.privacy = self.mechanism.recorded(self._evaluated(record.round))
         self.records.append(record)
         for callback in self.callbacks:
             if callback(self, record):
                 self.stopped = self.stopped or "a callback asked to stop"
+        if self.mechanism is not None and record.round < self.total:
+            self.stopped = self.stopped or self.mechanism.exhausted(self.total)
+            if self.stopped:
+                record.privacy = self.mechanism.recorded(accounted=True)
         if self.stopped and record.round < self.total and self._incomplete(record):
             self._measure(record, last=True)  # the last record of a run always has all metrics
         return record

@@ -16,6 +16,7 @@ from undrift.core.messages import Assignment, buffer_bytes
 from undrift.core.method import Conditions, Draw, Method
 from undrift.core.problem import Download, ServerState
 from undrift.core.records import Record
+from undrift.core.replies import Replies
 from undrift.core.round_result import RoundResult
 from undrift.core.sampling import All, Cohort, Fixed
 from undrift.core.uploads.norm_bounds import OVER_BOUND, NormLimits
@@ -25,7 +26,9 @@ from undrift.loops.base import Loop
 from undrift.loops.cohorts import draw_cohort
 from undrift.loops.dispatch import Dispatch, dispatch_with_clock, dispatch_without_clock
 from undrift.loops.paces import RoundPace, WaitForAll
+from undrift.loops.private_rounds import make_mechanism
 from undrift.loops.spec import EngineFactory, RunSpec, StatesFactory
+from undrift.privacy.mechanism import Mechanism
 from undrift.utils.errors import Diverged, UndriftError, require
 from undrift.utils.keys import draw_of_round
 
@@ -64,6 +67,9 @@ class Synchronous(Loop):
             )
         return pace
 
+    def _make_mechanism(self) -> Mechanism | None:
+        return make_mechanism(self, self.pace, self._noise_source())
+
     def conditions(self) -> Conditions:
         kind = self.sampler.kind(self.roster)
         unreliable = self.fleet is not None and not self.fleet.reliable
@@ -86,7 +92,8 @@ class Synchronous(Loop):
                 f"is defined only when every client takes part in every round: give it more time, "
                 f"or choose a method that allows partial participation."
             )
-        diagnosed = self.diagnoses and self._evaluated(t + 1)
+        # Diagnostics come from single clients' uploads, which a private run does not publish.
+        diagnosed = self.diagnoses and self.mechanism is None and self._evaluated(t + 1)
         assignments = [Assignment(c, work, down, self.buffers) for c, work in dispatch.used.items()]
         if self.states.kinds:
             # Before the engine starts: states of the next cohort are read while this one trains.
@@ -120,7 +127,9 @@ class Synchronous(Loop):
             wasted_gradients=dispatch.wasted_gradients + result.wasted_evaluations,
         )
         folded = None
-        if result.replies.count >= self._min_replies():
+        # A private round is never skipped: that would tell how many clients replied.
+        private = self.mechanism is not None and self.pace.min_replies <= 1
+        if private or result.replies.count >= self._min_replies():
             folded = self._folded(server, result, record)
         if folded is not None:
             before = self.server
@@ -187,7 +196,9 @@ class Synchronous(Loop):
     def _download(self, server: ServerState) -> Download:
         """What clients have of the server's vectors in this round."""
         down = self.method.download(server)
-        return down if self.downloads is None else self.downloads.compress(down, self.round)
+        if self.downloads is not None:
+            down = self.downloads.compress(down, self.round)
+        return down if self.mechanism is None else down.replace(**self.mechanism.settings())
 
     def _received(self, clients: Iterable[Hashable], down: Download) -> Counter[str]:
         """The bytes that clients receive in this round, by tensor, if downloads are compressed."""
@@ -206,11 +217,18 @@ class Synchronous(Loop):
         First the server: the states that clients keep (control variates, duals) must belong to the
         same round as the server's sums of them.
         """
-        folded = self.method.fold(server, result.replies)
+        folded = self.method.fold(server, self._released(result))
         fault = self._state_fault(folded)
         if fault is not None:
             raise self._diverged(fault)
         return folded
+
+    def _released(self, result: RoundResult) -> Replies:
+        """What the method folds: the sums of the round, or those that a private run releases."""
+        if self.mechanism is None:
+            return result.replies
+        rate = self.local.rate(self.round)
+        return self.mechanism.release(result.replies, self.x0, self.round, rate)
 
     def _failed_in_training(self, result: RoundResult, dispatch: Dispatch) -> dict[Hashable, str]:
         """Clients whose replies were rejected because of training, not of a damaged device."""

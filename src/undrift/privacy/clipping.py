@@ -16,6 +16,9 @@ CLIP = "@clip"
 WITHIN = "@within"
 """Name of the number b_k − ½ in an upload: ½ if its norm is within the clipping norm, else −½."""
 
+ROUNDING = 1e-9
+"""By how much the server's norm of a clipped upload may exceed the site's, relative."""
+
 Scales = Callable[[float], Mapping[str, float]]
 """A function from the learning rate of a round to the public scale of each uploaded vector."""
 
@@ -42,17 +45,35 @@ class JointClip(UploadTransform):
     def numbers(self) -> tuple[str, ...]:
         return (WITHIN,) if self.norm is None else ()
 
+    def settings(self) -> tuple[str, ...]:
+        return (CLIP,) if self.norm is None else ()
+
+    def fault(self, upload: Upload, senders: Senders) -> str | None:
+        most = senders.settings[CLIP] if self.norm is None else self.norm
+        vectors = {name: value for name, value in upload.items() if not name.startswith("@")}
+        norm = float(joint_norm(vectors, self.scales(senders.works[0].rate)))
+        if not norm <= most * (1 + ROUNDING):
+            return f"its norm is {norm:.6g}, above the clipping norm {most:.6g}"
+        if self.norm is None and abs(float(getattr(upload, WITHIN))) != 0.5:
+            return f"its number {WITHIN} is neither 0.5 nor -0.5"
+        return None
+
     def update(self, upload: Upload, mine: Keep, senders: Senders) -> tuple[Upload, Keep]:
         scales = self.scales(senders.works[0].rate)
         vectors = dict(upload.items())
         norm = joint_norm(vectors, scales)
         most = senders.settings[CLIP] if self.norm is None else self.norm
-        # A vector of norm 0 has the factor ∞, cut to 1.
-        factor = (most / norm).clamp_max(1.0)
+        # A vector of norm 0 has the factor ∞, cut to 1. Products are rounded in the type of the
+        # upload: without the margin, the norm of what is sent could exceed C by a rounding error.
+        margin = 1 - 2 * max(torch.finfo(value.dtype).eps for value in vectors.values())
+        factor = (most * margin / norm).clamp_max(1.0)
         sent = {name: value * factor.to(value) for name, value in vectors.items()}
         if self.norm is not None:
             return Upload(**sent), Keep()
-        return Upload(**sent, **{WITHIN: (norm <= most).double() - 0.5}), Keep()
+        within = (norm <= most).double() - 0.5
+        # A number for one client, `[C, 1]` for several.
+        within = within if within.ndim > 1 else within.squeeze(-1)
+        return Upload(**sent, **{WITHIN: within}), Keep()
 
 
 def joint_norm(vectors: Mapping[str, Tensor], scales: Mapping[str, float]) -> Tensor:

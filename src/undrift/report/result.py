@@ -16,7 +16,7 @@ from rich.text import Text
 from torch import Tensor, nn
 
 from undrift.core.method import Method
-from undrift.core.records import Record, estimate_note
+from undrift.core.records import Record, estimate_note, privacy_note
 from undrift.loops.base import Loop
 from undrift.loops.measuring import client_rows
 from undrift.nets.modes import unmark_eval_parts
@@ -65,6 +65,12 @@ class Result:
         return list(rounds), list(values)
 
     @property
+    def epsilon(self) -> float | None:
+        """The ε that a private run spent, at its δ; None without privacy, ∞ without noise."""
+        mechanism = self.run.mechanism
+        return None if mechanism is None else mechanism.spent()
+
+    @property
     def bytes_down(self) -> int:
         """Bytes sent from the server to clients, over all rounds."""
         return sum(sum(r.bytes_down.values()) for r in self.records)
@@ -89,6 +95,8 @@ class Result:
         found = [self.stopped] if self.stopped else []
         note = estimate_note(self.records)
         found += [note.rstrip(".")] if note else []
+        spent = privacy_note(self.records)
+        found += [spent.rstrip(".")] if spent else []
         if not self.stopped and self.run.target:
             found.append(f"the target {self.run.target} was not reached")
         on_clock = bool(_virtual_seconds(self))

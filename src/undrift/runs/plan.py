@@ -25,6 +25,7 @@ from undrift.loops import Callback, Loop, RunSpec, StatesFactory, loop
 from undrift.loops.comparison import same_regularizer, shared_sampler
 from undrift.loops.paces import Pace
 from undrift.loops.planning import Limit
+from undrift.loops.private_rounds import private_evaluation
 from undrift.privacy.gaussian import Gaussian
 from undrift.robust.attacks import Attack
 from undrift.utils.errors import require, require_type, require_whole
@@ -104,7 +105,7 @@ class Plan:
             rounds=self.rounds,
             objective=self.objective,
             seed=seed,
-            evaluation=self.evaluation,
+            evaluation=private_evaluation(self.evaluation, self.privacy, losses.parts),
             limit=self.limit,
             target=self.target,
             callbacks=self.callbacks,

@@ -60,6 +60,17 @@ class UploadTransform(ABC):
         """The names of numbers that `update` adds to an upload; they start with "@"."""
         return ()
 
+    def settings(self) -> tuple[str, ...]:
+        """The names of numbers that the server sends for it in each round; they start with "@"."""
+        return ()
+
+    def fault(self, upload: Upload, senders: Senders) -> str | None:
+        """Why an upload of one client cannot have passed this transform, or None.
+
+        The server of a deployment asks, since a site may send anything.
+        """
+        return None
+
     @abstractmethod
     def update(self, upload: Upload, mine: Keep, senders: Senders) -> tuple[Upload, Keep]:
         """The upload to send in place of `upload`, and the client's new state of this transform.
@@ -111,6 +122,19 @@ class UploadChain:
                 found[name] = self.vector_bytes(value.shape[-1], value.dtype)
         return found
 
+    def numbers(self) -> set[str]:
+        """The names of all numbers that transforms add to an upload."""
+        return {name for each in self.transforms for name in each.numbers()}
+
+    def settings(self) -> set[str]:
+        """The names of all numbers that the server sends for transforms."""
+        return {name for each in self.transforms for name in each.settings()}
+
+    def fault(self, upload: Upload, down: Download, senders: Senders) -> str | None:
+        """Why an upload of one client cannot have passed the transforms, or None."""
+        senders = replace(senders, settings=_settings(down))
+        return next(filter(None, (each.fault(upload, senders) for each in self.transforms)), None)
+
     def finish(
         self,
         method: Method,
@@ -127,8 +151,7 @@ class UploadChain:
         if not self.transforms:
             return upload, keep
         # Transforms see the declared vectors only: numbers look different in every engine.
-        settings = {name: value for name, value in down.items() if name.startswith("@")}
-        senders = replace(senders, settings=settings)
+        senders = replace(senders, settings=_settings(down))
         names = method.sums()
         vectors = Upload(**{name: value for name, value in upload.items() if name in names})
         sent = vectors
@@ -166,6 +189,11 @@ class UploadChain:
             f"{name}.init declares {sorted(transform.init())}, but update returned {sorted(kept)}.",
         )
         return sent, state
+
+
+def _settings(down: Download) -> dict[str, Any]:
+    """What the server sends for transforms."""
+    return {name: value for name, value in down.items() if name.startswith("@")}
 
 
 def _difference(sent: Upload, formed: Upload) -> Upload:

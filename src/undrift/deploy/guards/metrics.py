@@ -9,6 +9,7 @@ from collections.abc import Collection, Hashable, Mapping
 import torch
 from torch import Tensor
 
+from undrift.core.targets import PARTS
 from undrift.deploy.federation import RemoteFederation
 from undrift.deploy.protocol import OVERHEAD_BYTES, raise_site_error
 from undrift.deploy.transport import Answer
@@ -44,7 +45,10 @@ def metrics_in(answer: Answer, parts: Collection[str]) -> dict[str, float]:
 
 
 def combined_metrics(
-    losses: RemoteFederation, weights: Tensor, found: Mapping[Hashable, Mapping[str, float]]
+    losses: RemoteFederation,
+    weights: Tensor,
+    found: Mapping[Hashable, Mapping[str, float]],
+    parts: Collection[str] = PARTS,
 ) -> dict[str, float]:
     """The metrics of all sites from those of each: training losses by q_k, others by samples.
 
@@ -59,7 +63,7 @@ def combined_metrics(
         if total:
             combined[name] = sum(w / total * found[site][name] for site, w in shares.items())
     combined |= _accuracy_spread(found)
-    if "train_loss" not in combined:
+    if "train_loss" not in combined and "train" in parts:
         combined["train_loss"] = float("nan")
     return combined
 

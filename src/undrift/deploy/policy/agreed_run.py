@@ -28,9 +28,11 @@ from undrift.loops.cohorts import draw_cohort
 from undrift.loops.evaluation_schedule import deployed_schedule
 from undrift.loops.paces import AsTheyArrive, Deadline
 from undrift.loops.planning import WorkPlanner
+from undrift.loops.private_rounds import PUBLIC_PARTS, private_evaluation
 from undrift.loops.spec import pace_of
 from undrift.loops.upload_transforms import transforms_of
 from undrift.methods.traffic import traffic_of
+from undrift.privacy.clipping import CLIP
 from undrift.utils.keys import generator
 
 
@@ -53,7 +55,9 @@ class AgreedRun:
         self.name = name
         self.seed = seed
         self.rounds = experiment.rounds
-        self.evaluation = experiment.evaluation_settings()
+        self.privacy = experiment.privacy_settings()
+        evaluation = experiment.evaluation_settings()
+        self.evaluation = private_evaluation(evaluation, self.privacy, PUBLIC_PARTS)
         methods = experiment.methods()
         self.method: Method = methods[label]
         self.pace = pace_of(self.method, experiment.pace_of(label))
@@ -66,7 +70,7 @@ class AgreedRun:
                 self.method,
                 local,
                 compression=experiment.compression_settings(),
-                privacy=experiment.privacy_settings(),
+                privacy=self.privacy,
             )
         )
         self.job = Job(self.roster, local, seed, self.tracked, chain)
@@ -106,12 +110,20 @@ class AgreedRun:
         """The most orders to train that an honest server sends to one site."""
         return self.rounds * (self.replies_per_round if self.asynchronous else 1)
 
+    @property
+    def first_settings(self) -> dict[str, float]:
+        """What the server sends to the upload transforms in the first round."""
+        if self.privacy is None or CLIP not in self.job.uploads.settings():
+            return {}
+        assert self.privacy.first_clip is not None
+        return {CLIP: self.privacy.first_clip}
+
     def diagnosed(self, order: WorkOrder) -> bool:
         """Whether the upload of an order has what the diagnostics of its round need.
 
-        Compressed uploads have not: it includes a whole vector.
+        Private uploads have not, and compressed ones neither: it includes a whole vector.
         """
-        if self.coder is not None:
+        if self.privacy is not None or self.coder is not None:
             return False
         return self.asynchronous or self.evaluated(order.round + 1)
 
@@ -163,6 +175,9 @@ class AgreedRun:
             mask = np.array([id in order.available for id in self.roster.ids])
         first = order.round == 0 and self.method.starts_with_all
         sampler = All() if first else self._sampler
+        if self.privacy is not None and type(sampler) is not All:
+            # The server's coins are secret, and the site learns only that it was drawn.
+            return {self.name: 1}
         return draw_cohort(sampler, self.roster, self.seed, order.round, mask)
 
     def check_download(self, order: WorkOrder, x: Tensor, buffers: Mapping[str, Tensor]) -> None:
@@ -173,7 +188,8 @@ class AgreedRun:
 
         down = traffic_of(self.method, draw).down
         numbers, vectors = orders.split(order.download)
-        check_numbers(numbers, {name for name, is_vector in down.items() if not is_vector})
+        wanted = {name for name, is_vector in down.items() if not is_vector}
+        check_numbers(numbers, wanted | self.job.uploads.settings())
         check_tensors(vectors, {n: _spec(x) for n, is_vector in down.items() if is_vector})
         check_tensors(order.buffers, {name: _spec(value) for name, value in buffers.items()})
 

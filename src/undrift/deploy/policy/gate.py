@@ -21,11 +21,13 @@ from undrift.deploy.orders import EvaluationOrder, RunTerms, WorkOrder, add_pref
 from undrift.deploy.policy.agreed_run import AgreedRun
 from undrift.deploy.policy.ledger import History, Ledger
 from undrift.deploy.policy.limits import LIMITS_FILE, Limits
+from undrift.deploy.policy.privacy_demands import clip_fault, privacy_fault
 from undrift.deploy.state_files import checksum
 from undrift.deploy.wire_format import InvalidMessage
 from undrift.experiments.experiment import Experiment
 from undrift.local.base import Solver
 from undrift.local.minibatches import MinibatchSolver
+from undrift.privacy.clipping import CLIP
 
 Approve = Callable[[RunTerms], bool]
 """Asks a person whether the site takes part in a run."""
@@ -94,6 +96,9 @@ class Gate:
             f"{terms.rounds}: set rounds = {terms.rounds} in the site's own experiment file and "
             f"restart the site",
         )
+        fault = privacy_fault(limits, experiment, terms.label, len(terms.roster))
+        if fault is not None:
+            raise InvalidMessage(f"The site {fault}.")
         self._admit_roster(terms)
         if terms.key not in self._agreed:
             run = AgreedRun(experiment, terms.label, terms.seed, self._name, terms.roster)
@@ -132,6 +137,10 @@ class Gate:
     ) -> Admission:
         """Accept an order that starts from a client's `state`; it is on disk when this returns."""
         self._require_work(run, work)
+        fault = clip_fault(
+            self._limits, getattr(order.download, CLIP) if CLIP in order.download else None
+        )
+        _require(fault is None, str(fault))
         digest = _digest_of_work(order, client, work, state)
         history = self._ledger.history(order.terms)
         known = history.turns.get(order.turn, {})
@@ -158,6 +167,7 @@ class Gate:
 
     def admit_evaluation(self, order: EvaluationOrder) -> None:
         """Accept an order to evaluate; it is on disk when this returns."""
+        _require(self._limits.evaluations, f"evaluates nothing: see evaluations in {LIMITS_FILE}")
         terms = order.terms
         digest = checksum({"x": order.x} | add_prefix("buffers ", order.buffers))
         history = self._ledger.history(terms)

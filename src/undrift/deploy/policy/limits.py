@@ -75,6 +75,25 @@ class Limits(ClosedTable):
         description="Most rounds and evaluations that are done again with another model, for each "
         "method and seed of a run.",
     )
+    require_privacy: bool = Field(
+        default=False,
+        description="Refuse runs without differential privacy: without clipping, which the site "
+        "does itself, or without noise, which the server adds.",
+    )
+    max_clip: Positive | None = Field(
+        default=None, description="Largest clipping norm of a private run; left out, any."
+    )
+    min_noise: Positive | None = Field(
+        default=None, description="Smallest noise multiplier of a private run; left out, any."
+    )
+    max_epsilon: Positive | None = Field(
+        default=None, description="Largest ε of a whole private run; left out, any."
+    )
+    evaluations: bool = Field(
+        default=True,
+        description="Whether the site answers orders to evaluate; its metrics are exact, outside "
+        "the guarantee of a private run.",
+    )
     secret: Text | None = Field(
         default=None,
         description="File with a secret of the site's own, of at least 16 bytes, that decides the "

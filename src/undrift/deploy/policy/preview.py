@@ -62,6 +62,7 @@ def _preview(site: Site, label: str) -> Preview:
 
     x0, buffers = losses.initial(), losses.initial_buffers()
     download = run.method.download(run.method.begin(run.method.init(x0.clone()), draw))
+    download = download.replace(**run.first_settings)
     metrics = {}
     for model in run.evaluation.models:
         order = EvaluationOrder(terms, 0, model, x0, buffers)

@@ -69,6 +69,7 @@ class FedAvgMin(FedAvg):
     Equal steps make it consistent, but faster clients could have done more work.
     """
 
+    steps_of_others = True
     paper = "Wang et al., Tackling the Objective Inconsistency Problem, NeurIPS 2020"
 
     def steps(self, planned: Sequence[int], draw: Draw) -> Sequence[int]:

@@ -19,6 +19,7 @@ from undrift.report.csv_files import csv_text, tables_as_rows
 from undrift.report.html.chart_data import as_script, chart_data
 from undrift.report.html.client_sections import clients_section
 from undrift.report.html.device_sections import participation_section, time_section
+from undrift.report.html.privacy_section import privacy_section
 from undrift.report.html.sections import (
     configuration_section,
     data_section,
@@ -100,6 +101,7 @@ def page(runs: Runs, targets: Targets | None = None, baseline: str | None = None
         "Paired test": paired_section(runs, baseline, csvs.get("paired", "")),
         "Clients": clients_section(runs, csvs.get("clients", "")),
         "Time": time_section(runs, csvs.get("time", "")),
+        "Privacy": privacy_section(runs),
         "Data": data_section(runs.folders),
         "Diagnostics": diagnostics_section(runs),
         "Participation": participation_section(runs, csvs["participation"]),

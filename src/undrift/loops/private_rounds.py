@@ -1,0 +1,116 @@
+"""Private rounds: checks that a run's guarantee holds, and builds its mechanism."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from undrift.core.evaluation import Evaluation
+from undrift.core.losses import Federation
+from undrift.core.method import Method
+from undrift.core.sampling import All
+from undrift.core.targets import PARTS
+from undrift.local.amounts import Unfinished
+from undrift.local.base import Local
+from undrift.loops.paces import FirstToRespond, RoundPace
+from undrift.privacy.gaussian import Gaussian
+from undrift.privacy.mechanism import Mechanism, guarantee_of
+from undrift.privacy.noise_sources import NoiseSource
+from undrift.privacy.refusals import check_privacy
+from undrift.privacy.sampling import law_of
+from undrift.privacy.scales import upload_scales
+from undrift.utils.errors import require
+
+if TYPE_CHECKING:
+    from undrift.loops.base import Loop
+    from undrift.loops.spec import RunSpec
+
+PUBLIC_PARTS = ("test",)
+"""The parts of the data that a private run is measured on, unless the user asks for others."""
+
+
+def counted_samples(losses: Federation, privacy: Gaussian | None) -> Tensor | None:
+    """The numbers of samples in the weights: capped by a public constant, or as the losses say."""
+    counted = losses.counted
+    if privacy is None or privacy.max_samples is None:
+        return counted
+    numbers = losses.sizes if counted is None else counted
+    return torch.as_tensor(numbers).clamp_max(privacy.max_samples)
+
+
+def private_evaluation(
+    evaluation: Evaluation, privacy: Gaussian | None, parts: Sequence[str]
+) -> Evaluation:
+    """What a private run measures: metrics of clients' training data are outside its guarantee.
+
+    By default it measures on the test data, if there are any. `parts` are those of the data.
+    """
+    public = tuple(part for part in PUBLIC_PARTS if part in parts)
+    chosen = evaluation.parts != PARTS or evaluation.gradient_mapping is not None
+    chosen = chosen or evaluation.train_clients is not None or evaluation.train_samples is not None
+    if privacy is None or chosen or not public:
+        return evaluation
+    return replace(evaluation, parts=public)
+
+
+def is_stateful(method: Method, local: Local, kept: Sequence[str] = ()) -> bool:
+    """Whether clients keep anything from round to round: `kept` are the states of transforms."""
+    return bool(method.kept()) or bool(local.keeps) or bool(kept)
+
+
+def make_mechanism(
+    loop: Loop, pace: RoundPace | None, source: NoiseSource, steady: bool = True
+) -> Mechanism | None:
+    """The mechanism of a loop, None without privacy; an error if its guarantee would not hold.
+
+    `steady` says whether all clients are always available, as far as devices do not say it.
+    """
+    spec, privacy = loop.spec, loop.spec.privacy
+    if privacy is None:
+        return None
+    check_privacy(privacy, spec.method, loop.roster, loop.conditions())
+    _check_rounds(spec, pace)
+    stateful = is_stateful(spec.method, spec.local, list(loop.job.uploads.init()))
+    steady = steady and (loop.fleet is None or loop.fleet.steady)
+    law = law_of(spec.sampler, len(loop.roster), stateful, steady)
+    return Mechanism(
+        privacy,
+        guarantee_of(privacy, law, spec.rounds),
+        spec.method,
+        loop.roster,
+        upload_scales(spec.method, spec.local, privacy.steps),
+        source,
+    )
+
+
+def _check_rounds(spec: RunSpec, pace: RoundPace | None) -> None:
+    """Raise if one client could change what others send, or whether a round counts."""
+    require(
+        not isinstance(pace, FirstToRespond),
+        "privacy is not defined with FirstToRespond: whether a reply counts depends on the other "
+        "clients' speed. Use WaitForAll or Deadline.",
+    )
+    require(
+        pace is None or pace.min_replies <= 1,
+        "privacy releases a noisy sum in every round, so that nobody learns how many clients "
+        "replied: leave out min_replies.",
+    )
+    require(
+        spec.robust is None,
+        "privacy cannot be combined with bounds on norms: which uploads they reject depends on the "
+        "norms of other clients. Clipping bounds every upload already.",
+    )
+    require(
+        not isinstance(spec.limit, Unfinished),
+        "privacy is not defined with ud.Unfinished: which clients are slow depends on the other "
+        "clients of the cohort. Give limit as a mapping or a function.",
+    )
+    require(
+        not spec.method.starts_with_all or type(spec.sampler) is All,
+        f"{spec.method.name} starts with a round of all clients, which is not a random cohort: use "
+        f"start='lazy', or all clients in every round.",
+    )

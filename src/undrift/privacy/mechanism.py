@@ -1,0 +1,236 @@
+"""`Mechanism`: the Gaussian mechanism of one run, round by round.
+
+A loop asks it what to send to the clients' clipping, hands it each round's sums, and folds what it
+releases. It counts releases, follows the clipping norm, and says what was spent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from torch import Tensor
+
+from undrift.core.clients import Roster
+from undrift.core.method import Method
+from undrift.core.replies import Replies, Weight, once, q, q_draws
+from undrift.privacy.accountant import accountant_used, default_delta, epsilon_spent
+from undrift.privacy.calibration import noise_for, rounds_within
+from undrift.privacy.clipping import CLIP, WITHIN, Scales
+from undrift.privacy.gaussian import AdaptiveClip, Gaussian
+from undrift.privacy.noise_sources import NoiseSource
+from undrift.privacy.released import ReleasedReplies
+from undrift.privacy.sampling import CohortLaw
+
+BITS = "clipped bits"
+"""The purpose of the noise in the number of uploads within the clipping norm."""
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """What a run promises: everything that ε depends on, besides the number of releases."""
+
+    noise: float
+    """z, by which the run is accounted"""
+    law: CohortLaw
+    delta: float
+    accountant: str
+
+    def epsilon(self, releases: int) -> float:
+        """The ε that a number of releases spends."""
+        return epsilon_spent(self.noise, self.law, releases, self.delta, self.accountant)
+
+    def most_releases(self, budget: float) -> int:
+        """The largest number of releases within a budget of ε."""
+        return rounds_within(budget, self.law, self.noise, self.delta, self.accountant)
+
+    def sentence(self, releases: int) -> str:
+        """What was spent, at which δ, for which neighbours, under which assumption."""
+        used = accountant_used(self.law, self.accountant).upper()
+        return (
+            f"ε = {self.epsilon(releases):.4g} at δ = {self.delta:.3g} after {releases} rounds "
+            f"with noise multiplier {self.noise:.4g}; neighbours: {self.law.relation}; "
+            f"{self.law.assumption}; accountant {used}."
+        )
+
+
+def guarantee_of(privacy: Gaussian, law: CohortLaw, rounds: int) -> Guarantee:
+    """The guarantee of a run; noise that is not given is computed from ε and the rounds."""
+    delta = default_delta(law.clients) if privacy.delta is None else privacy.delta
+    found = privacy.noise
+    if found is None:
+        assert privacy.epsilon is not None  # checked by `Gaussian`
+        found = noise_for(privacy.epsilon, law, max(1, rounds), delta, privacy.accountant)
+    return Guarantee(found, law, delta, privacy.accountant)
+
+
+class Mechanism:
+    """The Gaussian mechanism of one run.
+
+    Parameters
+    ----------
+    privacy
+        the settings
+    guarantee
+        what follows from them for this run
+    method, roster
+        the method, whose uploads are summed, and all clients
+    scales
+        the public scales of the uploads
+    source
+        where noise comes from
+    """
+
+    def __init__(
+        self,
+        privacy: Gaussian,
+        guarantee: Guarantee,
+        method: Method,
+        roster: Roster,
+        scales: Scales,
+        source: NoiseSource,
+    ):
+        self.privacy = privacy
+        self.guarantee = guarantee
+        self.source = source
+        self.clip = privacy.first_clip
+        """C_t, the clipping norm of the next round; None for no clipping"""
+        self.used_clip = self.clip
+        """the clipping norm of the last round"""
+        self.releases = 0
+        """how many noisy sums were released"""
+        self._budget: tuple[tuple[Guarantee, int], int] | None = None
+        self._names = method.sums()
+        self._roster = roster
+        self._scales = scales
+        self._totals = cache(self._total)
+        self._largest = cache(self._most)
+
+    def settings(self) -> dict[str, float]:
+        """What the server sends to the clients' clipping in this round."""
+        if not isinstance(self.privacy.clip, AdaptiveClip):
+            return {}
+        assert self.clip is not None
+        return {CLIP: self.clip}
+
+    @property
+    def bit_noise(self) -> float:
+        """σ_b, the standard deviation of the noise in the sum of the bits of adaptive clipping."""
+        clip, z = self.privacy.clip, self.guarantee.noise
+        assert isinstance(clip, AdaptiveClip)
+        if z == 0:
+            return 0.0
+        wanted = self.guarantee.law.mean / 20 if clip.noise is None else clip.noise
+        return wanted if 2 * wanted > z else z
+
+    @property
+    def noise(self) -> float:
+        """The noise multiplier of the uploads: more than z if the bits share the budget."""
+        z = self.guarantee.noise
+        if z == 0 or not isinstance(self.privacy.clip, AdaptiveClip):
+            return z
+        # A bit less ½ has norm ½, so that the bits alone have the noise multiplier 2σ_b.
+        return (z**-2 - (2 * self.bit_noise) ** -2) ** -0.5
+
+    def spent(self) -> float:
+        """The ε spent so far."""
+        return self.guarantee.epsilon(self.releases)
+
+    def recorded(self, accounted: bool) -> dict[str, float | str]:
+        """What records say of the last round; ε, which takes a moment to compute, if asked."""
+        found: dict[str, float | str] = {
+            "noise": float(self.guarantee.noise),
+            "delta": self.guarantee.delta,
+        }
+        if self.used_clip is not None:
+            found["clip"] = float(self.used_clip)
+        if accounted and self.guarantee.noise > 0:
+            law = self.guarantee.law
+            found |= {"epsilon": self.spent(), "neighbours": law.relation}
+            found["sampling"] = law.assumption
+        return found
+
+    def exhausted(self, rounds: int) -> str | None:
+        """Why the budget allows no further release, or None; `rounds` are those of the run."""
+        budget = self.privacy.epsilon
+        if budget is None or self.releases < self._most_releases(rounds):
+            return None
+        return (
+            f"the privacy budget is spent: another round would exceed ε = {budget:g} at δ = "
+            f"{self.guarantee.delta:.3g}"
+        )
+
+    def _most_releases(self, rounds: int) -> int:
+        """The number of releases that the budget allows; at least `rounds` if it allows those."""
+        budget, guarantee = self.privacy.epsilon, self.guarantee
+        assert budget is not None
+        known = guarantee, rounds
+        if self._budget is None or self._budget[0] != known:
+            enough = guarantee.epsilon(rounds) <= budget
+            self._budget = known, rounds if enough else guarantee.most_releases(budget)
+        return self._budget[1]
+
+    def release(self, replies: Replies, like: Tensor, round: int, rate: float) -> ReleasedReplies:
+        """The noisy sums of a round; they count as released, whatever becomes of them.
+
+        `like` is a vector of the model's shape, and `rate` the learning rate of the round.
+        """
+        self.used_clip = self.clip
+        deviation = 0.0 if self.clip is None else self.noise * self.clip
+        scales = self._scales(rate)
+
+        def noise(name: str) -> Tensor:
+            found = self.source.normal(name, round, like.numel())
+            return found.mul_(deviation * scales.get(name, 1.0))
+
+        released = ReleasedReplies(
+            replies,
+            self._names,
+            noise if deviation else None,
+            like,
+            self.guarantee.law.probability,
+            self._totals,
+            self._largest,
+        )
+        self.releases += 1
+        self._adapt(replies, round)
+        return released
+
+    def _adapt(self, replies: Replies, round: int) -> None:
+        """Move the clipping norm towards the quantile."""
+        clip = self.privacy.clip
+        if not isinstance(clip, AdaptiveClip):
+            return
+        assert self.clip is not None
+        total = replies.sum(WITHIN, by=once) if replies.count else 0.0
+        total += self.bit_noise * float(self.source.normal(BITS, round, 1))
+        within = min(1.0, max(0.0, 0.5 + total / self.guarantee.law.mean))
+        self.clip *= math.exp(-clip.rate * (within - clip.quantile))
+
+    def _total(self, by: Weight) -> float:
+        """Σ by(k) over all clients, in the order of the roster."""
+        return float(sum(float(by(self._roster.client(id))) for id in self._roster.ids))
+
+    def _most(self, by: Weight) -> float:
+        """The largest weight of a client; with capped weights the cap, which is public."""
+        cap, numbers = self.privacy.max_samples, self._roster.counts
+        if cap is not None and numbers is not None and by in (q, q_draws):
+            return cap / float(sum(numbers.values()))
+        return max(float(by(self._roster.client(id))) for id in self._roster.ids)
+
+    def saved(self) -> dict[str, Any]:
+        """What a resumed run needs: never less than what was spent."""
+        return {"noise": self.guarantee.noise, "clip": self.clip, "releases": self.releases}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Continue with what `saved` returned.
+
+        A run whose rounds were extended keeps its noise: the budget then ends it.
+        """
+        law, delta = self.guarantee.law, self.guarantee.delta
+        self.guarantee = Guarantee(saved["noise"], law, delta, self.guarantee.accountant)
+        self.clip = saved["clip"]
+        self.releases = saved["releases"]

@@ -1,0 +1,55 @@
+"""Sources of Gaussian noise: keyed in a simulation, the operating system's in a deployment."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from undrift.utils.keys import key
+
+
+class NoiseSource(ABC):
+    """Gives standard normal numbers in double precision."""
+
+    @abstractmethod
+    def normal(self, purpose: str, round: int, size: int) -> Tensor:
+        """`size` independent numbers from N(0, 1), for one purpose of a round."""
+
+
+class KeyedNoise(NoiseSource):
+    """Noise that is a function of (seed, purpose, round): the same in every repetition.
+
+    Whoever knows the seed can subtract it. A simulation with a published seed has no guarantee; it
+    shows how well a method learns under one.
+    """
+
+    def __init__(self, seed: int):
+        self.seed = seed
+
+    def normal(self, purpose: str, round: int, size: int) -> Tensor:
+        # 64 bits of the key: torch's generator takes no more.
+        number = key(self.seed, f"privacy {purpose}", round) % 2**63
+        generator = torch.Generator().manual_seed(number)
+        return torch.randn(size, generator=generator, dtype=torch.float64)
+
+
+class SystemNoise(NoiseSource):
+    """Noise from the operating system's generator, which nobody can repeat.
+
+    The polar form of Box and Muller's transform turns pairs of uniform numbers of 53 bits into
+    pairs of normal ones. They are floating-point numbers: an attacker who sees all bits of a
+    release may learn more than from real numbers (Mironov, CCS 2012).
+    """
+
+    def normal(self, purpose: str, round: int, size: int) -> Tensor:
+        pairs = -(-size // 2)
+        bits = np.frombuffer(os.urandom(16 * pairs), dtype=np.uint64)
+        # In (0, 1]: the logarithm of 0 would be infinite.
+        uniform = ((bits >> np.uint64(11)) + np.uint64(1)) * 2.0**-53
+        radius, angle = np.sqrt(-2 * np.log(uniform[:pairs])), 2 * np.pi * uniform[pairs:]
+        found = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
+        return torch.from_numpy(found[:size])

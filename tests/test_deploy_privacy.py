@@ -1,0 +1,235 @@
+"""Differential privacy in deployments: clipping at the sites, noise and coins of the server."""
+
+import json
+import re
+
+import pytest
+import torch
+
+import undrift as ud
+from deployments import InProcess, app
+from undrift.cli.run import resume
+from undrift.core.clients import Roster
+from undrift.deploy.launch import CONNECTION
+from undrift.deploy.loops import DeployedSynchronous
+from undrift.deploy.orders import with_prefix
+from undrift.deploy.policy.limits import Limits
+from undrift.deploy.releases import RELEASES, ReleaseLedger
+from undrift.deploy.server import serve
+from undrift.deploy.wire_format import decode, encode
+from undrift.experiments.experiment import Experiment
+from undrift.privacy.clipping import CLIP, WITHIN, joint_norm
+from undrift.privacy.system_coins import secret_cohort
+from undrift.runs.experiment_runs import run_experiment
+from undrift.runs.records_file import read_records
+
+TEXT = 'objective = "clients"\n'
+CLIPPING = {"privacy": {"noise": 0.5, "clip": 0.05, "steps": 5}}
+
+
+def deployed(folder, methods=("FedAvg",), settings=None, limits=None):
+    """A deployment in one process: the experiment and its transport."""
+    file = app(folder, methods, TEXT)
+    transport = InProcess(file, folder / "sites")
+    transport.limits = limits
+    changes = settings or CLIPPING
+    transport.configure(**changes)
+    return Experiment.load(file, changes), transport
+
+
+def works(transport):
+    """The work orders and the answers to them, decoded."""
+    for site, request, answer in transport.exchanged:
+        asked = decode(request, len(request))[0]
+        if asked["kind"] == "work":
+            yield site, asked, *decode(answer, len(answer))
+
+
+def records(folder, label="FedAvg"):
+    return read_records(folder / label / "seed-3" / "records.jsonl")
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_sites_send_clipped_uploads_and_the_server_adds_noise(tmp_path, adaptive):
+    settings = {"privacy": {"noise": 0.5, "steps": 5, "adaptive_clip": {"initial": 0.1}}}
+    experiment, transport = deployed(
+        tmp_path, ("FedAvg", "SCAFFOLD"), settings if adaptive else CLIPPING
+    )
+    outcomes = serve(experiment, tmp_path / "run", transport)
+    assert [outcome.status for outcome in outcomes] == ["finished"] * 2
+    seen = 0
+    for _, asked, values, tensors in works(transport):
+        clip = asked["numbers"][CLIP] if adaptive else 0.05
+        scales = ud.SCAFFOLD().upload_scales(0.1, 5)
+        vectors = with_prefix("up ", tensors)
+        assert set(vectors) <= {"moved", "c_change"}  # no diagnostics
+        norm = float(joint_norm(vectors, scales))
+        assert norm <= clip
+        if adaptive:
+            assert abs(values["numbers"][WITHIN]) == 0.5
+        else:
+            assert norm > 0.0499  # they would be larger
+        seen += 1
+    assert seen == 2 * 5 * 3
+    last = records(tmp_path / "run")[-1]
+    assert last.privacy["epsilon"] > 0 and last.privacy["neighbours"]
+    assert {name.split("_")[0] for name in last.metrics} == {"test"}
+
+
+def test_without_noise_a_deployment_is_its_simulation(tmp_path):
+    settings = {"privacy": {"noise": 0.0, "clip": 0.1, "steps": 5}}
+    experiment, transport = deployed(tmp_path / "a", ("FedAvg", "SCAFFOLD", "FedDyn"), settings)
+    for outcome in serve(experiment, tmp_path / "a/run", transport):
+        simulated = run_experiment(
+            Experiment.load(app(tmp_path / "b", (outcome.label,), TEXT), settings),
+            tmp_path / "b" / outcome.label,
+        )
+        assert torch.equal(outcome.run.server.x, simulated[0].run.server.x)
+        assert outcome.run.records[-1].bytes_up == simulated[0].run.records[-1].bytes_up
+
+
+def test_noise_and_coins_are_not_functions_of_the_seed(tmp_path):
+    settings = CLIPPING | {"sampling": {"kind": "bernoulli", "cohort": 0.5}, "rounds": 8}
+    found = []
+    for name in ("a", "b"):
+        experiment, transport = deployed(tmp_path / name, settings=settings)
+        (outcome,) = serve(experiment, tmp_path / name / "run", transport)
+        found.append(outcome.run)
+    assert not torch.equal(found[0].server.x, found[1].server.x)
+    # Two equal sequences of 24 coins would have a chance of 6e-8.
+    assert [r.cohort for r in found[0].records] != [r.cohort for r in found[1].records]
+    assert found[0].mechanism.guarantee.law.amplified
+    assert all(record.updates for record in found[0].records[1:])  # also with an empty cohort
+
+
+def test_the_coins_of_the_system_have_their_probability():
+    roster = Roster(range(4000), torch.ones(4000), "clients")
+    drawn = len(secret_cohort(ud.Bernoulli(0.3), roster))
+    assert abs(drawn - 1200) < 5.5 * (4000 * 0.21) ** 0.5  # error rate 4e-8
+    assert len(secret_cohort(ud.Uniform(7), roster)) == 7
+    assert len(secret_cohort(ud.All(), roster)) == 4000
+    few = torch.arange(4000).numpy() < 5
+    assert secret_cohort(ud.Uniform(7), roster, few) == dict.fromkeys(range(5), 1)
+
+
+def test_fixed_size_cohorts_of_sites_are_not_amplified(tmp_path):
+    settings = CLIPPING | {"sampling": {"kind": "uniform", "cohort": 2}}
+    experiment, transport = deployed(tmp_path, settings=settings)
+    (outcome,) = serve(experiment, tmp_path / "run", transport)
+    assert not outcome.run.mechanism.guarantee.law.amplified
+
+
+def test_an_upload_beyond_the_clipping_norm_is_rejected(tmp_path):
+    experiment, transport = deployed(tmp_path)
+
+    def larger(site, request, answer):
+        values, tensors = decode(answer, len(answer))
+        if site != "b" or "up moved" not in tensors:
+            return answer
+        return encode(values, {"up moved": 1.01 * tensors["up moved"]})
+
+    transport.spoil = larger
+    serve(experiment, tmp_path / "run", transport)
+    for record in records(tmp_path / "run")[1:]:
+        ((site, why),) = record.rejected
+        assert site == "b" and "above the clipping norm 0.05" in why
+
+
+@pytest.mark.parametrize(
+    ("limits", "settings", "said"),
+    [
+        (dict(require_privacy=True), {"rounds": 5}, "with differential privacy only"),
+        (dict(require_privacy=True), {"privacy": {"noise": 0.0, "clip": 1.0}}, "privacy only"),
+        (dict(max_clip=0.01), CLIPPING, "a clipping norm of 0.05, above the limit 0.01"),
+        (dict(min_noise=1.0), CLIPPING, "a noise multiplier of 0.5, below the limit 1"),
+        (dict(max_epsilon=1.0), CLIPPING, "an ε of .* above the limit 1 "),
+    ],
+)
+def test_a_site_refuses_runs_that_its_limits_do_not_allow(tmp_path, limits, settings, said):
+    experiment, transport = deployed(tmp_path, settings=settings, limits=Limits(**limits))
+    serve(experiment, tmp_path / "run", transport)
+    refused = [why for record in records(tmp_path / "run")[1:] for _, why in record.rejected]
+    assert len(refused) >= 15 and all(re.search(said, why) for why in refused)
+    assert not any(tensors for *_, tensors in works(transport))
+
+
+def test_a_site_takes_part_in_runs_that_its_limits_allow(tmp_path):
+    limits = Limits(require_privacy=True, max_clip=0.1, min_noise=0.5, max_epsilon=100.0)
+    experiment, transport = deployed(tmp_path, limits=limits)
+    (outcome,) = serve(experiment, tmp_path / "run", transport)
+    assert outcome.status == "finished" and not outcome.run.records[-1].rejected
+
+
+def test_a_growing_norm_ends_at_the_limit_of_a_site(tmp_path):
+    adaptive = {"initial": 0.02, "rate": 3.0, "quantile": 1.0}
+    settings = {"privacy": {"noise": 0.01, "adaptive_clip": adaptive}}
+    experiment, transport = deployed(tmp_path, settings=settings, limits=Limits(max_clip=0.05))
+    serve(experiment, tmp_path / "run", transport)
+    refused = [why for record in records(tmp_path / "run") for _, why in record.rejected]
+    assert refused and all("above the limit 0.05 (max_clip" in why for why in refused)
+
+
+def test_a_site_need_not_evaluate(tmp_path):
+    experiment, transport = deployed(tmp_path, limits=Limits(evaluations=False))
+    serve(experiment, tmp_path / "run", transport)
+    last = records(tmp_path / "run")[-1]
+    assert not last.metrics and last.updates == 1
+    assert all("evaluates nothing" in why for _, why in last.rejected)
+
+
+class Killed(BaseException):
+    """The server's process ends here."""
+
+
+def test_a_round_that_was_released_is_never_released_again(tmp_path, monkeypatch):
+    """The server dies after the model of round 3 was sent to be evaluated, before the commit."""
+    experiment, transport = deployed(tmp_path)
+    measure = DeployedSynchronous._measure
+
+    def die(self, record, last):
+        measure(self, record, last)
+        if record.round == 3:
+            raise Killed
+
+    monkeypatch.setattr(DeployedSynchronous, "_measure", die)
+    with pytest.raises(Killed):
+        serve(experiment, tmp_path / "run", transport)
+    monkeypatch.undo()
+    assert json.loads((tmp_path / "run" / RELEASES).read_text()) == {"FedAvg seed 3": [0, 1, 2]}
+    assert records(tmp_path / "run")[-1].round == 2
+    before = len(list(works(transport)))
+    (outcome,) = serve(experiment, tmp_path / "run", transport)
+    assert outcome.status == "finished"
+    found = records(tmp_path / "run")
+    assert [record.updates for record in found] == [0, 1, 1, 0, 1, 1]
+    assert len(list(works(transport))) == before + 2 * 3  # nobody was asked for round 3 again
+    assert outcome.run.mechanism.releases == 5
+    assert sorted(ReleaseLedger(tmp_path / "run", "FedAvg seed 3").rounds) == [0, 1, 2, 3, 4]
+
+
+def test_what_was_released_and_not_committed_counts_for_the_budget(tmp_path):
+    settings = {"privacy": {"noise": 1.0, "clip": 0.1, "epsilon": 11.0}}
+    experiment, transport = deployed(tmp_path, settings=settings)
+    allowed = ud.privacy.rounds(epsilon=11.0, noise=1.0, clients=3)
+    assert 1 < allowed < 5
+    (tmp_path / "run").mkdir()
+    ReleaseLedger(tmp_path / "run", "FedAvg seed 3").add(0)
+    (outcome,) = serve(experiment, tmp_path / "run", transport)
+    assert "privacy budget is spent" in outcome.reason
+    asked = {order["round"] for _, order, _, _ in works(transport)}
+    assert asked == set(range(1, allowed))
+
+
+def test_a_private_deployment_does_not_go_back(tmp_path):
+    experiment, transport = deployed(tmp_path)
+    serve(experiment, tmp_path / "run", transport)
+    (tmp_path / "run" / CONNECTION).write_text("{}")  # as undrift deploy server writes it
+    with pytest.raises(ud.UndriftError, match="cannot go back"):
+        resume(tmp_path / "run", from_round=3)
+
+
+def test_models_that_are_not_clipped_are_not_sent(tmp_path):
+    settings = CLIPPING | {"evaluation": {"models": ["server", "cohort"]}}
+    experiment, transport = deployed(tmp_path, settings=settings)
+    with pytest.raises(ud.UndriftError, match="evaluates the server's model only"):
+        serve(experiment, tmp_path / "run", transport)
