@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from json import dumps
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,7 +26,8 @@ def verify(
         str | None,
         typer.Argument(
             help="Method to verify: the name of one of undrift's, or your own as file.py:Class or "
-            "module:Class (a class or an instance). Default: all methods of undrift.",
+            "module:Class (a class or an instance). Default: all methods of undrift. A compressor, "
+            "a robust statistic or an upload transform, ours or your own, is verified, too.",
             show_default=False,
             autocompletion=completion.methods,
         ),
@@ -67,6 +69,8 @@ def verify(
 
     if method is None and settings:
         raise UndriftError("--set needs a method: undrift verify METHOD --set NAME=VALUE.")
+    if method is not None and _verify_part(method, settings or [], json):
+        return
     subjects = ours() if method is None else named(method)
     subjects = subjects or [load(str(method), parse_settings(settings or []))]
     verdicts = []
@@ -102,6 +106,33 @@ def verify(
             console.print(f"{held} of {len(measured)} facts hold.")
     if failed:
         raise typer.Exit(1)
+
+
+def _verify_part(name: str, settings: Sequence[str], json: bool) -> bool:
+    """Verify a compressor, a statistic or a transform; False if the name is a method's."""
+    from undrift.verify.upload_parts import part_named, verify_part
+
+    part = part_named(name, parse_settings(list(settings)))
+    if part is None:
+        return False
+    facts = verify_part(part)
+    if json:
+        rows = [{**fact._asdict(), "holds": fact.holds, "part": repr(part)} for fact in facts]
+        typer.echo(dumps(rows, indent=1))
+    else:
+        console = Console(highlight=False)
+        lines = (
+            (
+                f"[bold]{fact.name}[/]" if fact.holds else f"[bold red]✗ {fact.name}[/]",
+                f"{fact.error:.2g} (allowed: {fact.allowed:.3g}). {fact.meaning}",
+            )
+            for fact in facts
+        )
+        console.print(hanging_table(lines))
+        console.print(f"{sum(fact.holds for fact in facts)} of {len(facts)} facts hold.")
+    if not all(fact.holds for fact in facts):
+        raise typer.Exit(1)
+    return True
 
 
 def _explain(console: Console, verdicts: Sequence[Verdict], subjects: Sequence[Subject]) -> None:
