@@ -3,7 +3,8 @@
     python -m benchmarks.mutants                    # every method file, resumed where it stopped
     python -m benchmarks.mutants feddyn scaffold    # some files
     python -m benchmarks.mutants --list feddyn      # the mutants, without judging them
-    python -m benchmarks.mutants --write benchmarks/mutants.json    # the table of the guide
+    python -m benchmarks.mutants --write benchmarks/mutants.json    # the numbers of the guide
+    python -m tools.pages.mutants docs/verify.md                    # its table, from the numbers
 
 A mutant is a method file with one systematic mistake: a sign, a dropped term, a factor, swapped
 weights, N for |S|, a stale state, a wrong centre. It is killed if a fact of `undrift verify` fails;
@@ -34,6 +35,8 @@ FOLDERS = (
     "personal",
     "common",
 )
+EQUIVALENT_ONE = "equivalent"
+"""The verdict on a survivor that is listed as equivalent."""
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
 LOG = Path(".mutants") / "verdicts.jsonl"
 
@@ -47,9 +50,9 @@ def files(names: Sequence[str] = ()) -> list[Path]:
 
 def verified(mutants: Sequence[Mutant]) -> list[Mutant]:
     """The mutants of files that at least one subject of `undrift verify` uses."""
-    from undrift.verify.subjects import ours
+    from undrift.verify.subjects import baselines, ours
 
-    methods = [subject.method for subject in ours()]
+    methods = [subject.method for subject in (*ours(), *baselines())]
     modules = {mutant.module for mutant in mutants}
     used = {module for module in modules if any(concerns(module, method) for method in methods)}
     for module in sorted(modules - used):
@@ -84,9 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.log.unlink(missing_ok=True)
     verdicts = judged(mutants, options.log, options.processes, quiet=options.json)
     result = summary(mutants, verdicts, equivalents())
-    text = json.dumps(result, indent=1, ensure_ascii=False)
     if options.write is not None:
-        options.write.write_text(text + "\n", encoding="utf-8")
+        write(options.write, result)
+    text = json.dumps(result, indent=1, ensure_ascii=False)
     print(text if options.json else "\n".join(report(result)))
     if result["survivors"] or result["wrongly equivalent"]:
         raise SystemExit(1)
@@ -124,23 +127,34 @@ def summary(
     for mutant in mutants:
         verdict = verdicts[mutant.name].verdict
         if verdict == SURVIVES and mutant.name in reasons:
-            verdict = "equivalent"
+            verdict = EQUIVALENT_ONE
         elif verdict == SURVIVES:
             survivors.append(f"{mutant.name} (line {mutant.line})")
         elif mutant.name in reasons:
             wrong.append(f"{mutant.name}: {verdict}")
         by_file.setdefault(mutant.file, Counter())[verdict] += 1
-    total: Counter[str] = sum(by_file.values(), Counter())
-    valid = sum(total.values()) - total[BREAKS] - total["equivalent"]
+    files = {file: dict(sorted(found.items())) for file, found in by_file.items()}
+    return totals(files) | {"survivors": survivors, "wrongly equivalent": wrong}
+
+
+def totals(files: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
+    """The score over files, from the number of mutants of each verdict."""
+    total: Counter[str] = sum((Counter(found) for found in files.values()), Counter())
+    valid = sum(total.values()) - total[BREAKS] - total[EQUIVALENT_ONE]
     return {
         "killed": valid - total[SURVIVES],
         "of": valid,
-        "equivalent": total["equivalent"],
+        "equivalent": total[EQUIVALENT_ONE],
         "breaks": total[BREAKS],
-        "files": {file: dict(sorted(found.items())) for file, found in by_file.items()},
-        "survivors": survivors,
-        "wrongly equivalent": wrong,
+        "files": dict(files),
     }
+
+
+def write(path: Path, result: Mapping[str, Any]) -> None:
+    """Write the result; files that it does not have keep their entries."""
+    files = json.loads(path.read_text(encoding="utf-8"))["files"] if path.exists() else {}
+    text = json.dumps(totals(files | result["files"]), indent=1, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8")
 
 
 def report(result: Mapping[str, Any]) -> list[str]:

@@ -19,6 +19,7 @@ from undrift.bench import WORKLOADS, RoundTiming, scale, take_profile, timing
 from undrift.bench.bare import BareLoop, Visit, bare_round, trainable
 from undrift.bench.bench_run import METHODS, BenchRun
 from undrift.bench.instrumentation import PARTS, REST, WAIT, instrumented
+from undrift.bench.precision import learnable
 from undrift.bench.stopwatch import Stopwatch
 from undrift.bench.timing import interleaved
 from undrift.engines.vectorised.batches import BatchStream
@@ -287,6 +288,22 @@ def test_scaling_counts_clients_steps():
     assert found[0].relative == found[2].relative == 1
 
 
+def test_the_limits_of_a_million_clients_are_their_own():
+    sizes = {"cohorts": (1,), "populations": (1000,)}
+    cohort, without, on_clock = scale(
+        WORKLOADS["W1"], "FedAvg", "vectorised", 1, repeats=1, **sizes
+    )
+    assert (without.grows, on_clock.grows) == ("population", "on clock")
+    assert cohort.met is None and "target" not in cohort.as_dict()
+    assert without.partition_seconds > 0 and on_clock.partition_seconds is None
+    at = partial(replace, without, start_seconds=4.0, partition_seconds=1.0)
+    assert at(population=1_000_000, relative=1.19).met
+    assert not at(population=1_000_000, relative=1.21).met
+    assert not at(population=1_000_000, relative=1.0, partition_seconds=5.5).met
+    assert not at(population=100_000, relative=1.0).met
+    assert at(population=100_000, relative=1.09, start_seconds=2.9).met
+
+
 def test_the_command_prints_json(tmp_path):
     done = called("bench", "W1", "--repeats", "1", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -375,7 +392,8 @@ def test_help_teaches(tmp_path):
     done = called("bench", "--help", cwd=tmp_path)
     assert done.returncode == 0
     printed = " ".join(done.stdout.split())
-    for word in ("undrift bench W1 W2", "--scaling", "--profile", "--unequal", "bare loop"):
+    words = ("undrift bench W1 W2", "--scaling", "--profile", "--unequal", "bare loop")
+    for word in (*words, "--default", "--precision", "--memory"):
         assert word in printed
 
 
@@ -433,3 +451,44 @@ def test_a_run_with_all_defaults_is_timed_against_its_rounds():
     assert timing.ratio_of(100) == pytest.approx(timing.ratio + (2.0 + 3.0) / 100)
     assert timing.met and not replace(timing, evaluated_seconds=3.0).met
     assert timing.as_dict()["ratio_of_100_rounds"] == timing.ratio_of(100)
+
+
+def test_memory_is_measured_in_new_processes():
+    found = bench.measure_memory(WORKLOADS["W1"], "FedAvg", "serial", 1, repeats=1)
+    assert found.bare_mb > found.bare_work_mb >= 0 and found.our_mb > found.our_work_mb >= 0
+    assert found.ratio == found.our_mb / found.bare_mb
+    assert not replace(found, our_mb=1.6 * found.bare_mb).met
+    assert found.as_dict()["ratio"] == found.ratio
+
+
+def test_precisions_are_timed_and_their_losses_compared(tmp_path):
+    workload = small("W5", cohort=1, clients=2, samples=10)
+    found = bench.time_precision(workload, "FedAvg", "auto", 1, repeats=1)
+    assert found.strategy.endswith("bf16")
+    assert len(found.fp32_losses) == len(found.bf16_losses) == 11
+    assert found.fp32_losses[0] == found.bf16_losses[0]  # evaluated in float32 before any step
+    assert found.fp32_losses[1:] != found.bf16_losses[1:]
+    assert replace(found, fp32_losses=(3.0, 1.0), bf16_losses=(3.0, 1.5)).gap == 0.25
+    bench.draw_curves([found, found], tmp_path / "curves.svg")
+    assert (tmp_path / "curves.svg").read_text().startswith("<?xml")
+
+
+def test_what_is_learnt_for_the_curves_depends_on_the_class():
+    images, text = learnable(small("W2")), learnable(small("W7"))
+    means = [images.train.x[images.train.y == c].mean(0) for c in (0, 1)]
+    assert (means[0] - means[1]).norm() > 1
+    assert torch.equal(text.train.x[:, 0], text.train.y)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--picture", "a.svg"], "add --precision"),
+        (["--precision", "--picture", "a.jpg"], "The kind of picture is '.jpg'"),
+        (["--precision", "--memory"], "--precision and --memory are different measurements"),
+    ],
+)
+def test_a_picture_belongs_to_the_precisions(arguments, message, tmp_path):
+    done = called("bench", *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in " ".join(done.stderr.split())

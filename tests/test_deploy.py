@@ -49,6 +49,7 @@ def assert_same(one, other, label, tolerance=1e-6):
 @pytest.mark.parametrize("objective", ["samples", "clients"])
 def test_every_method_computes_what_it_computes_in_simulation(tmp_path, objective):
     labels = [*METHODS, "FedProx", "FedPD", "FedSplit", "VRLSGD", "FedAvgMin", "DistributedSGD"]
+    labels += ["FedCM", "FedACG", "FedExP", "FedADMM", "FedVARP", "MIFA", "Scaffnew", "MimeLite"]
     labels += ["FedSAM", "FedSpeed"]
     if objective == "samples":
         labels = [label for label in METHODS if label != "FedLGA"]
@@ -384,5 +385,5 @@ def test_what_cannot_be_deployed_is_refused_before_anybody_is_waited_for(tmp_pat
         Path(tmp_path / "app" / "other.toml").write_text(changed)
         with pytest.raises(UndriftError, match=sentence):
             deployed(tmp_path / "app" / "other.toml", tmp_path / "out", InProcess(file, tmp_path))
-    with pytest.raises(UndriftError, match="cannot evaluate the models 'own'"):
-        deployed(file, tmp_path / "out", **{"evaluation.models": ["server", "own"]})
+    with pytest.raises(UndriftError, match="cannot compute evaluation"):
+        deployed(file, tmp_path / "out", **{"evaluation.gradient_mapping": 0.1})

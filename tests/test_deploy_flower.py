@@ -17,6 +17,7 @@ import pytest
 from commands import LONGEST, called, command
 from deployments import METHODS, app
 from test_deploy import assert_same, model, records
+from test_deploy_secure import secure_app
 
 pytest.importorskip("flwr", reason="Flower is not installed")
 from undrift.deploy.flower.environment import environment
@@ -100,6 +101,25 @@ def test_one_start_serves_all_methods_and_computes_what_a_simulation_computes(tm
     # Nothing is left running.
     left = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True)
     assert not left.stdout.split()
+
+
+def test_real_sites_aggregate_securely(tmp_path):
+    """Five sites with certificates, threshold 3: every method ends where a simulation ends."""
+    methods = ("FedAvg", "SCAFFOLD", "FedDyn", "FedDR")
+    file = secure_app(tmp_path / "app", methods)
+    file.write_text(file.read_text().replace("rounds = 5", "rounds = 1") + ONCE)
+    done = command("deploy", "local", "app", "--out", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    plain = ["--set", "privacy=none"]
+    done = called("run", str(file), "--out", "sim", "--quiet", *plain, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for label in methods:
+        assert_same(tmp_path / "sim", tmp_path / "out", label, tolerance=1e-6)
+    for site in "abcde":
+        log = tmp_path / "out" / "sites" / site / "state" / site / "audit.jsonl"
+        told = [json.loads(line) for line in log.read_text().splitlines()]
+        work = [each for each in told if each.get("kind") == "work"]
+        assert len(work) == len(methods) and all(each["masked"] for each in work)
 
 
 HELD = """

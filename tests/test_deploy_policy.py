@@ -1,6 +1,7 @@
 """A dishonest server gets nothing from a site but the answers of honest rounds."""
 
 import json
+import time
 from copy import deepcopy
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from guide import DOCS, blocks
 from test_deploy import assert_same, deployed, records, simulated
 from undrift.deploy.orders import parse_evaluation_order, parse_work_order
 from undrift.deploy.policy.approval import asking
+from undrift.deploy.policy.ledger import HOUR_SECONDS
 from undrift.deploy.policy.limits import Limits
 from undrift.deploy.server import serve
 from undrift.deploy.site import Site
@@ -152,6 +154,40 @@ def test_no_request_gets_an_answer_that_differs_from_those_of_honest_rounds(hone
             assert refused[1] == refused[0] + 1
 
 
+@given(data=st.data())
+@settings(max_examples=100, deadline=None, suppress_health_check=[*HealthCheck])
+def test_no_new_run_has_another_amount_of_work_than_an_honest_one(honest, tmp_path_factory, data):
+    """With a new run the server may announce any roster: it changes neither steps nor batches."""
+    site = fresh_site(honest, tmp_path_factory.mktemp("site"), Limits(max_runs=1000))
+    works = [
+        each for each in asked(honest, "work") if decode(each[0], 10**9)[0]["label"] == "FedAvg"
+    ]
+    for number in range(data.draw(st.integers(1, 3))):
+        request, honest_answer = data.draw(st.sampled_from(works))
+        values, tensors = decode(request, 10**9)
+        place = values["run"], values["round"]
+        values["run"] = f"run {number}"
+        sizes = data.draw(st.tuples(st.integers(1, 11), st.integers(1, 60), st.floats(0.1, 60)))
+        values["roster"] |= {
+            name: [size, data.draw(st.floats(1e-9, 1))]
+            for name, size in zip("abc", sizes, strict=True)
+            if data.draw(st.booleans())
+        }
+        if data.draw(st.sampled_from([True, True, False])):  # the weights have the sum one
+            total = sum(row[1] for row in values["roster"].values())
+            for row in values["roster"].values():
+                row[1] /= total
+        for _ in range(data.draw(st.sampled_from([0, 0, 1, 2]))):
+            spoil(data.draw, values, {})
+        found, sent = decode(site.answer(encode(values, tensors)), 10**9)
+        if "error" not in found and values["kind"] == "work":
+            wanted, vectors = decode(honest_answer, 10**9)
+            assert found["steps"] == wanted["steps"]
+            assert found["evaluations"] == wanted["evaluations"]
+            if place[1] == values["round"] and values["label"] == "FedAvg":
+                assert all(torch.equal(sent[name], value) for name, value in vectors.items())
+
+
 def test_an_honest_request_is_answered_again_with_the_same_bytes(honest):
     for kind in ("work", "evaluate"):
         request, answer = asked(honest, kind)[-1]
@@ -260,14 +296,26 @@ def test_the_roster_is_fixed_for_a_run_and_the_own_weight_is_logged(honest, tmp_
     roster = dict(order.terms.roster)
     assert roster["a"][0] == 10
     site = fresh_site(honest, tmp_path)
-    more = {**roster, "a": (11, roster["a"][1])}
-    assert "has 10 training samples, but the server's roster says 11" in refusal(
-        site, of(order, roster=more)
+    for other in (11, 9, 1):  # the number of steps depends on it
+        more = {**roster, "a": (other, roster["a"][1])}
+        assert f"has 10 training samples, but the server's roster says {other}" in refusal(
+            site, of(order, roster=more)
+        )
+    assert "a whole number above 0" in refusal(
+        site, of(order, roster={**roster, "b": (0.5, roster["b"][1])})
     )
-    capped = {**roster, "a": (8, 0.1)}
+    assert "weights with the sum 1.1" in refusal(
+        site, of(order, roster={**roster, "a": (10, roster["a"][1] + 0.1)})
+    )
+    small = {"a": (10, 1e-4), "b": (23, 0.5), "c": (37, 0.4999)}
+    assert "by 1/(N·q) = 3333, above the limit 1000 (max_scale" in refusal(
+        site, of(order, roster=small)
+    )
+    assert lines(site)[0]["kind"] != "run"  # a refused roster counts as no run
+    capped = {"a": (10, 0.1), "b": (23, 0.4), "c": (37, 0.5)}
     assert "error" not in ask(site, of(order, roster=capped))[0]
     run = next(line for line in lines(site) if line["kind"] == "run")
-    assert run["samples"] == {"own": 10, "roster": 8}
+    assert run["samples"] == {"own": 10, "roster": 10}
     assert run["weight"]["roster"] == 0.1
     later = of(order, round=1, turn=1, x=order.download.x + 1)
     assert "another roster" in refusal(site, later)
@@ -345,6 +393,22 @@ def test_orders_are_counted_by_run_and_by_hour(honest, tmp_path):
             site = fresh_site(honest, tmp_path / str(number), limits)  # also by a new process
             assert "error" not in ask(site, of(order, round=round, turn=round))[0]
         assert "has had 2 orders" in refusal(site, of(order, round=2, turn=2))
+
+
+def test_a_clock_that_is_set_changes_no_count_of_orders(honest, tmp_path, monkeypatch):
+    """Neither ahead, which would let a server ask again, nor back, which would silence the site."""
+    order, real = first_order(honest), time.time
+    site = fresh_site(honest, tmp_path, Limits(max_orders_per_hour=2))
+    for round, offset in ((0, 0), (1, -(10**6))):
+        monkeypatch.setattr("undrift.deploy.policy.ledger.time.time", lambda by=offset: real() + by)
+        assert "error" not in ask(site, of(order, round=round, turn=round))[0]
+    monkeypatch.setattr("undrift.deploy.policy.ledger.time.time", lambda: real() + 10**6)
+    assert "has had 2 orders within an hour" in refusal(site, of(order, round=2, turn=2))
+    steady = time.monotonic
+    monkeypatch.setattr(
+        "undrift.deploy.policy.ledger.time.monotonic", lambda: steady() + HOUR_SECONDS
+    )
+    assert "error" not in ask(site, of(order, round=2, turn=2))[0]
 
 
 def test_endless_work_is_refused_before_it_begins(tmp_path):
@@ -496,10 +560,11 @@ def test_a_person_is_asked_once_per_run_and_the_answer_is_kept(honest, tmp_path)
     assert "error" not in ask(site(), of(order, round=1, turn=1))[0]
     text = "\n".join(shown)
     assert "rounds: 3" in text and "sends moved (all parameters)" in text and "train_" not in text
-    other = of(order, run="another run")
+    other = of(order, run="another run\x1b[2J\r\nseen by nobody")
     assert "a person there declined it" in refusal(site(), other)
     assert "a person there declined it" in refusal(site(), other)
     assert not answers
+    assert "run another run seen by nobody:" in "\n".join(shown)
 
 
 def test_a_dry_run_shows_what_the_first_round_sends(honest, tmp_path):

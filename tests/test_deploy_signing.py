@@ -1,5 +1,6 @@
 """Answers count only if the site that was asked gave them to this very request."""
 
+import json
 import logging
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -84,7 +85,7 @@ def site(certs, name, said=None):
         return name.encode() + b" answers " + request
 
     asked = []
-    own = SimpleNamespace(name=name, answer=answer, asked=asked)
+    own = SimpleNamespace(name=name, answer=answer, log_refusal=lambda sentence: True)
     say = [].append if said is None else said.append
     return SignedSite(own, None if certs is None else certs.site(name), say), asked
 
@@ -422,6 +423,25 @@ def test_a_signed_run_computes_what_an_unsigned_one_computes(tmp_path, certs, en
     inner = SignedSites(file, tmp_path / "signed-state", own)
     serve(Experiment.load(file), tmp_path / "signed", SignedTransport(inner, key, keys))
     assert_same(tmp_path / "plain", tmp_path / "signed", "SCAFFOLD", tolerance=0)
+
+
+def test_requests_that_are_refused_unread_stand_in_the_audit_log(tmp_path, certs):
+    """Also a flood of them: it is counted, and fills neither the log nor the terminal."""
+    file, said = app(tmp_path / "app"), []
+    own = Site(Experiment.load(file), "a", tmp_path / "state")
+    signed = SignedSite(own, certs.site("a"), said.append)
+    wire = Wire()
+    SignedTransport(wire, *signing(certs)).send("b", QUESTION, 10, 100)
+    for request in (QUESTION, wire.sent[0]):
+        assert b"refused the request" in signed.answer(request)
+    lines = [json.loads(line) for line in own.audit.path.read_text().splitlines()]
+    assert [(line["kind"], line["decision"]) for line in lines] == [("unverified", "refused")] * 2
+    assert [line["reason"] for line in lines] == said
+    assert "not signed" in said[0] and "not signed by the server" in said[1]
+    for _ in range(500):
+        signed.answer(QUESTION)
+    assert own.audit.counts() == {"unverified refused": 502}
+    assert len(said) == 200
 
 
 def test_a_forged_update_is_recorded_as_refused_with_its_site(tmp_path, certs):

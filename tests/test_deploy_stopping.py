@@ -1,10 +1,12 @@
 """A site ends within five seconds of SIGTERM or a second Ctrl-C, and says what it left undone."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -31,12 +33,13 @@ HOW = {
     "sleep": "time.sleep(300)",
     "python": "while True:\n        pass",
     "torch": "torch.linalg.eigvals(torch.randn(6000, 6000))",
+    "locked": "sum(range(10**11))",  # one call into C, which keeps Python's lock
 }
 PROGRAM = """
 import sys, time
 from pathlib import Path
 from undrift.deploy.site import Site
-from undrift.deploy.stopping import Stopping
+from undrift.deploy.ending.stopping import Stopping
 from undrift.experiments.experiment import Experiment
 
 experiment, state, request = sys.argv[1:]
@@ -145,6 +148,32 @@ def test_a_site_ends_while_it_reads_its_data(tmp_path):
     status, seconds, said = stopped(process, signal.SIGTERM)
     assert seconds < MAX_SECONDS and status == 128 + signal.SIGTERM
     assert "its start is left undone" in said
+
+
+def test_a_site_ends_when_none_of_its_threads_can_run(tmp_path, order):
+    file = stuck_app(tmp_path / "app", "locked", "model")
+    process = started(file, tmp_path / "state", order)
+    wait_for(file.with_name("stuck"), process)
+    time.sleep(0.5)  # until the call has begun
+    status, seconds, said = stopped(process, signal.SIGTERM)
+    assert seconds < MAX_SECONDS and status == -signal.SIGKILL
+    assert (
+        "Site 'a' did not react to SIGTERM and is killed: what it was doing is left undone" in said
+    )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="children are listed in /proc")
+def test_a_site_whose_watchdog_was_killed_still_ends(tmp_path, order):
+    file = stuck_app(tmp_path / "app", "sleep", "model")
+    process = started(file, tmp_path / "state", order)
+    wait_for(file.with_name("stuck"), process)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    for each in children:
+        if b"watchdog.py" in Path(f"/proc/{each}/cmdline").read_bytes():
+            os.kill(int(each), signal.SIGKILL)
+    status, seconds, said = stopped(process, signal.SIGTERM)
+    assert seconds < MAX_SECONDS and status == 128 + signal.SIGTERM
+    assert "is left undone" in said
 
 
 def test_a_site_that_waits_ends_at_once_and_left_nothing_undone(tmp_path, order):

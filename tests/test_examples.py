@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from commands import called, command
+from undrift.core.client_metrics import read_rows
 from undrift.verify import load
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -49,7 +50,7 @@ def test_every_example_is_short_and_has_a_line_in_the_readme():
     for file in FILES:
         assert len(file.read_text().splitlines()) < 80, file
         assert file.name in readme, file
-    for folder in ("three_sites", "hospitals"):
+    for folder in ("three_sites", "hospitals", "clinics"):
         assert folder in readme
 
 
@@ -150,6 +151,55 @@ def test_three_sites_run_in_one_process_as_well():
     done = called("run", "examples/three_sites/experiment.toml", "--out", "run", cwd=".")
     assert done.returncode == 0, done.stderr
     assert "SCAFFOLD" in done.stdout and "test acc" in done.stdout
+
+
+def test_the_clinics_files_are_what_the_script_makes(tmp_path):
+    runpy.run_path("examples/clinics/files.py")["make"](tmp_path / "made")
+    for file in (EXAMPLES / "clinics" / "patients").glob("*.csv"):
+        assert (tmp_path / "made" / file.name).read_text() == file.read_text()
+
+
+def test_imbalanced_classes_are_found_with_weights():
+    found = main_of("imbalanced")(rounds=6)
+    assert found["weighted"] > found["plain"] + 0.1
+    assert found["focal"] > found["plain"] + 0.1
+
+
+def test_own_parts_are_used():
+    pytest.importorskip("sklearn")
+    result, patience = main_of("own_parts")(rounds=30, evaluations=1)
+    sizes = dict(zip(result.run.roster.ids, result.run.roster.sizes.tolist(), strict=True))
+    largest = sorted(sizes, key=lambda client: -sizes[client])[:6]
+    assert sorted(result.records[1].cohort) == sorted(largest)
+    assert result.records[-1].round < 30  # the callback ended it
+    image = torch.eye(8).reshape(1, -1)
+    assert patience.model(image).shape == (1, 10)
+
+
+def test_the_clinics_need_30_lines_and_have_results_per_site():
+    python = code_lines(ast.parse((EXAMPLES / "clinics" / "site.py").read_text()))
+    lines = (EXAMPLES / "clinics" / "experiment.toml").read_text().splitlines()
+    toml = [line for line in lines if line.strip() and not line.startswith("#")]
+    assert len(python) + len(toml) <= 30
+    done = called("run", "examples/clinics/experiment.toml", "--out", "run", cwd=".")
+    assert done.returncode == 0, done.stderr
+    rows = read_rows(Path("run/FedAvg/seed-0/clients.csv"))
+    assert [row["client"] for row in rows] == ["east", "north", "south"]
+    assert all(row["test_auc"] > 0.7 for row in rows)
+
+
+@pytest.mark.deploy
+def test_clinics_on_flower_end_where_the_simulation_does():
+    pytest.importorskip("flwr", reason="Flower is not installed")
+    done = called("run", "examples/clinics/experiment.toml", "--out", "here", cwd=".")
+    assert done.returncode == 0, done.stderr
+    done = command("deploy", "local", "examples/clinics", "--out", "there", cwd=".")
+    assert done.returncode == 0, done.stderr
+    assert "Every site told this server the sum of each number" in done.stdout + done.stderr
+    here, there = (read_rows(Path(out, "FedAvg/seed-0/clients.csv")) for out in ("here", "there"))
+    for mine, other in zip(here, there, strict=True):
+        assert mine["test_auc"] == pytest.approx(other["test_auc"], abs=1e-3)
+        assert mine["test_loss"] == pytest.approx(other["test_loss"], rel=1e-4)
 
 
 @pytest.mark.deploy

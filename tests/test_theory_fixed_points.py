@@ -56,6 +56,45 @@ def test_rounds_stop_where_the_formulas_say(seed):
     assert float((points[0] - points[2]).norm()) > 1e-3  # FedAvg and FedNova differ
 
 
+def with_momentum(H, b, q, lr, steps, mu, momentum, normalise):
+    """Rounds of local steps with momentum, by the definition; FedNova divides by ‖a_i‖₁."""
+    x = np.zeros(b.shape[1])
+    for _ in range(3_000):
+        total = np.zeros_like(x)
+        for h, bi, share, tau in zip(H.numpy(), b.numpy(), q.numpy(), steps, strict=True):
+            y, u, a_norm, c = x.copy(), np.zeros_like(x), 0.0, 0.0
+            for _ in range(tau):
+                pull = mu * (y - x)
+                g = h @ y - bi + (pull if momentum.pull_inside else 0)
+                u = momentum.rho * u + g
+                step = g + momentum.rho * u if momentum.nesterov else u
+                y = y - lr * (step + (0 if momentum.pull_inside else pull))
+                c = momentum.rho * c + 1
+                a_norm = (1 - lr * mu) * a_norm + (1 + momentum.rho * c if momentum.nesterov else c)
+            total += share * (y - x) / (a_norm if normalise else 1.0)
+        x = x + total
+    return x
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("inside", [False, True])
+def test_rounds_with_local_momentum_stop_where_the_formulas_say(nesterov, inside):
+    H, b = quadratics(1)
+    lr = 0.2 / float(torch.linalg.eigvalsh(H).max())
+    momentum, steps = f.LocalMomentum(0.6, nesterov, inside), [1, 4, 3, 5]
+    cases = [(f.fedprox(H, b, Q, lr, steps, 0.7, momentum), 0.7, False)]
+    if not inside:
+        cases += [
+            (f.fedavg(H, b, Q, lr, steps, momentum), 0.0, False),
+            (f.fednova(H, b, Q, lr, steps, 0.7, momentum), 0.7, True),
+        ]
+    for point, mu, normalise in cases:
+        stop = with_momentum(H, b, Q, lr, steps, mu, momentum, normalise)
+        assert np.allclose(point.numpy(), stop, rtol=1e-7, atol=1e-9)
+    plain = f.fedprox(H, b, Q, lr, steps, 0.7)
+    assert float((cases[0][0] - plain).norm()) > 1e-3
+
+
 def test_one_step_or_equal_clients_give_the_optimum():
     H, b = quadratics(5)
     optimum = f.surrogate_optimum(H, b, Q)

@@ -126,7 +126,9 @@ def test_every_round_of_feddyn_obeys_the_inequality_of_its_theorem(kind):
         run = run.after(cohorts[t % len(cohorts)])
     growth = rate.growth ** np.arange(60)
     assert growth @ gaps / growth.sum() <= rate.bound(60, D0, C0)
-    assert rate.bound(1, 2.0, 3.0) == pytest.approx((2 + 3 * rate.kappa) / rate.kappa0)
+    first, r = (2 + 3 * rate.kappa) / rate.kappa0, rate.growth
+    assert rate.bound(1, 2.0, 3.0) == pytest.approx(first)
+    assert rate.bound(3, 2.0, 3.0) == pytest.approx(first / (1 + r + r * r))
 
 
 def test_feddyns_alpha_must_be_large_enough():
@@ -231,6 +233,18 @@ def test_fedlgas_terms_by_hand():
     assert few / many == pytest.approx(10, rel=0.02)
 
 
+def test_fedlgas_corollaries_by_hand():
+    assert fedlga.corollary1(2.0, 4, 9, 100) == pytest.approx((1 / 80, 6.0))
+    assert fedlga.corollary2(2.0, 4, 25, 100) == pytest.approx((1 / 80, 10.0))
+    # A hundred times the rounds, a tenth of the bound, also for a cohort.
+    few, many = (
+        fedlga.bound(T, 1.0, L=2.0, lr=lr, server_lr=g, steps=4, clients=3, sigma2=1.0)
+        for T in (10**6, 10**8)
+        for lr, g in [fedlga.corollary2(2.0, 4, 3, T)]
+    )
+    assert few / many == pytest.approx(10, rel=0.02)
+
+
 def test_feddrs_rate_is_the_sharper_constant_and_holds():
     """From x_k = x⁰, y_k = x⁰ + η∇f_k(x⁰), on clients of which one is not convex."""
     problem = quadratics(-0.3)
@@ -275,3 +289,24 @@ def test_fedavgs_best_number_of_steps_minimises_the_rounds():
     grid = np.arange(1.0, 8.0, 0.001)
     fewest = grid[np.argmin([rounds(E) for E in grid])]
     assert bounds.best_steps(c, 3) == pytest.approx(fewest, abs=2e-3)
+
+
+def test_fedavgs_best_number_of_steps_as_printed():
+    q = torch.tensor([0.5, 0.5], dtype=torch.float64)
+    c = bounds.Constants(
+        L=4.0, mu=0.5, E=1, q=q, sigma=torch.tensor([2.0, 4.0]), G=3.0, Gamma=0.5, distance=1.0
+    )
+    by_hand = ((0.25 * 4 + 0.25 * 16 + 4 * 0.5 + 8 * 9) / (1.25 * 9)) ** 0.5
+    assert bounds.best_steps_as_printed(c, 4) == pytest.approx(by_hand)
+
+
+@pytest.mark.parametrize("call", [bounds.best_steps, bounds.best_steps_as_printed])
+def test_the_best_number_of_steps_needs_a_cohort_and_gradients(call):
+    q = torch.ones(1, dtype=torch.float64)
+    c = bounds.Constants(
+        L=4.0, mu=0.5, E=1, q=q, sigma=torch.zeros(1), G=0.0, Gamma=0.5, distance=1.0
+    )
+    with pytest.raises(ud.UndriftError, match="G = 0"):
+        call(c, 1)
+    with pytest.raises(ud.UndriftError, match="cohort is 0"):
+        call(c._replace(G=1.0), 0)

@@ -198,6 +198,23 @@ def test_asynchronous_runs_descend_by_rho_and_converge(delay, seed):
     assert run.mapping() < 1e-9  # from about 1; long delays allow small steps only
 
 
+def test_the_error_of_a_prox_from_its_gradient():
+    L, eta = 1.3, 0.4
+    # On f = −(L/2)x² the bound is attained: x* = y/(1 − ηL).
+    y, x = 0.7, -0.2
+    gradient = -L * x + (x - y) / eta
+    exact = y / (1 - eta * L)
+    assert s.prox_error(L, eta, abs(gradient)) == pytest.approx(abs(x - exact))
+    run = Run(0, eta, L=L)
+    for k in range(run.n):  # and it holds for others
+        point = run.y[k] + 0.3
+        off = run.gradient(k, point) + (point - run.y[k]) / eta
+        apart = np.linalg.norm(point - run.prox(k, run.y[k]))
+        assert apart <= s.prox_error(L, eta, np.linalg.norm(off)) * (1 + 1e-12)
+    with pytest.raises(ValueError, match="eta in"):
+        s.prox_error(2.0, 0.5, 1.0)
+
+
 def test_sentences():
     assert s.check_feddr(1.0, 2.0, 0.1) == (
         "FedDR's alpha = 2 has no convergence guarantee, which needs 0 < alpha < 2 for any L."

@@ -11,7 +11,17 @@ import pytest
 from commands import called
 from undrift.engines import serial
 from undrift.utils.errors import UndriftError
-from undrift.verify import FACTS, as_json, explanations, load, named, ours, verify
+from undrift.verify import (
+    FACTS,
+    as_json,
+    baselines,
+    explanations,
+    load,
+    named,
+    ours,
+    remarks,
+    verify,
+)
 from undrift.verify.explain import ALGEBRA, explained
 
 WRONG = str(Path(__file__).with_name("wrong_methods.py"))
@@ -84,6 +94,10 @@ def test_broken_personal_work_is_caught(monkeypatch, broken, note):
     facts = [fact for fact in FACTS if fact.name == "private"]
     (verdict,) = verify(named("FedDyn")[:1], facts)
     assert not verdict.holds and note in verdict.finding.note
+
+
+def test_baselines_hold_their_facts_too():
+    assert explanations(verify(baselines())) == []
 
 
 def test_a_whole_number_is_a_parameter_too():
@@ -188,6 +202,31 @@ class Declared(Keeper):
     idle = ("log",)
 
 
+class MustAct(Keeper):
+    acting = ("log",)
+
+
+class UnusedParameter(ud.FedAvg):
+    def __init__(self, alpha: float = 0.4):
+        super().__init__()
+        self.alpha = alpha
+
+
+class ForLater(UnusedParameter):
+    idle = ("alpha",)
+
+
+class ServerLog(ud.FedAvg):
+    'It keeps a vector on the server that nothing reads.'
+
+    def init(self, x):
+        return super().init(x).replace(mean=0 * x)
+
+    def fold(self, server, replies):
+        new = super().fold(server, replies)
+        return new.replace(mean=0.9 * server.mean + 0.1 * new.x)
+
+
 class CM(ud.Method):
     'FedCM, with a sign and an offset to get wrong.'
 
@@ -257,10 +296,26 @@ def broken_facts(subject):
     return {verdict.fact.name for verdict in verify([subject]) if not verdict.holds}
 
 
-def test_state_without_influence_is_reported_unless_it_is_declared_idle(mine):
-    (line,) = explanations(verify([mine("Keeper")]))
-    assert line.startswith("Keeper, acts: ") and "the kept 'log' changes nothing" in line
-    assert broken_facts(mine("Declared")) == set()
+def test_state_without_influence_is_no_failure_but_reported(mine):
+    for name, words in (("Keeper", "the kept 'log'"), ("ServerLog", "the server's 'mean'")):
+        verdicts = list(verify([mine(name)]))
+        assert explanations(verdicts) == []
+        (line,) = remarks(verdicts)
+        assert line.startswith(f"{name}, acts: {words} influences nothing; ")
+    assert remarks(verify([mine("Declared")])) == []
+
+
+def test_state_that_must_act_and_parameters_are_failures_unless_they_are_declared_idle(mine):
+    assert broken_facts(mine("MustAct")) == {"acts"}
+    assert broken_facts(mine("UnusedParameter")) == {"acts"}
+    assert broken_facts(mine("ForLater")) == set()
+
+
+def test_the_command_reports_unused_state_and_ends_with_status_0(tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    done = called("verify", "mine.py:Keeper", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "! Keeper, acts: the kept 'log' influences nothing;" in done.stdout
 
 
 def test_formulas_a_fixed_point_and_an_equality_may_be_declared(mine):

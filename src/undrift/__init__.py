@@ -30,6 +30,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "undrift.core.regularizers": ("Regularizer", "L1", "L2", "Box"),
     "undrift.core.sampling": ("Sampler", "All", "Bernoulli", "Fixed", "Uniform", "Weighted"),
     "undrift.core.evaluation": ("Evaluation",),
+    "undrift.core.uploads": ("Senders", "UploadTransform"),
     "undrift.core.uploads.norm_bounds": ("NormBound",),
     "undrift.local.solvers": ("SGD", "GD", "Exact", "PerClient"),
     "undrift.local.adaptive": ("Adam", "AdamW", "TorchOptimizer"),
@@ -111,6 +112,8 @@ if TYPE_CHECKING:  # the same names for type checkers, editors and the API refer
     from undrift.core.sampling import Sampler as Sampler
     from undrift.core.sampling import Uniform as Uniform
     from undrift.core.sampling import Weighted as Weighted
+    from undrift.core.uploads import Senders as Senders
+    from undrift.core.uploads import UploadTransform as UploadTransform
     from undrift.core.uploads.norm_bounds import NormBound as NormBound
     from undrift.devices import DeviceClasses as DeviceClasses
     from undrift.devices import DeviceFile as DeviceFile

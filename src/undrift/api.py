@@ -21,6 +21,7 @@ from undrift.core.losses import Losses
 from undrift.core.method import Method
 from undrift.core.sampling import Sampler
 from undrift.core.targets import Target
+from undrift.core.uploads import UploadTransform
 from undrift.data.federated import FederatedData
 from undrift.devices import KINDS, Profiles
 from undrift.engines import EngineOptions, engine_options
@@ -95,6 +96,7 @@ class Options(TypedDict, total=False):
     robust: Robust | None
     attack: Attack | None
     privacy: Gaussian | None
+    transforms: Sequence[UploadTransform]
     out: str | Path
     loggers: Sequence[str | Logger]
     progress: bool | None
@@ -163,7 +165,9 @@ def train(method: Method, **options: Unpack[Options]) -> Result:
         ends the run once a metric is reached, such as `{"test_accuracy": 0.9}`; your own metric
         needs a direction, `{"train_rmse": ("below", 0.1)}`
     callbacks
-        functions of (run, record), called after every round; one that returns True ends the run
+        functions of (run, record), called after every round; one that returns True ends the run.
+        They may read `run.model()`, `run.server.x`, `run.records`, `run.roster`,
+        `run.client_metrics` and what else the guide's page on own parts lists
     compression
         how uploads are made smaller to send, such as `ud.compression.TopK(0.01)`; a
         `ud.compression.Compression(up=…, down=…)` compresses downloads, too (default: None)
@@ -177,6 +181,9 @@ def train(method: Method, **options: Unpack[Options]) -> Result:
     privacy
         client-level differential privacy, such as `ud.privacy.Gaussian(noise=1.0, clip=0.5)`: the
         clients' uploads are clipped and their sum is noised (default: None, no privacy)
+    transforms
+        `ud.UploadTransform` objects of your own, applied in this order to every client's upload
+        before it is clipped and summed
     out
         a run folder as `undrift run` writes it (default: in memory only). Every round is committed,
         so that a killed process loses at most the round in progress; `ud.resume` continues the
@@ -355,6 +362,7 @@ def _plan(methods: Mapping[str, Method], options: Options, seeds: Sequence[int] 
         statistic=statistic,
         attack=attack,
         privacy=options.get("privacy"),
+        transforms=options.get("transforms", ()),
         engine=engine_options(options.get("engine", "auto")),
         description=described(methods, dict(options)),
     )
@@ -529,6 +537,11 @@ def check_arguments(methods: Mapping[str, Method], options: Options) -> None:
     if options.get("privacy") is not None:
         what = "a mechanism such as ud.privacy.Gaussian(noise=1.0, clip=0.5)"
         require_type("privacy", options.get("privacy"), Gaussian, what)
+    own = options.get("transforms", ())
+    require(
+        isinstance(own, list | tuple) and all(isinstance(each, UploadTransform) for each in own),
+        "transforms must be a list of ud.UploadTransform objects.",
+    )
     callbacks = options.get("callbacks", ())
     require(
         isinstance(callbacks, list | tuple) and all(callable(each) for each in callbacks),

@@ -58,6 +58,7 @@ TABLES: tuple[tuple[str, str, str], ...] = (
     ("robust", "RobustTable", ""),
     ("compression", "CompressionTable", ""),
     ("attack", "", "attacks"),
+    ("privacy", "PrivacyTable", ""),
     ("output", "OutputTable", ""),
     ("sweep", "", ""),
 )
@@ -76,6 +77,11 @@ IN_PLACE: tuple[tuple[str, str, str], ...] = (
     ("availabilities", "Availability", "In `[devices]`, as `availability`."),
     ("compressors", "Compressors", "In `[compression]`, as `up` and `down`."),
     ("statistics", "Robust statistics", "In `[robust]`, as `statistic`."),
+    (
+        "privacy",
+        "Privacy",
+        "The keys of `[privacy]`, and of `[privacy.adaptive_clip]` in the place of `clip`.",
+    ),
     ("systems", "Systems", "At the top of the file, as `system`."),
 )
 """Parts that are written in the place of a value."""

@@ -5,6 +5,8 @@ Internal: names may change; the public ones are in `undrift.__all__` and the API
 
 from undrift.bench.bare_comparison import RoundTiming, compare
 from undrift.bench.default_run import DefaultTiming, time_default
+from undrift.bench.memory import MemoryPeak, measure_memory
+from undrift.bench.precision import PrecisionTiming, draw_curves, time_precision
 from undrift.bench.profile import Profile, take_profile
 from undrift.bench.scaling import ScalingPoint, scale
 from undrift.bench.unequal_steps import UnequalTiming, time_unequal
@@ -13,14 +15,19 @@ from undrift.bench.workloads import WORKLOADS, Workload
 __all__ = [
     "WORKLOADS",
     "DefaultTiming",
+    "MemoryPeak",
+    "PrecisionTiming",
     "Profile",
     "RoundTiming",
     "ScalingPoint",
     "UnequalTiming",
     "Workload",
     "compare",
+    "draw_curves",
+    "measure_memory",
     "scale",
     "take_profile",
     "time_default",
+    "time_precision",
     "time_unequal",
 ]

@@ -14,10 +14,20 @@ from rich.text import Text
 from undrift.bench.bare_comparison import RoundTiming
 from undrift.bench.default_run import DefaultTiming
 from undrift.bench.instrumentation import PARTS
+from undrift.bench.memory import MemoryPeak
+from undrift.bench.precision import PrecisionTiming
 from undrift.bench.profile import Profile
-from undrift.bench.scaling import MAX_RELATIVE, MAX_START_SECONDS, ScalingPoint
+from undrift.bench.scaling import (
+    MAX_LARGE_RELATIVE,
+    MAX_LARGE_START_SECONDS,
+    MAX_RELATIVE,
+    MAX_START_SECONDS,
+    ScalingPoint,
+)
 from undrift.bench.unequal_steps import UnequalTiming
 
+Row = RoundTiming | UnequalTiming | DefaultTiming | MemoryPeak | PrecisionTiming
+"""The measurements that are one row of a table."""
 TEXT_WIDTHS = {"": 3, "method": 8, "engine": 10, "met": 3}
 """Widths of text columns: rows are printed one by one and must still line up."""
 NUMBER_WIDTH = 7
@@ -43,7 +53,7 @@ def renderables(found: Sequence[Measurement], first: bool = True) -> Iterator[Re
     """
     printed_strategy = ""
     for each in found:
-        if isinstance(each, RoundTiming | UnequalTiming | DefaultTiming):
+        if isinstance(each, Row):
             yield _line(_cells(each), heads=first)
             if each.strategy != printed_strategy:
                 yield Padding(Text(each.strategy, style="dim"), (0, 0, 0, TEXT_WIDTHS[""] + 1))
@@ -74,11 +84,25 @@ def notes(found: Sequence[Measurement]) -> Iterator[str]:
             "Ratio: run / plain. Of 100: the ratio of a run of 100 rounds with its start and its "
             "last evaluation, on all samples. Each is the fastest of rounds timed in turn."
         )
+    if any(isinstance(each, MemoryPeak) for each in found):
+        yield (
+            "Peak memory of a process with Python, torch and the data, each in a new process. "
+            "+bare and +ours: the part that came after the data were in memory."
+        )
+    if any(isinstance(each, PrecisionTiming) for each in found):
+        yield (
+            "Rounds timed in turn; ratio: fp32 / bf16. Loss: training loss after the last round of "
+            "a short run on learnable data, in both precisions. Gap: the largest distance of the "
+            "two curves, as a share of what the loss fell."
+        )
     if any(isinstance(each, ScalingPoint) for each in found):
         yield (
             "Step: time per step of one client, relative to the smallest size. With a larger "
-            f"population it may take {MAX_RELATIVE:g} times as long, and the start "
-            f"{MAX_START_SECONDS:g} s."
+            f"population it may take {MAX_RELATIVE:g} times as long, with a million clients "
+            f"{MAX_LARGE_RELATIVE:g} times. Start: data, model, roster and devices, at most "
+            f"{MAX_START_SECONDS:g} s, {MAX_LARGE_START_SECONDS:g} s for a million; split: a "
+            f"partition by Dirichlet(0.3), with the same limits. On clock: with devices that come "
+            f"and go on the virtual clock."
         )
 
 
@@ -98,11 +122,45 @@ def _of_row(row: RoundTiming) -> dict[str, str | Text]:
     }
 
 
-def _cells(each: RoundTiming | UnequalTiming | DefaultTiming) -> dict[str, str | Text]:
+def _cells(each: Row) -> dict[str, str | Text]:
     """Return the cells of a measurement that is one row."""
     if isinstance(each, RoundTiming):
         return _of_row(each)
-    return _of_pair(each) if isinstance(each, UnequalTiming) else _of_default(each)
+    if isinstance(each, UnequalTiming):
+        return _of_pair(each)
+    if isinstance(each, MemoryPeak):
+        return _of_memory(each)
+    return _of_default(each) if isinstance(each, DefaultTiming) else _of_precision(each)
+
+
+def _of_memory(peak: MemoryPeak) -> dict[str, str | Text]:
+    """Return the cells of a measurement of memory."""
+    return {
+        "": peak.workload,
+        "method": peak.method,
+        "bare MB": f"{peak.bare_mb:.0f}",
+        "ours MB": f"{peak.our_mb:.0f}",
+        "+bare": f"{peak.bare_work_mb:.0f}",
+        "+ours": f"{peak.our_work_mb:.0f}",
+        "ratio": f"{peak.ratio:.2f}",
+        "allowed": f"{peak.target:g}",
+        "met": _verdict(peak.met),
+    }
+
+
+def _of_precision(each: PrecisionTiming) -> dict[str, str | Text]:
+    """Return the cells of float32 against mixed precision."""
+    return {
+        "": each.workload,
+        "method": each.method,
+        "bare ms": milliseconds(each.bare_seconds),
+        "fp32 ms": milliseconds(each.fp32_seconds),
+        "bf16 ms": milliseconds(each.bf16_seconds),
+        "ratio": f"{each.ratio:.2f}",
+        "loss": f"{each.fp32_losses[-1]:.3f}",
+        "bf16 loss": f"{each.bf16_losses[-1]:.3f}",
+        "gap": f"{each.gap:.1%}",
+    }
 
 
 def _of_default(run: DefaultTiming) -> dict[str, str | Text]:
@@ -182,13 +240,14 @@ def comparison_notes(rows: Sequence[RoundTiming]) -> str:
 
 def scaling_table(sizes: Sequence[ScalingPoint]) -> Table:
     """Return the table of costs by cohort size and population."""
-    numbers = ("cohort", "population", "start s", "round ms", "step µs", "relative")
+    numbers = ("cohort", "population", "split s", "start s", "round ms", "step µs", "relative")
     table = _table(numbers, ("grows",), verdict=True)
     for size in sizes:
         table.add_row(
             size.grows,
             f"{size.cohort}",
             f"{size.population}",
+            "·" if size.partition_seconds is None else f"{size.partition_seconds:.2f}",
             f"{size.start_seconds:.2f}",
             milliseconds(size.seconds),
             f"{1e6 * size.step_seconds:.1f}",

@@ -12,11 +12,13 @@ from undrift.core.clients import ClientStates
 from undrift.core.evaluation import Evaluation
 from undrift.core.sampling import Uniform
 from undrift.data.federated import FederatedData
+from undrift.devices import Profiles
 from undrift.engines import EngineOptions
 from undrift.local.solvers import Local
 from undrift.loops import Loop, RunSpec, loop
 from undrift.loops.measuring import measure
 from undrift.methods import SCAFFOLD, FedAvg, FedDR, FedDyn, FedLGA, FedNova, FedProx, Method
+from undrift.nets.criteria import FP32
 from undrift.nets.module_losses import ModuleLosses
 from undrift.utils.errors import require_choice
 
@@ -50,6 +52,10 @@ class BenchRun:
         how many threads the engine may use; with Ray, the number of workers
     local, cohort
         replace the workload's local work and cohort size
+    devices
+        the device profiles of the clients, for rounds on the virtual clock
+    precision
+        one of `undrift.nets.criteria.PRECISIONS`
     committed
         commit every round to a store in a temporary folder, as `undrift run` does
     """
@@ -64,6 +70,8 @@ class BenchRun:
         *,
         local: Local | None = None,
         cohort: int | None = None,
+        devices: Profiles | None = None,
+        precision: str = FP32,
         committed: bool = False,
     ):
         require_choice("method", method, METHODS)
@@ -81,8 +89,9 @@ class BenchRun:
                 Uniform(cohort or workload.cohort),
                 NEVER_ROUNDS,
                 evaluation=Evaluation(every=NEVER_ROUNDS),
+                devices=devices,
             )
-            self.loop: Loop = loop(spec, _engine(engine, threads), states)
+            self.loop: Loop = loop(spec, _engine(engine, threads, precision), states)
         self.steps = 0
         """steps of all clients in the last round"""
 
@@ -116,6 +125,11 @@ class BenchRun:
         with torch_threads(self.threads):
             return seconds_of(lambda: measure(self.loop))
 
+    def train_loss(self, samples: int) -> float:
+        """Return the server's training loss on some of the samples."""
+        with torch_threads(self.threads):
+            return measure(self.loop, samples)["train_loss"]
+
     def _do(self) -> None:
         record = self.loop.step()
         self.steps = record.steps
@@ -128,8 +142,8 @@ class BenchRun:
             self._store.close()
 
 
-def _engine(name: str, threads: int) -> EngineOptions:
+def _engine(name: str, threads: int, precision: str) -> EngineOptions:
     """Return the options of an engine with this number of threads, or workers with Ray."""
     if name == "ray":
-        return EngineOptions(name, threads=1, workers=threads)
-    return EngineOptions(name, threads)
+        return EngineOptions(name, threads=1, workers=threads, precision=precision)
+    return EngineOptions(name, threads, precision=precision)

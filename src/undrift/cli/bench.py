@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -26,8 +27,9 @@ def bench(
         list[str] | None,
         typer.Argument(
             metavar="W1 … W10",
-            help="Workloads to time. Default: all ten; W1 and W2 with --unequal, W1 with "
-            "--scaling, W2 with --profile.",
+            help="Workloads to time. Default: all ten; W1 to W6 with --default and --memory, W1 "
+            "and W2 with --unequal, W3, W5 and W9 with --precision, W1 with --scaling, W2 with "
+            "--profile.",
             show_default=False,
             autocompletion=completion.choices(completion.WORKLOADS),
         ),
@@ -92,8 +94,8 @@ def bench(
         bool,
         typer.Option(
             "--scaling",
-            help="Instead, time cohorts of 10 to 300 clients, populations of 100 to 100,000, and "
-            "the start-up.",
+            help="Instead, time cohorts of 10 to 300 clients, populations of 100 to 1,000,000 "
+            "with and without a virtual clock, their partition and the start-up.",
         ),
     ] = False,
     default: Annotated[
@@ -102,6 +104,28 @@ def bench(
             "--default",
             help="Instead, time a run with all defaults (evaluation, records, commits) against the "
             "same rounds without them.",
+        ),
+    ] = False,
+    precision: Annotated[
+        bool,
+        typer.Option(
+            "--precision",
+            help="Instead, compare float32 with mixed precision (bf16): the time of a round, and "
+            "the training loss round by round.",
+        ),
+    ] = False,
+    picture: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --precision: file for a picture of the loss curves (.svg, .png or .pdf).",
+            show_default=False,
+        ),
+    ] = None,
+    memory: Annotated[
+        bool,
+        typer.Option(
+            "--memory",
+            help="Instead, compare the peak memory with the bare loop's, each in a new process.",
         ),
     ] = False,
     profile: Annotated[
@@ -142,15 +166,30 @@ def bench(
 
     - `undrift bench --profile W2 --engine serial`: how a round's time is divided
 
+    - `undrift bench --default`: what evaluation, records and commits of a default run cost
+
+    - `undrift bench --precision --picture curves.svg`: bf16 against float32, with loss curves
+
+    - `undrift bench --memory W3 W5`: peak memory, each in a new process
+
+    - `undrift bench --scaling`: from 100 to a million clients
+
     - `undrift bench --json > bench.json`: results for a program
 
-    peak_mb is the largest memory of the process so far: to measure one workload, time it alone.
+    peak_mb is the largest memory of the process so far; --memory measures each workload alone.
     """
     from undrift import bench as measuring
     from undrift.bench import bench_output
     from undrift.engines.thread_pool import cores
 
-    modes = {"--unequal": unequal, "--scaling": scaling, "--default": default, "--profile": profile}
+    modes = {
+        "--unequal": unequal,
+        "--scaling": scaling,
+        "--default": default,
+        "--precision": precision,
+        "--memory": memory,
+        "--profile": profile,
+    }
     chosen = [name for name, asked in modes.items() if asked]
     if len(chosen) > 1:
         raise UndriftError(f"{' and '.join(chosen)} are different measurements: choose one.")
@@ -161,10 +200,17 @@ def bench(
         raise UndriftError(
             "--population cannot be combined with --scaling, which tries several populations."
         )
+    if picture is not None:
+        if mode != "--precision":
+            raise UndriftError("--picture shows the loss curves of --precision: add --precision.")
+        from undrift.utils.pictures import require_suffix
+
+        require_suffix(picture)
     methods, engines = method or ["FedAvg"], engine or ["auto"]
     _require_known(methods, engines)
     defaults = {"--unequal": ["W1", "W2"], "--scaling": ["W1"], "--profile": ["W2"]}
-    defaults["--default"] = ["W2", "W3", "W4", "W5"]
+    defaults["--default"] = defaults["--memory"] = [f"W{number}" for number in range(1, 7)]
+    defaults["--precision"] = ["W3", "W5", "W9"]
     workloads = _workloads(names or defaults.get(mode) or list(measuring.WORKLOADS))
     threads = threads or cores()
 
@@ -177,6 +223,10 @@ def bench(
             return [measuring.time_unequal(w, m, e, threads, **how)]
         if mode == "--default":
             return [measuring.time_default(w, m, e, threads, **how)]
+        if mode == "--precision":
+            return [measuring.time_precision(w, m, e, threads, **how)]
+        if mode == "--memory":
+            return [measuring.measure_memory(w, m, e, threads, **how)]
         if mode == "--profile":
             return [measuring.take_profile(w, m, e, threads, **how)]
         return measuring.compare(w, methods, engines, threads, commits=commits, **how)
@@ -193,6 +243,9 @@ def bench(
             for part in bench_output.renderables(own, first=not found):
                 console.print(part)
         found += own
+    if picture is not None:
+        drawn = [each for each in found if isinstance(each, measuring.PrecisionTiming)]
+        measuring.draw_curves(drawn, picture)
     if json:
         typer.echo(bench_output.as_json(found))
         return

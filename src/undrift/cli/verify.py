@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from json import dumps
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -26,8 +26,9 @@ def verify(
         str | None,
         typer.Argument(
             help="Method to verify: the name of one of undrift's, or your own as file.py:Class or "
-            "module:Class (a class or an instance). Default: all methods of undrift. A compressor, "
-            "a robust statistic or an upload transform, ours or your own, is verified, too.",
+            "module:Class (a class or an instance); or your own upload transform. Default: all "
+            "methods of undrift. Compressors and robust statistics, ours or your own, can be "
+            "verified, too.",
             show_default=False,
             autocompletion=completion.methods,
         ),
@@ -64,15 +65,21 @@ def verify(
     The verification problems are small quadratics with curvature between 0.5 and 1.5: give
     your method parameters that suit them, e.g. --set alpha=1.
     """
-    from undrift.verify import FACTS, as_json, explanations, load, named, ours, tables
+    from undrift.verify import FACTS, as_json, explanations, load, named, ours, remarks, tables
     from undrift.verify import verify as check
+    from undrift.verify.transforms import TRANSFORM_FACTS, load_transform
 
     if method is None and settings:
         raise UndriftError("--set needs a method: undrift verify METHOD --set NAME=VALUE.")
     if method is not None and _verify_part(method, settings or [], json):
         return
-    subjects = ours() if method is None else named(method)
-    subjects = subjects or [load(str(method), parse_settings(settings or []))]
+    subjects: Sequence[Any] = ours() if method is None else named(method)
+    facts = FACTS
+    if not subjects:
+        given = parse_settings(settings or [])
+        transform = load_transform(str(method), given)
+        facts = FACTS if transform is None else TRANSFORM_FACTS
+        subjects = [load(str(method), given) if transform is None else transform]
     verdicts = []
     bar = progress(
         TextColumn("verifying {task.description}"),
@@ -81,8 +88,8 @@ def verify(
         transient=True,
     )
     with bar:
-        task = bar.add_task("", total=len(subjects) * len(FACTS))
-        for verdict in check(subjects):
+        task = bar.add_task("", total=len(subjects) * len(facts))
+        for verdict in check(subjects, facts):
             verdicts.append(verdict)
             bar.update(task, advance=1, description=f"{verdict.method}: {verdict.fact.name}")
     failed = explanations(verdicts)
@@ -93,14 +100,17 @@ def verify(
         measured = [verdict for verdict in verdicts if verdict.finding is not None]
         held = sum(verdict.holds for verdict in measured)
         if held:
-            for table in tables(verdicts):
+            for table in tables(verdicts, facts):
                 console.print(table)
                 console.print()
-            console.print(hanging_table({f"[bold]{f.name}[/]": f.meaning for f in FACTS}.items()))
+            console.print(hanging_table({f"[bold]{f.name}[/]": f.meaning for f in facts}.items()))
             console.print()
         if failed:
             console.print(hanging_table(("[bold red]✗[/]", line) for line in failed))
-        if failed and explain:
+        noticed = remarks(verdicts)
+        if noticed:
+            console.print(hanging_table(("[bold yellow]![/]", line) for line in noticed))
+        if failed and explain and facts is FACTS:
             _explain(console, verdicts, subjects)
         if held:
             console.print(f"{held} of {len(measured)} facts hold.")
@@ -109,7 +119,7 @@ def verify(
 
 
 def _verify_part(name: str, settings: Sequence[str], json: bool) -> bool:
-    """Verify a compressor, a statistic or a transform; False if the name is a method's."""
+    """Verify a compressor or a robust statistic; False if the name is something else's."""
     from undrift.verify.upload_parts import part_named, verify_part
 
     part = part_named(name, parse_settings(list(settings)))

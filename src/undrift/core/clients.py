@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,7 +14,7 @@ from undrift.core.losses import objective_weights
 from undrift.core.method import INITIAL, NUMBER, ZERO
 from undrift.core.problem import Client, Keep
 from undrift.utils.errors import UndriftError, require
-from undrift.utils.keys import hashes, plain_id
+from undrift.utils.keys import hashes, plain_ids
 
 
 class Roster:
@@ -38,25 +41,28 @@ class Roster:
         counted: Tensor | None = None,
     ):
         require(len(ids) > 0, "There are no clients: a federation needs at least one.")
-        ids = [plain_id(id) for id in ids]
-        if len(set(ids)) != len(ids):
-            twice = next(each for each in ids if list(ids).count(each) > 1)
-            raise UndriftError(f"Two clients have the same id {twice!r}.")
+        ids = plain_ids(ids)
         empty = [ids[k] for k in torch.nonzero(sizes <= 0).flatten().tolist()]
         if empty:
             raise UndriftError(
                 f"Client {empty[0]!r} has no data ({len(empty)} of {len(ids)} clients are empty): "
                 f"leave empty clients out."
             )
-        order = sorted(range(len(ids)), key=lambda k: (type(ids[k]).__name__, ids[k]))  # type: ignore[type-var]
-        self.ids = [ids[k] for k in order]
-        self.place = order
+        order = _sorted_places(ids)
+        self.place: Sequence[int] = range(len(ids)) if order is None else order.tolist()
         """index of each client in the data"""
-        self.position = {client: k for k, client in enumerate(self.ids)}
+        self.ids = ids if order is None else [ids[k] for k in self.place]
+        self.position = dict(zip(self.ids, range(len(ids)), strict=True))
         """index of each client id in the roster"""
-        self.sizes = sizes[order].to(torch.float64)
+        if len(self.position) != len(ids):
+            twice = next(each for each, times in Counter(ids).items() if times > 1)
+            raise UndriftError(f"Two clients have the same id {twice!r}.")
+        self._order = None if order is None else torch.from_numpy(order)
+        self.sizes = self._in_roster_order(sizes).to(torch.float64)
         self.objective = objective
-        numbers = self.sizes if counted is None else counted[order].to(torch.float64)
+        numbers = self.sizes
+        if counted is not None:
+            numbers = self._in_roster_order(counted).to(torch.float64)
         self.weights = objective_weights(numbers, objective)
         """q_k"""
         self.counts: dict[Hashable, float] | None = None
@@ -65,10 +71,8 @@ class Roster:
             self.counts = dict(zip(self.ids, numbers.tolist(), strict=True))
         self.equal = bool((self.weights == self.weights[0]).all())
         """whether all q_k are the same"""
-        self.hashes = hashes(self.ids)
-        """one number per client that depends on its id only, to key its random numbers"""
-        # Python floats: reading single elements of a tensor is slow.
-        self._numbers = self.sizes.tolist(), self.weights.tolist()
+        # NumPy views of the same memory: reading single elements of a tensor is slow.
+        self._numbers = self.sizes.numpy(), self.weights.numpy()
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -77,15 +81,45 @@ class Roster:
         """The `Client` that methods see, drawn `draws` times in the round."""
         k = self.position[id]
         sizes, weights = self._numbers
-        q = weights[k]
+        q = float(weights[k])
         scale = 1.0 if self.equal else 1 / (len(self) * q)
-        return Client(id=id, samples=sizes[k], q=q, scale=scale, draws=draws)
+        return Client(id=id, samples=float(sizes[k]), q=q, scale=scale, draws=draws)
+
+    @cached_property
+    def hashes(self) -> np.ndarray:
+        """One number per client that depends on its id only, to key its random numbers."""
+        return hashes(self.ids)
+
+    @cached_property
+    def cumulative_weights(self) -> np.ndarray:
+        """The sums q_1, q_1 + q_2, …, 1, by which clients are drawn in proportion to q_k."""
+        sums = self.weights.numpy().cumsum()
+        return sums / sums[-1]
 
     def weights_in_data_order(self) -> Tensor:
         """The q_k in the order of the data."""
+        if self._order is None:
+            return self.weights.clone()
         weights = torch.empty_like(self.weights)
-        weights[self.place] = self.weights
+        weights[self._order] = self.weights
         return weights
+
+    def _in_roster_order(self, values: Tensor) -> Tensor:
+        """Values of the clients, from the order of the data to that of the roster."""
+        return values if self._order is None else values[self._order]
+
+
+def _sorted_places(ids: Sequence[Hashable]) -> np.ndarray | None:
+    """The indices that sort ids, numbers before strings; None if they are sorted already."""
+    if set(map(type, ids)) == {int}:
+        try:
+            numbers = np.array(ids, dtype=np.int64)
+        except OverflowError:  # an id of more than 64 bits
+            pass
+        else:
+            return None if (np.diff(numbers) > 0).all() else np.argsort(numbers, kind="stable")
+    order = sorted(range(len(ids)), key=lambda k: (type(ids[k]).__name__, ids[k]))  # type: ignore[type-var]
+    return None if order == list(range(len(ids))) else np.array(order)
 
 
 class ClientStates:
@@ -119,6 +153,10 @@ class ClientStates:
 
     def prefetch(self, clients: Iterable[Hashable]) -> None:
         """Read the states of the next round's clients ahead; in memory there is nothing to do."""
+
+    def hold(self, keep: Keep) -> Keep:
+        """A new state in the place where it waits until its round is accepted; here as it is."""
+        return keep
 
     def put(self, client: Hashable, keep: Keep) -> None:
         """Store a client's new state."""

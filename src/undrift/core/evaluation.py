@@ -131,7 +131,7 @@ class Evaluation:
             return roster.weights_in_data_order()
         drawn = uniforms(seed, "evaluation", 0, roster.hashes)
         chosen = np.argsort(drawn, kind="stable")[: self.train_clients].copy()
-        place = torch.tensor(roster.place)[chosen]
+        place = torch.tensor([roster.place[k] for k in chosen])
         q = roster.weights[chosen]
         weights = torch.zeros_like(roster.weights)
         weights[place] = q / q.sum()

@@ -5,7 +5,7 @@ Loops make assignments, engines (or real sites) answer each with a reply.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -33,6 +33,12 @@ class TrackedModels:
     """the mean of the cohort's models"""
     last: bool = False
     """the last model of every client"""
+
+    @staticmethod
+    def of(models: Collection[str], own_model: str | None) -> TrackedModels:
+        """What the evaluation of `models` needs; `own_model` is the one that a method keeps."""
+        last = "all" in models or ("own" in models and own_model is None)
+        return TrackedModels("cohort" in models, last)
 
 
 @dataclass(frozen=True)

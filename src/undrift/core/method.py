@@ -116,8 +116,10 @@ class Method(ABC):
     monotone
         quantities that never increase when every client takes part, by name, as functions of the
         run: `run.server`, `run.states`, `run.losses`; `undrift verify` checks them
-    idle
-        names of kept vectors that need not influence anything, such as a log
+    acting, idle
+        names of kept vectors, or of the server's, that must influence the models, and of those
+        that need not, such as a log; `undrift verify` reports other state that influences nothing.
+        `idle` may name parameters, too
     formulas
         the method as text, an `undrift.methods.formulas.MethodRow`: `undrift verify` then predicts
         a round from it
@@ -185,6 +187,7 @@ class Method(ABC):
     converges_to: str | None = "optimum"
     converges_when_sampled: bool | None = None
     monotone: Mapping[str, Callable[[Any], float]] = {}
+    acting: Sequence[str] = ()
     idle: Sequence[str] = ()
     paper: str = ""
     g: Regularizer | None = None

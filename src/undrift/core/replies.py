@@ -112,6 +112,16 @@ class Replies:
                 for by in self._by[name]:
                     self._add_sum((name, by.__name__), _weighted(value, by(stacked)))
 
+    def add_sums(self, sums: Mapping[tuple[str, str], Tensor], dtype: torch.dtype) -> None:
+        """Add sums of vectors of clients that were added without their vectors.
+
+        `sums` are in double precision, by the names of the vector and of its weight; `dtype` is
+        that of the uploaded vectors.
+        """
+        for which, total in sums.items():
+            self._dtypes[which[0]] = dtype
+            self._add_sum(which, total)
+
     def merge(self, later: Replies) -> None:
         """Add the replies of further clients, summed by a chunk or a worker."""
         self._who += later._who

@@ -6,7 +6,7 @@ Engines fill one per round (or one per chunk or block, which they merge); loops 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -63,6 +63,8 @@ class RoundResult:
         self.replies = Replies(sums, clients, rate, statistic, robust)
         self.kept: dict[Hashable, Keep] = {}
         """the clients' new states; the loop stores them if it accepts the round"""
+        self.hold: Callable[[Keep], Keep] = _unchanged
+        """where new states wait for the end of the round: `ClientStates.hold` of the run"""
         self.rejected: dict[Hashable, str] = {}
         """clients whose replies were rejected, with the reason"""
         self.lost: dict[Hashable, str] = {}
@@ -97,7 +99,7 @@ class RoundResult:
         count = float(reply.client.samples) if self._counts is None else self._counts[id]
         self._buffers.add(reply.buffers, count)
         self.replies.add(reply.client, reply.upload)
-        self.kept[id] = reply.keep
+        self.kept[id] = self.hold(reply.keep)
 
     def _within_limits(self, reply: Reply) -> Reply:
         """The reply, marked as wrong if a norm of its upload is over its bound."""
@@ -133,6 +135,23 @@ class RoundResult:
         for row, client in enumerate(clients):
             self.kept[client.id] = reply.keep.row(row)
 
+    def take_summed(
+        self,
+        replies: Sequence[Reply],
+        sums: Mapping[tuple[str, str], Tensor],
+        dtype: torch.dtype,
+    ) -> None:
+        """Add replies without vectors, and the sums of their vectors as in `Replies.add_sums`."""
+        for reply in replies:
+            self.down.update(reply.down)
+            self.up.update(reply.up)
+            self.steps += reply.steps
+            self.evaluations += reply.evaluations
+            self.partial += not reply.complete
+            self.kept[reply.client.id] = reply.keep
+            self.replies.add(reply.client, reply.upload)
+        self.replies.add_sums(sums, dtype)
+
     def merge(self, later: RoundResult) -> None:
         """Add the result of further clients."""
         self.held += later.held
@@ -145,7 +164,7 @@ class RoundResult:
         self.partial += later.partial
         self.rejected |= later.rejected
         self.lost |= later.lost
-        self.kept |= later.kept
+        self.kept |= {client: self.hold(keep) for client, keep in later.kept.items()}
         self.norms |= later.norms
         self.norm_steps |= later.norm_steps
         self.replies.merge(later.replies)
@@ -194,6 +213,10 @@ class RoundResult:
         if not self._tracked.last or not self.replies.count:
             return None
         return self.replies.sum(CHANGE, by=q)
+
+
+def _unchanged(keep: Keep) -> Keep:
+    return keep
 
 
 class WeightedMean:

@@ -140,13 +140,14 @@ class Uniform(Sampler):
     def draw(
         self, roster: Roster, seed: int, round: int, among: np.ndarray | None = None
     ) -> Cohort:
-        # `choice` takes the number of all clients, or the places of the available ones.
-        available = len(roster) if among is None else np.flatnonzero(among)
-        number = self.K if isinstance(available, int) else min(self.K, len(available))
+        available = len(roster) if among is None else int(np.count_nonzero(among))
+        number = min(self.K, available)
         if not number:
             return {}
         chosen = generator(seed, "cohort", round).choice(available, number, replace=False)
-        return {roster.ids[k]: 1 for k in sorted(chosen)}
+        chosen.sort()
+        places = chosen if among is None else _places_of_ranks(among, chosen)
+        return {roster.ids[k]: 1 for k in places.tolist()}
 
 
 @dataclass(frozen=True)
@@ -167,12 +168,15 @@ class Weighted(Sampler):
         self, roster: Roster, seed: int, round: int, among: np.ndarray | None = None
     ) -> Cohort:
         rng = generator(seed, "cohort", round)
-        weights = roster.weights.numpy()
-        if among is not None:
-            if not among.any():
-                return {}
+        if among is None:
+            # What `choice` with these probabilities does, without their sums in every round.
+            chosen = roster.cumulative_weights.searchsorted(rng.random(self.K), side="right")
+        elif not among.any():
+            return {}
+        else:
+            weights = roster.weights.numpy()
             weights = np.where(among, weights, 0.0) / weights[among].sum()
-        chosen = rng.choice(len(roster), self.K, p=weights)
+            chosen = rng.choice(len(roster), self.K, p=weights)
         numbers, draws = np.unique(chosen, return_counts=True)
         return {roster.ids[k]: int(r) for k, r in zip(numbers, draws, strict=True)}
 
@@ -244,6 +248,24 @@ class Fixed(Sampler):
         places = sorted(roster.position[client] for client in self._of(round))
         places = places if among is None else [k for k in places if among[k]]
         return {roster.ids[k]: times for k, times in Counter(places).items()}
+
+
+def _places_of_ranks(mask: np.ndarray, ranks: np.ndarray) -> np.ndarray:
+    """`np.flatnonzero(mask)[ranks]`, without the indices of a million other entries."""
+    size = 1 << 10
+    whole = len(mask) // size * size
+    # Sums of 128 words of eight bytes 0 or 1: no byte overflows, and each has a part of the count.
+    words = mask[:whole].view(np.uint64).reshape(-1, size // 8).sum(1)
+    counts = words.view(np.uint8).reshape(-1, 8).sum(1, dtype=np.int64)
+    ends = np.cumsum(np.append(counts, np.count_nonzero(mask[whole:])))
+    blocks = np.searchsorted(ends, ranks, side="right")
+    places = np.empty(len(ranks), dtype=np.int64)
+    for number in np.unique(blocks).tolist():
+        own = blocks == number
+        before = ends[number - 1] if number else 0
+        inside = np.flatnonzero(mask[number * size : (number + 1) * size])
+        places[own] = number * size + inside[ranks[own] - before]
+    return places
 
 
 def as_sampler(cohort: int | Sampler | None, by_weight: bool) -> Sampler:

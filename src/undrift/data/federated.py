@@ -41,7 +41,7 @@ from undrift.data.tabular.columns import MIN_COUNT, MISSING_WORDS, Columns
 from undrift.data.tabular.encoding import Encoding
 from undrift.data.tabular.source import TabularSource, require_matching
 from undrift.utils.errors import UndriftError, first_line, require, require_choice, require_type
-from undrift.utils.keys import plain_id
+from undrift.utils.keys import plain_ids
 from undrift.utils.threads import one_thread
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class FederatedData:
         self.test = test
         self.validation = validation
         given = range(len(train.sizes)) if ids is None else ids
-        self.ids: list[Hashable] = [plain_id(id) for id in given]
+        self.ids = plain_ids(given)
         self.name = name
         self.classes = None if classes is None else tuple(str(each) for each in classes)
         self.notes = tuple(notes)
@@ -237,7 +237,8 @@ class FederatedData:
         require(self.tabular is not None, f"{self.name} has no table columns to encode.")
         assert self.tabular is not None
         require_matching(self.tabular, encoding)
-        return replace(self.tabular, encoding=encoding, fixed=True).apply(self)
+        given = replace(self.tabular, encoding=encoding, fixed=True, deferred=False)
+        return given.apply(self)
 
     def class_counts(self) -> list[int]:
         """The number of training samples of each class, over all clients."""
@@ -848,14 +849,14 @@ def federated(
     notes: Sequence[str] = (),
 ) -> FederatedData:
     """Federated data from samples and a partition's split; empty clients are left out."""
-    ids = split.ids if split.ids is not None else list(range(len(split.sizes)))
+    ids: Sequence[Hashable] = range(len(split.sizes)) if split.ids is None else split.ids
     bounds, partition_notes = split.bounds, split.notes
     full = np.flatnonzero(split.sizes)
     if len(full) < len(split.sizes):
         bounds = np.concatenate([[0], split.bounds[1:][full]])
         left_out = f"{len(split.sizes) - len(full)} clients without samples are left out."
         partition_notes = (*partition_notes, left_out)
-        ids = [ids[k] for k in full]
+        ids = [ids[k] for k in full.tolist()]
     train = Part(x, y, torch.from_numpy(split.rows), torch.from_numpy(bounds))
     return FederatedData(train, test, ids, name, classes=classes, notes=(*notes, *partition_notes))
 

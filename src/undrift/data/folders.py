@@ -19,9 +19,16 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 
 def from_folder(
-    folder: Path, columns: Columns, name: str | None, sites: Sequence[str] | None
+    folder: Path,
+    columns: Columns,
+    name: str | None,
+    sites: Sequence[str] | None,
+    encode: bool = True,
 ) -> FederatedData:
-    """The implementation of `FederatedData.from_folder`, which explains the parameters."""
+    """The implementation of `FederatedData.from_folder`, which explains the parameters.
+
+    Without `encode`, tables have no inputs until `FederatedData.encoded` gives them an encoding.
+    """
     require(folder.exists(), f"There is no folder {folder}.")
     require(folder.is_dir(), f"{folder} is a file, but must be a folder with one file per client.")
     train, test = folder / "train", folder / "test"
@@ -40,7 +47,7 @@ def from_folder(
     )
     title = folder.resolve().name if name is None else name
     if kinds == {Table}:
-        return from_tables(parts[0], parts[1] if both else None, columns, title)
+        return from_tables(parts[0], parts[1] if both else None, columns, title, encode)
     for word, value in vars(columns).items():
         if word not in ("classes", "standardise"):
             require(

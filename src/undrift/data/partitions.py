@@ -24,7 +24,7 @@ from undrift.utils.errors import (
     require_type,
     require_whole,
 )
-from undrift.utils.keys import generator, plain_id
+from undrift.utils.keys import generator, generators, plain_id
 
 BLOCK_SAMPLES = 65536
 """Number of samples that get a label at once; it bounds the memory of a partition."""
@@ -414,9 +414,12 @@ class Classes(Partition):
         """The classes of each client, `[N, k]`: its own, and others drawn at random."""
         own = np.arange(clients) % classes
         held = np.empty((clients, self.k), dtype=np.int64)
-        for client, first in enumerate(own):
-            others = rng.permutation(np.delete(np.arange(classes), first))
-            held[client] = [first, *others[: self.k - 1]]
+        for first in range(0, clients, BLOCK_SAMPLES):
+            some = own[first : first + BLOCK_SAMPLES]
+            others = np.arange(classes - 1) + (np.arange(classes - 1) >= some[:, None])
+            others = rng.permuted(others, axis=1)
+            held[first : first + BLOCK_SAMPLES, 0] = some
+            held[first : first + BLOCK_SAMPLES, 1:] = others[:, : self.k - 1]
         return held
 
     def _shards(self, holders: np.ndarray, left: np.ndarray, names: np.ndarray) -> np.ndarray:
@@ -518,16 +521,17 @@ class Natural(Partition):
             fit = np.sort(generator(seed, "owners").permutation(fit)[:clients])
         order = np.argsort(owner, kind="stable")
         starts = np.concatenate([[0], np.cumsum(sizes)])
-        rows = []
-        for k in fit:
-            own = order[starts[k] : starts[k + 1]]
-            if self.most is not None and len(own) > self.most:
-                rng = generator(seed, "most", 0, names[k])
-                own = np.sort(rng.choice(own, self.most, replace=False))
-            rows.append(own)
-        chosen = np.concatenate(rows) if rows else np.empty(0, dtype=np.int64)
-        bounds = _bounds(np.array([len(own) for own in rows], dtype=np.int64))
-        return Split(chosen, bounds, tuple(notes), [names[k] for k in fit])
+        kept = np.zeros(len(names), dtype=bool)
+        kept[fit] = True
+        used = np.repeat(kept, sizes)
+        if self.most is not None:
+            large = fit[sizes[fit] > self.most].tolist()
+            several = generators(seed, "most", 0, (names[k] for k in large))
+            for k, rng in zip(large, several, strict=True):
+                used[starts[k] : starts[k + 1]] = False
+                used[starts[k] + rng.choice(int(sizes[k]), self.most, replace=False)] = True
+            sizes = np.minimum(sizes, self.most)
+        return Split(order[used], _bounds(sizes[fit]), tuple(notes), [names[k] for k in fit])
 
 
 PARTITIONS: dict[str, type[Partition]] = {
@@ -628,6 +632,14 @@ def _owners(owners: Any) -> tuple[list[Hashable], np.ndarray]:
         given = owners.tolist() if hasattr(owners, "tolist") else list(owners)
     except TypeError:
         raise UndriftError("owners must be a list with the owner of each sample.") from None
+    if set(map(type, given)) == {int}:
+        try:
+            whole = np.array(given, dtype=np.int64)
+        except OverflowError:  # an owner's number has more than 64 bits
+            pass
+        else:
+            numbers, owner = np.unique(whole, return_inverse=True)
+            return numbers.tolist(), owner
     place: dict[Hashable, int] = {}
     first = np.array([place.setdefault(plain_id(each), len(place)) for each in given], np.int64)
     names = sorted(place, key=lambda id: (type(id).__name__, id))

@@ -8,6 +8,8 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from undrift.experiments.experiment import Experiment
+from undrift.experiments.tables.data import is_folder
+from undrift.nets.criteria import FP32
 
 OWN = ("name", "output", "engine", "deploy", "target", "sweep", "system")
 """The settings that may differ: they change nothing that a site computes or sends."""
@@ -19,8 +21,12 @@ def facts(experiment: Experiment) -> dict[str, Any]:
     A site derives its work from them, so they are all settings that could change it.
     """
     found = {key: value for key, value in experiment.resolved().items() if key not in OWN}
+    if experiment.engine.precision != FP32:  # the one setting of an engine that changes results
+        found["precision"] = experiment.engine.precision
     if "weights" in found:
         found["weights"] = _checksum(Path(found["weights"]))
+    if is_folder(experiment.data.source):  # every site has its own folder
+        found["data"] = {**found["data"], "source": "a folder"}
     return _plain(found)
 
 

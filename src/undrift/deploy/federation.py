@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from undrift.core.losses import Federation
 from undrift.core.targets import PARTS
 from undrift.nets.flat import FlatModule
+from undrift.nets.personal import Personal
 
 
 class RemoteFederation(Federation):
@@ -27,6 +28,8 @@ class RemoteFederation(Federation):
         the names of the model's buffers that training changes
     counted
         the numbers of samples that count in weights and metrics, if they are not the claimed ones
+    personal
+        the parameters that rest with the sites, if there are any
     """
 
     def __init__(
@@ -35,8 +38,11 @@ class RemoteFederation(Federation):
         samples: Mapping[str, Mapping[str, int]],
         moving: Collection[str],
         counted: Mapping[str, Mapping[str, int]] | None = None,
+        personal: Personal | None = None,
     ):
-        self.flat = FlatModule(module, torch.device("cpu"))
+        self.personal = personal
+        own = set() if personal is None else personal.names_in(module)
+        self.flat = FlatModule(module, torch.device("cpu"), own)
         self.samples = samples
         self.counted_samples = samples if counted is None else counted
         self.ids = list(samples)
@@ -44,13 +50,16 @@ class RemoteFederation(Federation):
         if self.counted_samples != samples:
             numbers = [self.counted_samples[site]["train"] for site in samples]
             self.counted = torch.tensor(numbers)
-        self.dimension = len(self.flat.x)
-        self._initial = self.flat.x.clone()
+        self.dimension = self.flat.shared
+        self._initial_whole = self.flat.x.clone()
         buffers = self.flat.buffers()
         self._buffers = {name: buffers[name] for name in sorted(moving)}
 
     def initial(self) -> Tensor:
-        return self._initial.clone()
+        return self._initial_whole[: self.dimension].clone()
+
+    def initial_personal(self) -> Tensor | None:
+        return None if self.personal is None else self._initial_whole[self.dimension :].clone()
 
     def initial_buffers(self) -> dict[str, Tensor]:
         return {name: value.clone() for name, value in self._buffers.items()}

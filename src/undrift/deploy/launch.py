@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import NoneType
 
+from undrift.deploy.ending.stopping import Stopping
 from undrift.deploy.flower.environment import require_flower
 from undrift.deploy.flower.processes import PARENT, free_port, last_error, stop
 from undrift.deploy.policy.gate import Approve
@@ -21,7 +22,6 @@ from undrift.deploy.remote import Waiting
 from undrift.deploy.server import require_deployable, serve, sites_of
 from undrift.deploy.site import Site
 from undrift.deploy.site_names import require_site_name
-from undrift.deploy.stopping import Stopping
 from undrift.experiments.experiment import Experiment
 from undrift.runs.driver import Observer, RunOutcome
 from undrift.runs.experiment_runs import claim
@@ -229,12 +229,14 @@ def run_site(
         _require_signed(certs)
         certs = _require_files(certs, SITE_FILES, "site")
     from undrift.deploy.flower.supernode import SuperNode
+    from undrift.deploy.secure.site_rounds import SiteIdentity
     from undrift.deploy.signing.site import SignedSite
 
     if stopping is not None:
         stopping.doing = lambda: "reading its data"
     with locked_folder(state / "state" / name):
-        site = Site(experiment, name, state / "state", limits, approve)
+        identity = None if certs is None else SiteIdentity.of(certs)
+        site = Site(experiment, name, state / "state", limits, approve, identity)
         say(f"Site {name!r} has {len(site.data.train)} training samples and waits for its server.")
         say(f"It logs every request in {site.audit.path}.")
         signed = SignedSite(site, certs, say)
@@ -324,11 +326,14 @@ def _run_all_here(
     port = int(read_json(process)["port"]) if process.is_file() else free_port()
     names = sites_of(experiment)
     file, own = folder / "app.toml", folder / "sites"
+    secure = experiment.secure_aggregation() is not None
     with _reserved(experiment, folder, "127.0.0.1", port, sites=names, extend=extend):
+        certs = _certificates_here(folder, names) if secure else None
         experiment.write(file)
         if limits is not None:
             limits.write(folder / LIMITS_FILE)
-        with sites_here(file, names, f"127.0.0.1:{port}", own) as processes:
+        keys = None if certs is None else certs / "sites"
+        with sites_here(file, names, f"127.0.0.1:{port}", own, keys) as processes:
 
             def watch(missing: Collection[str]) -> None:
                 waiting(missing)
@@ -339,7 +344,21 @@ def _run_all_here(
                             f"The process of site {name!r} ended: {error or 'it gave no reason.'}"
                         )
 
-            return _serve(experiment, folder, "127.0.0.1", port, None, observer, watch, extend)
+            server = None if certs is None else certs / "server"
+            return _serve(experiment, folder, "127.0.0.1", port, server, observer, watch, extend)
+
+
+def _certificates_here(folder: Path, sites: Sequence[str]) -> Path:
+    """Certificates for sites on this machine, whose uploads are masked with the help of keys.
+
+    One process makes all keys, which shows how secure aggregation works but protects nobody.
+    """
+    from undrift.deploy.flower.certificates import make_certificates
+
+    certs = (folder / "certs").resolve()
+    exists = (certs / "server" / "server.pem").is_file()
+    make_certificates(certs, [] if exists else ["127.0.0.1"], sites)
+    return certs
 
 
 def _require_signed(certs: Path) -> None:

@@ -22,10 +22,11 @@ from undrift.core.round_result import RoundResult
 from undrift.core.sampling import All, Cohort
 from undrift.core.targets import reached
 from undrift.core.uploads.norm_bounds import NormLimits
+from undrift.deploy.guards.releases import ReleaseLedger
 from undrift.deploy.guards.targets import is_supported
 from undrift.deploy.protocol import REPORTED
-from undrift.deploy.releases import ReleaseLedger
 from undrift.deploy.remote import RemoteEngine
+from undrift.deploy.secure.engine import SecureEngine
 from undrift.devices import ARRIVES
 from undrift.loops import Asynchronous, Loop, Synchronous
 from undrift.loops.asynchronous import Dispatched
@@ -124,7 +125,7 @@ class DeployedLoop(Loop):
 
     def _measure(self, record: Record, last: bool) -> None:
         self.engine.site_metrics.clear()
-        self.engine.measure_next(record.round, self.evaluation.models)
+        self.engine.measure_next(record.round, self.evaluation.models, self.states)
         super()._measure(record, last)
         record.rejected += self.engine.take_rejected_metrics()
 
@@ -238,7 +239,11 @@ class DeployedSynchronous(DeployedLoop, Synchronous):
             str(id) for id, is_there in zip(self.roster.ids, available, strict=True) if is_there
         ]
         self.engine.available = None if mask is None else tuple(there)
-        return draw_cohort(sampler, self.roster, self.seed, self.round, mask)
+        cohort = draw_cohort(sampler, self.roster, self.seed, self.round, mask)
+        full = cohort if mask is None else draw_cohort(sampler, self.roster, self.seed, self.round)
+        self.engine.cohort = tuple(str(id) for id in self.roster.ids if id in cohort)
+        self.engine.full_cohort = len(full)
+        return cohort
 
     def _asks_everyone(self) -> bool:
         return self.round == 0 and self.method.starts_with_all
@@ -277,6 +282,10 @@ class DeployedSynchronous(DeployedLoop, Synchronous):
                 f"round {self.round + 1}: start a new run without that site in data.sites, or take "
                 f"it back with undrift deploy expel --undo."
             )
+
+    def _diagnosed(self, round: int) -> bool:
+        # They need single uploads.
+        return super()._diagnosed(round) and not isinstance(self.engine, SecureEngine)
 
     def _dispatch(self, cohort: Cohort, draw: Callable[[str], float], down: Download) -> Dispatch:
         self._round_start = self._clock.now

@@ -19,7 +19,11 @@ from undrift.deploy.wire_format import InvalidMessage, encode
 from undrift.utils.errors import UndriftError
 
 IDENTIFY, DESCRIBE, WORK, EVALUATE = "identify", "describe", "work", "evaluate"
-"""The kinds of requests: say your name, describe your data and model, train, evaluate a model."""
+STATISTICS = "statistics"
+"""The kinds of requests: say your name, describe your data and model, train, evaluate a model, give
+statistics of the training samples before a run."""
+SECURE = "secure"
+"""The kind of the requests of a stage of secure aggregation."""
 MAX_NUMBER = (1 << 53) - 1
 """The largest round, attempt or version."""
 MAX_CHARACTERS = 200
@@ -62,6 +66,15 @@ class RunTerms:
 
 
 @dataclass(frozen=True)
+class StatisticsTerms:
+    """The questions for statistics that come before a run."""
+
+    run: str
+    revealed: tuple[str, ...]
+    """what the answers tell the server, in sentences"""
+
+
+@dataclass(frozen=True)
 class WorkOrder:
     """The order to do a client's work of a round."""
 
@@ -78,6 +91,8 @@ class WorkOrder:
     """the sites among which the cohort was drawn; None for all of them"""
     download: Download
     buffers: Mapping[str, Tensor]
+    sealed: Mapping[str, str] | None = None
+    """for secure aggregation: the other sites' shares for this site, as hexadecimal text"""
 
     @property
     def version(self) -> int:
@@ -103,6 +118,8 @@ class WorkOrder:
             "available": None if self.available is None else list(self.available),
             "numbers": numbers,
         }
+        if self.sealed is not None:
+            values[SEALED] = dict(self.sealed)
         return encode(values, add_prefix("down ", vectors) | add_prefix("buffers ", self.buffers))
 
 
@@ -114,9 +131,12 @@ class EvaluationOrder:
     round: int
     """the round after which the model is measured; 0 for the initial model"""
     model: str
-    """which of the experiment's models it is: "server", "cohort" or "all" """
+    """which of the experiment's models it is: "server", "cohort", "all", "own" or "tuned" """
     x: Tensor
     buffers: Mapping[str, Tensor]
+    base: int = 0
+    """the version of the client's state that belongs to the model, if the client has a model of its
+    own; 0 if it has not taken part yet"""
 
     def encoded(self) -> bytes:
         """The order as bytes; `parse_evaluation_order` is the inverse."""
@@ -125,6 +145,7 @@ class EvaluationOrder:
             **self.terms.values(),
             "round": self.round,
             "model": self.model,
+            "base": self.base,
         }
         return encode(values, {"x": self.x} | add_prefix("buffers ", self.buffers))
 
@@ -132,17 +153,13 @@ class EvaluationOrder:
 TERMS = ("run", "label", "seed", "attempt", "rounds", "roster")
 WORK_FIELDS = {"kind", *TERMS, "round", "turn", "base", "committed", "version", "available"}
 WORK_FIELDS |= {"numbers"}
-EVALUATION_FIELDS = {"kind", *TERMS, "round", "model"}
+SEALED = "sealed"
+EVALUATION_FIELDS = {"kind", *TERMS, "round", "model", "base"}
 
 
 def parse_work_order(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> WorkOrder:
     """The order with these decoded values and tensors; `InvalidMessage` if it is malformed."""
-    _require_fields(values, WORK_FIELDS)
-    available = values["available"]
-    if available is not None and not (
-        isinstance(available, list) and all(isinstance(each, str) for each in available)
-    ):
-        raise InvalidMessage("The order's 'available' must be a list of sites or null.")
+    require_fields(values, WORK_FIELDS | ({SEALED} & values.keys()))
     numbers = values["numbers"]
     if not isinstance(numbers, dict) or not all(_is_number(each) for each in numbers.values()):
         raise InvalidMessage("The order's 'numbers' must be named numbers.")
@@ -150,16 +167,17 @@ def parse_work_order(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
     if len(vectors) + len(buffers) != len(tensors) or not vectors.keys().isdisjoint(numbers):
         raise InvalidMessage("The order has tensors that no order has.")
     order = WorkOrder(
-        terms=_terms(values),
-        round=_whole(values, "round"),
-        turn=_whole(values, "turn"),
-        base=_whole(values, "base"),
-        committed=_whole(values, "committed"),
-        available=None if available is None else tuple(available),
+        terms=terms_in(values),
+        round=whole_in(values, "round"),
+        turn=whole_in(values, "turn"),
+        base=whole_in(values, "base"),
+        committed=whole_in(values, "committed"),
+        available=available_in(values),
         download=Download(**{n: float(v) for n, v in numbers.items()}, **vectors),
         buffers=buffers,
+        sealed=_sealed(values[SEALED]) if SEALED in values else None,
     )
-    if _whole(values, "version") != order.version:
+    if whole_in(values, "version") != order.version:
         raise InvalidMessage(f"The order's 'version' must be {order.version}, its turn plus one.")
     if not order.committed <= order.base < order.version:
         raise InvalidMessage("The order's versions must be 'committed' <= 'base' < 'version'.")
@@ -170,33 +188,56 @@ def parse_evaluation_order(
     values: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> EvaluationOrder:
     """The order with these decoded values and tensors; `InvalidMessage` if it is malformed."""
-    _require_fields(values, EVALUATION_FIELDS)
+    require_fields(values, EVALUATION_FIELDS)
     buffers = with_prefix("buffers ", tensors)
     if "x" not in tensors or len(buffers) + 1 != len(tensors):
         raise InvalidMessage("The order must have the model 'x' and its buffers, and no more.")
     return EvaluationOrder(
-        _terms(values), _whole(values, "round"), _text(values, "model"), tensors["x"], buffers
+        terms=terms_in(values),
+        round=whole_in(values, "round"),
+        model=text_in(values, "model"),
+        x=tensors["x"],
+        buffers=buffers,
+        base=whole_in(values, "base"),
     )
 
 
-def _terms(values: Mapping[str, Any]) -> RunTerms:
+def available_in(values: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """The sites among which the cohort of an order was drawn; None for all of them."""
+    found = values["available"]
+    if found is None:
+        return None
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise InvalidMessage("The order's 'available' must be a list of sites or null.")
+    return tuple(found)
+
+
+def _sealed(value: Any) -> Mapping[str, str]:
+    if not isinstance(value, dict) or not all(isinstance(each, str) for each in value.values()):
+        raise InvalidMessage("The order's 'sealed' must be texts by site.")
+    return value
+
+
+def terms_in(values: Mapping[str, Any]) -> RunTerms:
+    """The run that an order belongs to."""
     rows = values["roster"]
     if not isinstance(rows, dict) or not all(_is_row(row) for row in rows.values()):
         raise InvalidMessage(
-            "The order's 'roster' must have the number of samples, above 0, and the weight, in "
-            "(0, 1], of every site."
+            "The order's 'roster' must have the number of samples, a whole number above 0, and "
+            "the weight, in (0, 1], of every site."
         )
     return RunTerms(
-        run=_text(values, "run"),
-        label=_text(values, "label"),
-        seed=_whole(values, "seed", (1 << 64) - 1),
-        attempt=_whole(values, "attempt"),
-        rounds=_whole(values, "rounds"),
+        run=text_in(values, "run"),
+        label=text_in(values, "label"),
+        seed=whole_in(values, "seed", (1 << 64) - 1),
+        attempt=whole_in(values, "attempt"),
+        rounds=whole_in(values, "rounds"),
         roster={site: (row[0], row[1]) for site, row in rows.items()},
     )
 
 
-def _require_fields(values: Mapping[str, Any], wanted: set[str]) -> None:
+def require_fields(values: Mapping[str, Any], wanted: set[str]) -> None:
+    """Refuse an order unless it has exactly these fields."""
     missing, more = wanted - values.keys(), values.keys() - wanted
     if missing:
         raise InvalidMessage(f"The order has no {min(missing)!r}.")
@@ -214,17 +255,20 @@ def _is_row(row: Any) -> bool:
     if not (isinstance(row, list) and len(row) == 2 and all(_is_number(each) for each in row)):
         return False
     samples, weight = row
-    return 0 < samples <= MAX_NUMBER and math.isfinite(weight) and 0 < weight <= 1
+    whole = 0 < samples <= MAX_NUMBER and samples == int(samples)
+    return whole and math.isfinite(weight) and 0 < weight <= 1
 
 
-def _whole(values: Mapping[str, Any], name: str, most: int = MAX_NUMBER) -> int:
+def whole_in(values: Mapping[str, Any], name: str, most: int = MAX_NUMBER) -> int:
+    """An integer of an order, from 0 to `most`."""
     found = values[name]
     if not isinstance(found, int) or isinstance(found, bool) or not 0 <= found <= most:
         raise InvalidMessage(f"The order's {name!r} must be an integer in [0, {most}].")
     return found
 
 
-def _text(values: Mapping[str, Any], name: str) -> str:
+def text_in(values: Mapping[str, Any], name: str) -> str:
+    """A text of an order."""
     found = values[name]
     if not isinstance(found, str) or not 0 < len(found) <= MAX_CHARACTERS:
         raise InvalidMessage(

@@ -50,6 +50,8 @@ REPORTED = "its training failed"
 """The first words of the reason why a reply is rejected that says itself that it is unusable."""
 CODED = "coded "
 """Beginning of the names of tensors that encode compressed vectors."""
+RUNNING_VARIANCE = "running_var"
+"""What torch's normalising layers call the buffer with their variances."""
 SHOWN_CHARACTERS = 300
 """Records quote at most this much of what a site says."""
 
@@ -76,20 +78,37 @@ class WorkRequest:
         return _reply(self, Upload(), {}, steps, evaluations, down, {}, why)
 
 
-def sent_tensors(reply: Reply, work: Work, coder: UploadCoder | None) -> dict[str, Tensor]:
-    """The tensors of a usable reply as they travel: compressed vectors in their encoding."""
+def sent_tensors(
+    reply: Reply,
+    work: Work,
+    coder: UploadCoder | None,
+    masked: Mapping[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """The tensors of a usable reply as they travel: compressed vectors in their encoding.
+
+    With secure aggregation, `masked` takes the place of the uploaded vectors.
+    """
     _, vectors = split(reply.upload)
     coded: dict[str, Tensor] = {}
-    if coder is not None:
+    if masked is not None:
+        vectors = dict(masked)
+    elif coder is not None:
         coded = add_prefix(CODED, coder.encode(vectors, work))
         vectors = {name: value for name, value in vectors.items() if name not in coder.names}
     return add_prefix("up ", vectors) | coded | add_prefix("buffers ", reply.buffers)
 
 
 def encode_work_answer(
-    order: WorkOrder, reply: Reply, work: Work, coder: UploadCoder | None = None
+    order: WorkOrder,
+    reply: Reply,
+    work: Work,
+    coder: UploadCoder | None = None,
+    masked: Mapping[str, Tensor] | None = None,
 ) -> bytes:
-    """A site's answer to a work order; of an unusable reply it has only the reason."""
+    """A site's answer to a work order; of an unusable reply it has only the reason.
+
+    `coder` and `masked` are as in `sent_tensors`.
+    """
     values: dict[str, Any] = {
         "run": order.terms.key,
         "client": reply.client.id,
@@ -102,7 +121,7 @@ def encode_work_answer(
     if reply.wrong is not None:
         return encode(values, {})
     values["numbers"], _ = split(reply.upload)
-    return encode(values, sent_tensors(reply, work, coder))
+    return encode(values, sent_tensors(reply, work, coder, masked))
 
 
 @dataclass(frozen=True)
@@ -160,6 +179,7 @@ class ExpectedAnswer:
             raise InvalidMessage("it has tensors that were not asked for")
         check_tensors(vectors, self.vectors)
         check_tensors(buffers, self.buffers)
+        _require_variances(buffers)
         upload = Upload(**vectors, **self._decoded(coded, request.work), **found)
         counted = {n: v for n, v in upload.items() if n not in NOT_COUNTED}
         up = self.uploads.sent_bytes(request.method, Upload(**counted)) | buffer_bytes(buffers)
@@ -240,6 +260,13 @@ def _reply(
         up=up,
         wrong=wrong,
     )
+
+
+def _require_variances(buffers: Mapping[str, Tensor]) -> None:
+    """Refuse negative variances of normalising layers: their square roots would ruin the model."""
+    for name, value in buffers.items():
+        if name.rpartition(".")[2] == RUNNING_VARIANCE and bool((value < 0).any()):
+            raise InvalidMessage(f"the variance {name!r} is negative")
 
 
 def _integer(values: Mapping[str, Any], name: str, most: int) -> int:

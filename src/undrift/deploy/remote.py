@@ -22,7 +22,7 @@ from undrift.core.round_result import RoundResult
 from undrift.core.uploads import Senders
 from undrift.core.uploads.norm_bounds import NormLimits
 from undrift.deploy.federation import RemoteFederation
-from undrift.deploy.guards.metrics import combined_metrics, metrics_in
+from undrift.deploy.guards.metrics import combined_metrics, has_own_models, metrics_in
 from undrift.deploy.orders import EvaluationOrder, RunTerms, WorkOrder
 from undrift.deploy.protocol import (
     OVERHEAD_BYTES,
@@ -128,8 +128,14 @@ class RemoteEngine(Engine):
         self._terms = RunTerms(run, label, job.seed, attempt, rounds, rows)
         self.available: tuple[str, ...] | None = None
         """the sites among which the cohort of the round was drawn; None for all"""
+        self.cohort: tuple[str, ...] = ()
+        """the cohort of the round, in the order of the roster"""
+        self.full_cohort = 0
+        """how many sites it would have if all were available"""
         self._to_measure: deque[tuple[int, str]] = deque()
         """the round and the names of the models that are evaluated next"""
+        self._versions: dict[Hashable, int] = {}
+        """the versions of the clients' states that their own models belong to"""
         self._timeout = timeout
         self._pace = pace
         self._open: dict[str, WorkRequest] = {}
@@ -202,12 +208,17 @@ class RemoteEngine(Engine):
             available=self.available,
             download=assignment.download,
             buffers=assignment.buffers,
+            sealed=self._sealed(str(id)),
         )
         request = WorkRequest(order, assignment.client, assignment.work, method, diagnose)
         max_bytes = self._expected(method, request).max_bytes
         ticket = self.transport.send(str(id), order.encoded(), self._seconds(), max_bytes)
         self._open[ticket] = request
         return ticket
+
+    def _sealed(self, site: str) -> Mapping[str, str] | None:
+        """What a work order has for secure aggregation; None without it."""
+        return None
 
     def work_result(self, method: Method, answer: Answer) -> WorkResult | None:
         """What an answer to a work request says; None if no such request is open."""
@@ -241,7 +252,7 @@ class RemoteEngine(Engine):
         def draw(purpose: str) -> float:
             return generator(self.job.seed, purpose, request.work.round).random()
 
-        job, x = self.job, self.losses.flat.x
+        job, x = self.job, self.losses.initial()
         return expected_answer(method, request, x, job.tracked, draw, job.uploads, self._coder)
 
     # Rounds
@@ -256,6 +267,17 @@ class RemoteEngine(Engine):
         limits: NormLimits | None = None,
     ) -> RoundResult:
         assignments = list(assignments)
+        self._answers = self._work_of_round(method, assignments, states, diagnose)
+        return self.add_up(method, assignments, round, diagnose, limits)
+
+    def _work_of_round(
+        self,
+        method: Method,
+        assignments: Iterable[Assignment],
+        states: ClientStates,
+        diagnose: bool,
+    ) -> tuple[dict[Hashable, Reply], dict[Hashable, str]]:
+        """The replies of a round, and the clients that were lost in it with the reasons."""
         waiting = {
             self.request_work(method, assignment, states, diagnose): assignment.client
             for assignment in assignments
@@ -280,8 +302,7 @@ class RemoteEngine(Engine):
             del self._open[ticket]
             self._overdue[ticket] = str(client.id), began + self._timeout
             lost[client.id] = "late" if self._has_enough(replies) else NO_ANSWER
-        self._answers = replies, lost
-        return self.add_up(method, assignments, round, diagnose, limits)
+        return replies, lost
 
     def _next_of_round(
         self, waiting: dict[str, Client], ends: float, lost: dict[Hashable, str]
@@ -330,9 +351,13 @@ class RemoteEngine(Engine):
 
     # Evaluation
 
-    def measure_next(self, round: int, models: Iterable[str]) -> None:
-        """Say what the next calls of `evaluate` are about: the models of a round, in this order."""
+    def measure_next(self, round: int, models: Iterable[str], states: ClientStates) -> None:
+        """Say what the next calls of `evaluate` are about: the models of a round, in this order.
+
+        `states` has the versions of the clients' states that their own models belong to.
+        """
         self._to_measure = deque((round, model) for model in models)
+        self._versions = {id: _version(states, id) for id in states.seen()}
 
     def evaluate(
         self,
@@ -346,12 +371,17 @@ class RemoteEngine(Engine):
         """Metrics over the sites that answer: the training loss by q_k, the others by samples."""
         idle = self.idle_sites()
         round, model = self._to_measure.popleft()
-        request = EvaluationOrder(self._terms, round, model, x, buffers).encoded()
-        waiting = {
-            self.transport.send(str(site), request, self._timeout, OVERHEAD_BYTES): site
-            for site in self.losses.ids
-            if site in idle
-        }
+        own = has_own_models(self.losses, model)
+        versions = self._versions if own else {}
+        waiting = {}
+        for site in self.losses.ids:
+            if site in idle:
+                base = versions.get(site, 0)
+                order = EvaluationOrder(self._terms, round, model, x, buffers, base)
+                ticket = self.transport.send(
+                    str(site), order.encoded(), self._timeout, OVERHEAD_BYTES
+                )
+                waiting[ticket] = site
         found: dict[Hashable, dict[str, float]] = {}
         self.site_metrics.append(found)
         ends = time.monotonic() + self._timeout
@@ -375,7 +405,7 @@ class RemoteEngine(Engine):
         if clients is not None:
             for client in self.losses.ids:
                 clients.add(client, found.get(client, {}))
-        return combined_metrics(self.losses, weights, found, parts)
+        return combined_metrics(self.losses, weights, found, parts, own)
 
     def _consistent(
         self, found: dict[Hashable, dict[str, float]]

@@ -19,24 +19,36 @@ import undrift
 from undrift.core.clients import ClientStates
 from undrift.core.losses import Federation, objective_weights
 from undrift.core.method import NUMBER
+from undrift.core.sampling import All, as_sampler
 from undrift.core.targets import PARTS
 from undrift.deploy.agreement import facts
 from undrift.deploy.federation import RemoteFederation
 from undrift.deploy.guards.claims import claim_line, claim_rows, counted_samples
 from undrift.deploy.guards.expulsions import Expulsions
+from undrift.deploy.guards.releases import ReleaseLedger
 from undrift.deploy.loops import DeployedAsynchronous, DeployedSynchronous
 from undrift.deploy.protocol import DESCRIBE, OVERHEAD_BYTES, VERSION
-from undrift.deploy.releases import ReleaseLedger
 from undrift.deploy.remote import RemoteEngine, Waiting
+from undrift.deploy.secure.engine import SecureEngine
+from undrift.deploy.secure.sums import require_summed
+from undrift.deploy.site_data.agreed import NOTHING_AGREED, Agreed, agreed_from, wanted
+from undrift.deploy.site_data.asking import (
+    ANSWER_SECONDS,
+    POLL_SECONDS,
+    agree_with_sites,
+    ask_all,
+)
 from undrift.deploy.transport import Transport
 from undrift.deploy.wire_format import InvalidMessage, decode, encode
 from undrift.engines.base import Job
-from undrift.experiments.building import build_model
+from undrift.experiments.building import build_model, personal_of
 from undrift.experiments.experiment import Experiment
 from undrift.experiments.tables import DeployTable
-from undrift.experiments.tables.data import is_function
+from undrift.experiments.tables.data import is_folder, is_function
 from undrift.loops import Loop, RunSpec, StatesFactory
 from undrift.loops.paces import AsTheyArrive
+from undrift.loops.spec import pace_of
+from undrift.privacy.secure.settings import SecureAggregation
 from undrift.runs.driver import Observer, RunOutcome, execute
 from undrift.runs.experiment_runs import claim, plan_of, storage_of
 from undrift.runs.folder import DEPLOYMENT, locked_folder, read_json, write_json
@@ -49,10 +61,6 @@ MAX_BUFFERS = 10_000
 """The most buffers of a model that a site may name."""
 MAX_NAME_CHARACTERS = 1000
 """The longest name of a buffer."""
-DESCRIBE_SECONDS = 60.0
-"""How long a site may take to describe itself."""
-POLL_SECONDS = 0.2
-"""How often the server checks which sites are connected."""
 REJOIN_SECONDS = 90.0
 """How long a resumed run waits for the sites it knows to connect again."""
 
@@ -71,6 +79,8 @@ class SiteDescriptions:
     """the names of the model's buffers that training changes"""
     starts: int = 1
     """how often a server has been started with the run folder"""
+    agreed: Agreed = NOTHING_AGREED
+    """what the sites agreed on before the run"""
 
 
 @dataclass(frozen=True)
@@ -86,6 +96,8 @@ class Deployment:
     """returns the sites that the operator has expelled"""
     folder: Path | None = None
     """the run folder, which remembers the released rounds of private runs; None for no memory"""
+    secure: SecureAggregation | None = None
+    """how single uploads are hidden from this server; None if they are not"""
 
     def loop(self, label: str, spec: RunSpec, states: StatesFactory) -> Loop:
         """The loop of a run with sites; a `LoopFactory`."""
@@ -93,7 +105,8 @@ class Deployment:
 
         def engine(losses: Federation, job: Job) -> RemoteEngine:
             assert isinstance(losses, RemoteFederation)
-            return RemoteEngine(
+            kind = RemoteEngine if self.secure is None else SecureEngine
+            made = kind(
                 losses,
                 job,
                 self.transport,
@@ -106,6 +119,9 @@ class Deployment:
                 self.waiting,
                 self.expelled,
             )
+            if isinstance(made, SecureEngine) and self.secure is not None:
+                made.secure = self.secure
+            return made
 
         def versions(kinds: Mapping[str, str | Tensor], x0: Tensor) -> ClientStates:
             # The states are at the sites; the server keeps the version that it accepted.
@@ -144,13 +160,22 @@ def serve(
     descriptions = describe_sites(experiment, folder, transport, waiting, expelled)
     if observer is not None:
         _announce(descriptions, experiment.objective, expelled(), observer)
+        revealed = wanted(experiment).revealed()
+        for each in revealed:
+            observer.note(f"Every site told this server {each}.", {"statistics": each})
     timeout = _settings(experiment).timeout
-    deployment = Deployment(transport, descriptions, timeout, waiting, expelled, folder)
+    secure = experiment.secure_aggregation()
+    require(
+        secure is None or not descriptions.moving,
+        "Secure aggregation cannot hide buffers that training changes, such as those of BatchNorm: "
+        "use GroupNorm or LayerNorm.",
+    )
+    deployment = Deployment(transport, descriptions, timeout, waiting, expelled, folder, secure)
 
     def federation(seed: int) -> RemoteFederation:
-        model = build_model(experiment, None, seed)  # type: ignore[arg-type]
-        told = descriptions
-        return RemoteFederation(model, told.samples, told.moving, told.counted)
+        model = build_model(experiment, None, seed, descriptions.agreed.encoding)
+        told, personal = descriptions, personal_of(experiment)
+        return RemoteFederation(model, told.samples, told.moving, told.counted, personal)
 
     plan = plan_of(experiment, federation, deployment.loop)
     return execute(plan, storage_of(experiment, folder), observer)
@@ -176,15 +201,21 @@ def _announce(
 
 def sites_of(experiment: Experiment) -> list[str]:
     """The names of an experiment's sites."""
-    return [str(site) for site in experiment.data.parameters.get("sites", [])]
+    return [str(site) for site in experiment.data.parameters.get("sites") or []]
 
 
 def require_deployable(experiment: Experiment) -> None:
     """Refuse an experiment that cannot be deployed, before the server waits for any site."""
+    source = experiment.data.source
     require(
-        is_function(experiment.data.source),
-        f"data.source is {experiment.data.source!r}, but must be file.py:function, a function of "
-        f"the site's name, since every site reads its own data.",
+        is_function(source) or is_folder(source),
+        f"data.source is {source!r}, but must be file.py:function, a function of the site's name, "
+        f"or a folder with the site's own file, since every site reads its own data.",
+    )
+    require(bool(sites_of(experiment)), "data.sites must list the names of the sites.")
+    require(
+        not (is_folder(source) and experiment.data.noise),
+        "A deployment adds no noise to the inputs of tables: remove data.noise.",
     )
     require(
         is_function(experiment.model.name),
@@ -193,18 +224,9 @@ def require_deployable(experiment: Experiment) -> None:
     )
     evaluation = experiment.evaluation_settings()
     require(
-        not {"own", "tuned"} & {*evaluation.models},
-        "A deployment cannot evaluate the models 'own' and 'tuned': remove them from "
-        "evaluation.models.",
-    )
-    require(
         experiment.privacy is None or evaluation.models == ("server",),
         "A private deployment evaluates the server's model only: remove the others from "
         "evaluation.models, for which sites would send models that are not clipped.",
-    )
-    require(
-        experiment.personal is None,
-        "A deployment cannot keep personal parameters at the sites: remove personal.",
     )
     require(
         evaluation.gradient_mapping is None,
@@ -222,6 +244,7 @@ def require_deployable(experiment: Experiment) -> None:
             f"data.{name} is split off from all samples, but a site has only its own: set by = "
             f"'client'.",
         )
+    _require_secure(experiment)
     require(
         experiment.attack is None,
         "An attack is an experiment of simulations: remove the table [attack].",
@@ -231,10 +254,43 @@ def require_deployable(experiment: Experiment) -> None:
         compression is None or compression.down is None,
         "A deployment compresses uploads only: remove down from [compression].",
     )
+    secure = experiment.secure_aggregation() is not None
+    require(
+        not secure or (compression is None and experiment.statistic() is None),
+        "Secure aggregation shows the server sums of masked vectors only, which can neither be "
+        "compressed nor combined by a robust statistic: remove [compression] and robust.statistic.",
+    )
     require(
         experiment.devices is None,
         "A deployment runs on real devices: remove the table [devices].",
     )
+
+
+def _require_secure(experiment: Experiment) -> None:
+    """Refuse what secure aggregation cannot do."""
+    secure = experiment.secure_aggregation()
+    if secure is None:
+        return
+    secure.check(len(sites_of(experiment)))
+    require(
+        experiment.norm_bound() is None,
+        "Secure aggregation hides the uploads whose norms [robust] would bound: remove [robust].",
+    )
+    methods = experiment.methods()
+    by_weight = all(method.draws_by_weight for method in methods.values())
+    everyone = type(as_sampler(experiment.cohort(), by_weight)) is All
+    require(
+        everyone or experiment.privacy_settings() is None,
+        "With secure aggregation every site knows the cohort, so that drawing it hides nobody: let "
+        "all sites take part in every round, without [sampling], or remove noise and clip.",
+    )
+    for label, method in methods.items():
+        require_summed(method.sums(), label)
+        require(
+            not isinstance(pace_of(method, experiment.pace_of(label)), AsTheyArrive),
+            f"Secure aggregation needs rounds, but {label} is asynchronous: set privacy.secure = "
+            f"false, or choose a synchronous method.",
+        )
 
 
 def describe_sites(
@@ -258,44 +314,24 @@ def describe_sites(
             write_json(path, known)
             there = [site for site in known["samples"] if site not in expelled()]
             _wait_for_known(there, transport, waiting)
-            _require_agreement(experiment, there, transport)
+            agreed = NOTHING_AGREED if known.get("agreed") is None else agreed_from(known["agreed"])
+            _require_agreement(experiment, there, transport, known["run"], known.get("agreed"))
             return SiteDescriptions(
                 known["run"],
                 known["samples"],
                 known.get("counted", known["samples"]),
                 tuple(known["moving"]),
                 known["starts"],
+                agreed,
             )
-        sites = sites_of(experiment)
-        found: dict[str, Mapping[str, Any]] = {}
-        failures: dict[str, str] = {}
-        request = encode({"kind": DESCRIBE, "experiment": facts(experiment)}, {})
-        while missing := [site for site in sites if site not in found]:
-            for site in expelled():
-                require(
-                    site not in sites,
-                    f"The site {site!r} is expelled, but the run has not begun: remove it from "
-                    f"data.sites, or take it back with undrift deploy expel --undo.",
-                )
-            waiting([f"{s} ({failures[s]})" if s in failures else s for s in missing])
-            connected = [site for site in missing if site in transport.sites()]
-            open_requests = {
-                transport.send(site, request, DESCRIBE_SECONDS, OVERHEAD_BYTES): site
-                for site in connected
-            }
-            while open_requests:
-                answer = transport.next(DESCRIBE_SECONDS)
-                if answer is None:
-                    break
-                asked = open_requests.pop(answer.ticket, None)
-                if asked is not None and answer.failure is None:
-                    found[asked] = _parse_description(asked, answer.data)
-                elif asked is not None:
-                    failures[asked] = plain_text(answer.failure)
-            if not connected:
-                time.sleep(POLL_SECONDS)
-        waiting([])
-        descriptions = _consistent(sites, found, experiment)
+        sites, run, agreed = sites_of(experiment), secrets.token_hex(8), NOTHING_AGREED
+        needed = wanted(experiment)
+        if needed:
+            agreed = agree_with_sites(experiment, run, sites, transport, waiting, expelled)
+        plain = agreed.plain() if needed else None
+        request = _description_request(experiment, run, plain)
+        found = ask_all(sites, request, _parse_description, transport, waiting, expelled)
+        descriptions = _consistent(sites, found, experiment, run, agreed)
         write_json(
             path,
             {
@@ -304,22 +340,28 @@ def describe_sites(
                 "counted": descriptions.counted,
                 "moving": list(descriptions.moving),
                 "starts": descriptions.starts,
+                "agreed": plain,
             },
         )
         return descriptions
 
 
+def _description_request(experiment: Experiment, run: str, agreed: Any) -> bytes:
+    values = {"kind": DESCRIBE, "experiment": facts(experiment)}
+    return encode(values if agreed is None else {**values, "run": run, "agreed": agreed}, {})
+
+
 def _require_agreement(
-    experiment: Experiment, sites: Collection[str], transport: Transport
+    experiment: Experiment, sites: Collection[str], transport: Transport, run: str, agreed: Any
 ) -> None:
     """Compare the experiment of a resumed run with those of the sites that are connected."""
-    request = encode({"kind": DESCRIBE, "experiment": facts(experiment)}, {})
+    request = _description_request(experiment, run, agreed)
     asked = {
-        transport.send(site, request, DESCRIBE_SECONDS, OVERHEAD_BYTES): site
+        transport.send(site, request, ANSWER_SECONDS, OVERHEAD_BYTES): site
         for site in sites
         if site in transport.sites()
     }
-    until = time.monotonic() + DESCRIBE_SECONDS
+    until = time.monotonic() + ANSWER_SECONDS
     while asked and (answer := transport.next(max(0.0, until - time.monotonic()))) is not None:
         site = asked.pop(answer.ticket, None)
         if site is not None and answer.failure is None:
@@ -373,12 +415,19 @@ def _parse_description(site: str, data: bytes) -> Mapping[str, Any]:
 
 
 def _consistent(
-    sites: Sequence[str], found: Mapping[str, Mapping[str, Any]], experiment: Experiment
+    sites: Sequence[str],
+    found: Mapping[str, Mapping[str, Any]],
+    experiment: Experiment,
+    run: str,
+    agreed: Agreed,
 ) -> SiteDescriptions:
     """The descriptions of all sites, checked to fit each other and the server's own model."""
     first = found[sites[0]]
-    model = build_model(experiment, None, experiment.seeds[0])  # type: ignore[arg-type]
-    own = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    model = build_model(experiment, None, experiment.seeds[0], agreed.encoding)
+    personal = personal_of(experiment)
+    kept = set() if personal is None else personal.names_in(model)
+    named = model.named_parameters()
+    own = sum(p.numel() for name, p in named if p.requires_grad and name not in kept)
     require(
         first.get("parameters") == own,
         f"The model of site {sites[0]!r} has {first.get('parameters')} parameters, but the "
@@ -404,4 +453,5 @@ def _consistent(
         )
     samples = {site: dict(found[site]["samples"]) for site in sites}
     counted = counted_samples(samples, _settings(experiment))
-    return SiteDescriptions(secrets.token_hex(8), samples, counted, tuple(first["moving"]))
+    moving = tuple(first["moving"])
+    return SiteDescriptions(run, samples, counted, moving, agreed=agreed)

@@ -19,7 +19,7 @@ from torch import Tensor
 import undrift
 from undrift.compression.wire import UploadCoder
 from undrift.core.clients import ClientStates, Roster
-from undrift.core.messages import LAST, Assignment, Reply
+from undrift.core.messages import LAST, PERSONAL, Assignment, Reply
 from undrift.core.method import INITIAL
 from undrift.core.problem import Keep, Work
 from undrift.deploy.agreement import facts, first_difference
@@ -27,6 +27,8 @@ from undrift.deploy.orders import (
     DESCRIBE,
     EVALUATE,
     IDENTIFY,
+    SECURE,
+    STATISTICS,
     WORK,
     EvaluationOrder,
     RunTerms,
@@ -36,12 +38,25 @@ from undrift.deploy.orders import (
     split,
 )
 from undrift.deploy.policy.agreed_run import AgreedRun
-from undrift.deploy.policy.audit import DONE, FAILED, REFUSED, AuditLog, described
+from undrift.deploy.policy.audit import (
+    DONE,
+    FAILED,
+    REFUSED,
+    AuditLog,
+    described,
+    in_words,
+    logged_request,
+)
 from undrift.deploy.policy.gate import Approve, Gate
 from undrift.deploy.policy.ledger import Ledger
 from undrift.deploy.policy.limits import LIMITS_FILE, Limits, secret_key
 from undrift.deploy.policy.time_limit import TookTooLong, time_limit
 from undrift.deploy.protocol import MAX_REQUEST_BYTES, encode_work_answer, sent_tensors
+from undrift.deploy.secure.messages import StageOrder, parse_stage_order
+from undrift.deploy.secure.site_rounds import SecureRounds, SiteIdentity
+from undrift.deploy.site_data.agreed import NOTHING_AGREED, wanted
+from undrift.deploy.site_data.answering import SiteStatistics
+from undrift.deploy.site_data.own_models import OwnModels
 from undrift.deploy.state_files import StateFiles
 from undrift.deploy.wire_format import InvalidMessage, decode, encode
 from undrift.engines.base import Job, SimulationEngine
@@ -54,8 +69,6 @@ from undrift.utils.threads import one_thread
 
 COMPUTING_SHARE = 0.7
 """The share of a deadline that a site plans to compute for; the rest is for the transport."""
-LOGGED = {"run": "run", "label": "method", "seed": "seed", "attempt": "attempt", "round": "round"}
-"""The fields of an order that the audit log has, with their names there."""
 
 
 class Site:
@@ -76,7 +89,13 @@ class Site:
         the site's own limits; None for the defaults
     approve
         asks a person before the first order of a run; None to ask nobody
+    identity
+        the site's own key and the other sites' public keys, for secure aggregation; None if it has
+        no certificates
     """
+
+    masks_uploads = True
+    """whether uploads are masked if the experiment asks for it; a dry run shows them without"""
 
     def __init__(
         self,
@@ -85,6 +104,7 @@ class Site:
         state: Path,
         limits: Limits | None = None,
         approve: Approve | None = None,
+        identity: SiteIdentity | None = None,
     ):
         sites = experiment.data.parameters.get("sites", [])
         require_choice("The site", name, sites)
@@ -93,7 +113,12 @@ class Site:
         self.limits = Limits() if limits is None else limits
         for label in self.limits.methods or []:
             require_choice(f"One of methods in {LIMITS_FILE}", label, experiment.labels)
-        self.data = build_data(experiment.with_settings({"data.sites": [name]}))
+        data = build_data(experiment.with_settings({"data.sites": [name]}), encode=False)
+        self.data = data
+        """the site's data; tables have inputs once the sites have agreed on their encoding"""
+        self._agreed = NOTHING_AGREED
+        self._agreed_run: str | None = None
+        """the run whose agreement `data` follow"""
         self.state_files = StateFiles(state)
         # Two sites of one machine may share a state folder, but neither a ledger nor a log.
         self.audit = AuditLog(state / name)
@@ -103,8 +128,15 @@ class Site:
         """whether the request that is being answered is an accepted order"""
         self._secret = self.limits.secret_bytes()
         self._ledger = Ledger(state / name)
+        self._own_models = OwnModels(state / name)
+        needed = wanted(experiment)
+        self._statistics = SiteStatistics(name, needed, data, state / name, self.limits, approve)
         samples = len(self.data.train)
         self._gate = Gate(experiment, name, samples, self.limits, self._ledger, approve)
+        self._secure: SecureRounds | None = None
+        settings = experiment.secure_aggregation()
+        if settings is not None and identity is not None:
+            self._secure = SecureRounds(name, settings, identity, self._ledger)
         self._losses: dict[int, ModuleLosses] = {}
         self._engines: dict[str, SimulationEngine] = {}
         self._seconds_per_step: dict[str, float] = {}
@@ -115,8 +147,8 @@ class Site:
         asked: dict[str, Any] = {"kind": "invalid"}
         try:
             values, tensors = decode(request, MAX_REQUEST_BYTES)
-            asked = _logged(values)
-            self.doing = _in_words(asked)
+            asked = logged_request(values)
+            self.doing = in_words(asked)
             return self._answer(values, tensors, asked)
         except InvalidMessage as error:
             self.audit.request(REFUSED, {**asked, "reason": str(error)})
@@ -135,6 +167,10 @@ class Site:
             self.doing = None
             self._accepted = False
 
+    def log_refusal(self, sentence: str) -> bool:
+        """Log a request that was refused before it was read; False if there is a flood of them."""
+        return self.audit.request(REFUSED, {"kind": "unverified", "reason": sentence})
+
     def _log_failure(self, what: Mapping[str, Any]) -> bool:
         """Log an order that failed; False if it was not accepted and there is a flood of them."""
         if not self._accepted:
@@ -150,7 +186,11 @@ class Site:
             return self._work(parse_work_order(values, tensors))
         if kind == EVALUATE:
             return self._evaluate(parse_evaluation_order(values, tensors))
-        if kind == IDENTIFY:
+        if kind == STATISTICS:
+            return self._give_statistics(values, asked)
+        if kind == SECURE:
+            answer = self._stage(parse_stage_order(values, tensors))
+        elif kind == IDENTIFY:
             answer = encode({"site": self.name}, {})
         elif kind == DESCRIBE:
             answer = self._describe(values)
@@ -161,12 +201,38 @@ class Site:
         self.audit.request(DONE, {**asked, "bytes": len(answer)})
         return answer
 
+    def _stage(self, order: StageOrder) -> bytes:
+        """Take a stage of secure aggregation."""
+        run = self._admit_run(order.terms)
+        return encode(self._secure_rounds().answer(order, run), {})
+
+    def _secure_rounds(self) -> SecureRounds:
+        """The site's part in secure aggregation; refused if the site takes no part in it."""
+        if self._secure is None:
+            lacking = "its own experiment does not ask for it"
+            if self.experiment.secure_aggregation() is not None:
+                lacking = "it was started without --certs, and needs keys"
+            raise InvalidMessage(
+                f"The site {self.name!r} takes no part in secure aggregation: {lacking}."
+            )
+        return self._secure
+
+    def _masking(self, order: WorkOrder) -> SecureRounds | None:
+        """What masks the upload of an order; None if uploads are sent as they are."""
+        if self.experiment.secure_aggregation() is not None and self.masks_uploads:
+            return self._secure_rounds()
+        _require(
+            order.sealed is None,
+            f"The site {self.name!r} has an experiment without secure aggregation.",
+        )
+        return None
+
     def _describe(self, values: Mapping[str, Any]) -> bytes:
         """The site's numbers of samples and its model; fails if the experiments differ."""
-        difference = first_difference(facts(self.experiment), values.get("experiment"))
-        _require(
-            difference is None, f"The site {self.name!r} has another experiment: {difference}."
-        )
+        self._require_same_experiment(values)
+        if values.get("agreed") is not None:
+            self._statistics.accept(values.get("run"), values["agreed"])
+            self._use_agreement(str(values["run"]))
         losses = self.losses_of(self.experiment.seeds[0])
         return encode(
             {
@@ -179,6 +245,29 @@ class Site:
             {},
         )
 
+    def _give_statistics(self, values: Mapping[str, Any], asked: Mapping[str, Any]) -> bytes:
+        """Sums and counts of the training samples, by which sites agree before a run."""
+        self._require_same_experiment(values)
+        found = self._statistics.answer(values.get("run"), values.get("question"))
+        answer = encode({"site": self.name, "statistics": found}, {})
+        # Like an order it always has its line in the log: it tells something about the data.
+        sent = {"stage": values["question"]["stage"], "fields": sorted(found), "bytes": len(answer)}
+        self.audit.order(DONE, {**asked, "sent": sent})
+        return answer
+
+    def _require_same_experiment(self, values: Mapping[str, Any]) -> None:
+        difference = first_difference(facts(self.experiment), values.get("experiment"))
+        _require(
+            difference is None, f"The site {self.name!r} has another experiment: {difference}."
+        )
+
+    def _use_agreement(self, run: str) -> None:
+        """Encode the site's data as the sites of a run agreed."""
+        if self._agreed_run != run:
+            self.data, self._agreed = self._statistics.of_run(run)
+            self._agreed_run = run
+            self._losses, self._engines = {}, {}
+
     # Training
 
     def _work(self, order: WorkOrder) -> bytes:
@@ -186,9 +275,12 @@ class Site:
         run = self._admit_run(order.terms)
         client, work = run.work(order, self.limits.max_attempts)
         losses = self.losses_of(run.seed)
-        run.check_download(order, losses.flat.x, losses.initial_buffers())
+        run.check_download(order, losses.initial(), losses.initial_buffers())
         states = self._states(run, order, losses)
         self._require_in_time(order, work)
+        secure = self._masking(order)
+        if secure is not None:
+            secure.require_ready(order, run)
         admitted = self._gate.admit_work(order, run, client, work, states.get(self.name))
         self._accepted = True
         if self._secret is not None:
@@ -201,15 +293,20 @@ class Site:
                 assignment = _with_steps(assignment, admitted.steps)
             elif run.budget is not None:
                 assignment = self._within(run.budget, run, order, assignment, states)
-            reply = self._reply(run, order, assignment, states, run.diagnosed(order))
+            # Diagnostics have the norm of a single upload, which masks are to hide.
+            diagnosed = run.diagnosed(order) and secure is None
+            reply = self._reply(run, order, assignment, states, diagnosed)
         seconds = time.perf_counter() - began
         self._seconds_per_step[order.terms.label] = seconds / max(1, reply.steps)
         if run.budget is not None and admitted.steps is None:
             steps = assignment.work.steps
             self._ledger.add_steps(order.terms, order.turn, admitted.digest, steps)
+        masked = None
+        if secure is not None and reply.wrong is None:
+            masked = secure.masked(order, run, client, reply)
         if reply.wrong is None and states.kinds:
             self._keep(order, states, reply, admitted.repeated)
-        answer = encode_work_answer(order, reply, work, run.coder)
+        answer = encode_work_answer(order, reply, work, run.coder, masked)
         self._log_work(order, reply, work, run.coder, seconds, len(answer))
         return answer
 
@@ -254,10 +351,15 @@ class Site:
         (reply,) = engine.replies(run.method, [assignment], states, diagnose)
         return reply
 
-    def _states(self, run: AgreedRun, order: WorkOrder, losses: ModuleLosses) -> ClientStates:
-        """The state that the client starts from: the one that the server accepted last."""
-        kinds = run.method.kept() | run.job.uploads.init() | dict(run.job.local.keeps)
+    def _states(
+        self, run: AgreedRun, order: WorkOrder | EvaluationOrder, losses: ModuleLosses
+    ) -> ClientStates:
+        """The client's state of an order: the one that the server accepted last."""
+        kinds: dict[str, str | Tensor] = {**run.method.kept(), **run.job.uploads.init()}
+        kinds |= dict(run.job.local.keeps)
         kinds |= {LAST: INITIAL} if run.tracked.last else {}
+        personal = losses.initial_personal()
+        kinds |= {} if personal is None else {PERSONAL: personal}
         states = ClientStates(kinds, losses.initial())
         if kinds and order.base:
             key = order.terms.key
@@ -300,7 +402,7 @@ class Site:
         self.audit.order(
             DONE,
             {
-                **_logged({"kind": WORK, **order.terms.values(), "round": order.round}),
+                **logged_request({"kind": WORK, **order.terms.values(), "round": order.round}),
                 "turn": order.turn,
                 "computed": {
                     "steps": reply.steps,
@@ -308,6 +410,7 @@ class Site:
                     "seconds": round(seconds, 3),
                 },
                 "sent": {"tensors": sent, "numbers": numbers, "bytes": size},
+                "masked": order.sealed is not None,
                 "wrong": reply.wrong,
             },
         )
@@ -318,12 +421,14 @@ class Site:
         """Metrics of a model of the experiment on the site's own data."""
         run = self._admit_run(order.terms)
         losses = self.losses_of(run.seed)
-        run.check_evaluation(order, losses.flat.x, losses.initial_buffers())
+        run.check_evaluation(order, losses.initial(), losses.initial_buffers())
         self._gate.admit_evaluation(order)
         self._accepted = True
         began = time.perf_counter()
         with time_limit(self.limits.max_seconds):
-            metrics = losses.evaluate_own(0, order.x, order.buffers, run.evaluation.parts)
+            state = self._states(run, order, losses).get(self.name)
+            x = self._own_models.measured(order, run, losses, state)
+            metrics = losses.evaluate_own(0, x, order.buffers, run.evaluation.parts)
         seconds = time.perf_counter() - began
         # A metric may be undefined on a site's samples, as the AUC of a single class is.
         sent = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
@@ -331,7 +436,7 @@ class Site:
         self.audit.order(
             DONE,
             {
-                **_logged({"kind": EVALUATE, **order.terms.values(), "round": order.round}),
+                **logged_request({"kind": EVALUATE, **order.terms.values(), "round": order.round}),
                 "model": order.model,
                 "computed": {"parts": list(run.evaluation.parts), "seconds": round(seconds, 3)},
                 "sent": {"metrics": sent, "bytes": len(answer)},
@@ -345,6 +450,7 @@ class Site:
         """The run of an order, as agreed; a new run is logged with the site's place in it."""
         new = terms.run not in self._ledger.runs
         run = self._gate.admit_run(terms)
+        self._use_agreement(terms.run)
         if new:
             place = run.roster.position[self.name]
             self.audit.order(
@@ -368,14 +474,16 @@ class Site:
             roster = Roster(losses.ids, losses.sizes)
             job = Job(roster, run.job.local, terms.seed, run.tracked, run.job.uploads)
             options = self.experiment.engine.build()
-            options = EngineOptions("serial") if options.name in ("ray", "auto") else options
+            if options.name in ("ray", "auto"):
+                options = EngineOptions("serial", precision=options.precision)
             self._engines = {terms.key: options(losses, job)}
         return self._engines[terms.key]
 
     def losses_of(self, seed: int) -> ModuleLosses:
         """The loss of the site's client, with the initial model of a seed."""
         if seed not in self._losses:
-            self._losses = {seed: build_losses(self.experiment, self.data, seed)}
+            counts = self._agreed.class_counts
+            self._losses = {seed: build_losses(self.experiment, self.data, seed, counts)}
             self._engines = {}
         return self._losses[seed]
 
@@ -389,32 +497,10 @@ def _with_steps(assignment: Assignment, steps: int) -> Assignment:
     return replace(assignment, work=replace(assignment.work, steps=steps))
 
 
-def _logged(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What the audit log has of a request; `round` is counted from 1, as in records."""
-    kind = values.get("kind")
-    found: dict[str, Any] = {
-        "kind": kind if kind in (IDENTIFY, DESCRIBE, WORK, EVALUATE) else "unknown"
-    }
-    for name, shown in LOGGED.items():
-        value = values.get(name)
-        if isinstance(value, str | int) and not isinstance(value, bool):
-            found[shown] = value
-    if kind == WORK and isinstance(found.get("round"), int):
-        found["round"] += 1
-    return found
-
-
 def _logged_tensors(reply: Reply, work: Work, coder: UploadCoder | None) -> dict[str, Tensor]:
     """The tensors that were sent, by the names that the audit log has."""
     found = sent_tensors(reply, work, coder)
     return {name.partition(" ")[2]: value for name, value in found.items()}
-
-
-def _in_words(asked: Mapping[str, Any]) -> str:
-    """A request, for the sentence about what a stopped site left undone."""
-    place = f"round {asked.get('round')} of {asked.get('method')}"
-    kinds = {WORK: f"the work of {place}", EVALUATE: f"the evaluation after {place}"}
-    return kinds.get(asked["kind"], f"the request to {asked['kind']} itself")
 
 
 def _require(condition: bool, sentence: str) -> None:

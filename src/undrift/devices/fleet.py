@@ -13,6 +13,7 @@ from typing import overload
 
 import numpy as np
 
+from undrift.devices.availability_mask import AvailabilityMask
 from undrift.devices.laws import normal_scores
 from undrift.devices.windows import Times, Windows
 from undrift.utils.errors import require
@@ -20,6 +21,9 @@ from undrift.utils.keys import uniforms
 
 ARRIVES, FAILED, LEFT = "arrives", "failed", "left"
 """How a trip ends: the reply arrives, the client drops out, or its availability ends."""
+
+EVERYBODY = slice(None)
+"""All clients, in the place of their indices."""
 
 FOR_EVER = (
     "A device takes longer than the virtual clock can count: increase its speed, down or up, or "
@@ -113,16 +117,16 @@ class Fleet:
         """Whether all clients are always available and every reply arrives undamaged."""
         return self.steady and not self.dropout.any() and not self.damage.any()
 
-    def reading(self, bytes: float | np.ndarray) -> np.ndarray:
-        """Seconds that each client takes to receive `bytes`, before jitter; `bytes` may differ."""
+    def reading(self, bytes: float | np.ndarray, who: np.ndarray | slice = EVERYBODY) -> np.ndarray:
+        """Seconds that clients take to receive `bytes`, before jitter; `bytes` may differ."""
         # The clock rejects times that overflow.
         with np.errstate(over="ignore", divide="ignore"):
-            return self.latency + bytes / self.down
+            return self.latency[who] + bytes / self.down[who]
 
-    def sending(self, bytes: float) -> np.ndarray:
-        """Seconds that each client takes to send `bytes`, before jitter."""
+    def sending(self, bytes: float, who: np.ndarray | slice = EVERYBODY) -> np.ndarray:
+        """Seconds that clients take to send `bytes`, before jitter."""
         with np.errstate(over="ignore", divide="ignore"):
-            return self.latency + bytes / self.up
+            return self.latency[who] + bytes / self.up[who]
 
     def factor(self, round: int, who: np.ndarray) -> np.ndarray:
         """The jitter factor of clients in a round: exp(σz − σ²/2), with mean one."""
@@ -135,8 +139,15 @@ class Fleet:
         return uniforms(self.seed, "damage", round, self.hashes[who]) < self.damage[who]
 
     def available(self, t: float) -> np.ndarray:
-        """A mask of the clients that are available at time t."""
-        return self.windows.available(t) & (t < self.gone_at)
+        """A mask of the clients that are available at time t.
+
+        It costs the least if times do not decrease from call to call.
+        """
+        return self._mask.at(t)
+
+    @cached_property
+    def _mask(self) -> AvailabilityMask:
+        return AvailabilityMask(self.windows, self.gone_at)
 
     def next_available(self, t: float) -> np.ndarray:
         """For every client the first time ≥ t at which it is available, or ∞."""

@@ -37,6 +37,14 @@ class Windows(ABC):
     def until(self, who: int | np.ndarray, t: float) -> np.ndarray:
         """The ends, later than t, of the windows that contain t; `who` must be available at t."""
 
+    def some_available(self, who: np.ndarray, t: float) -> np.ndarray:
+        """`available(t)` of some clients."""
+        return self.available(t)[who]
+
+    def next_of_some(self, who: np.ndarray, t: float) -> np.ndarray:
+        """`next(t)` of some clients."""
+        return self.next(t)[who]
+
     @abstractmethod
     def until_of(self, k: int, t: float) -> float:
         """The end, later than t, of the window that contains t; client k must be available at t."""
@@ -93,6 +101,13 @@ class DutyWindows(Windows):
         following = _beginning(self._phases, self._period, t, ahead=1)
         return np.where(self.available(t), t, following)
 
+    def some_available(self, who: np.ndarray, t: float) -> np.ndarray:
+        return t < self._end(self._phases[who], t)
+
+    def next_of_some(self, who: np.ndarray, t: float) -> np.ndarray:
+        following = _beginning(self._phases[who], self._period, t, ahead=1)
+        return np.where(self.some_available(who, t), t, following)
+
     def until(self, who: int | np.ndarray, t: float) -> np.ndarray:
         return self._end(self._phases[who], t)
 
@@ -141,17 +156,31 @@ class ListedWindows(Windows):
         self._repeat = repeat
 
     def available(self, t: float) -> np.ndarray:
-        last = self._last(t)
-        return (last >= self._first) & (t < self._end(last, self._turn(t)))
+        return self._available(slice(None), t)
 
     def next(self, t: float) -> np.ndarray:
-        following = self._last(t) + 1
+        return self._next(slice(None), t)
+
+    def some_available(self, who: np.ndarray, t: float) -> np.ndarray:
+        return self._available(who, t)
+
+    def next_of_some(self, who: np.ndarray, t: float) -> np.ndarray:
+        return self._next(who, t)
+
+    def _available(self, who: np.ndarray | slice, t: float) -> np.ndarray:
+        last = self._last(t, who)
+        return (last >= self._first[who]) & (t < self._end(last, self._turn(t)))
+
+    def _next(self, who: np.ndarray | slice, t: float) -> np.ndarray:
+        first, stop = self._first[who], self._stop[who]
+        following = self._last(t, who) + 1
         begins = self._turn(t) + self._begins[following]
         again = np.full(len(begins), math.inf)
         if self._repeat is not None:
-            some = self._first < self._stop
-            again[some] = self._turn(t, ahead=1) + self._begins[self._first[some]]
-        return np.where(self.available(t), t, np.where(following < self._stop, begins, again))
+            some = first < stop
+            again[some] = self._turn(t, ahead=1) + self._begins[first[some]]
+        later = np.where(following < stop, begins, again)
+        return np.where(self._available(who, t), t, later)
 
     def until(self, who: int | np.ndarray, t: float) -> np.ndarray:
         return self._end(self._last(t, who), self._turn(t))
@@ -221,6 +250,14 @@ class MixedWindows(Windows):
 
     def next(self, t: float) -> np.ndarray:
         return self._picked([part.next(t) for part in self._parts], self._which)
+
+    def some_available(self, who: np.ndarray, t: float) -> np.ndarray:
+        found = [part.some_available(who, t) for part in self._parts]
+        return self._picked(found, self._which[who])
+
+    def next_of_some(self, who: np.ndarray, t: float) -> np.ndarray:
+        found = [part.next_of_some(who, t) for part in self._parts]
+        return self._picked(found, self._which[who])
 
     def until(self, who: int | np.ndarray, t: float) -> np.ndarray:
         return self._picked([part.until(who, t) for part in self._parts], self._which[who])

@@ -113,6 +113,7 @@ class SimulationEngine(Engine):
         limits: NormLimits | None = None,
     ) -> RoundResult:
         result = self.job.result(method, round, diagnose, limits)
+        result.hold = states.hold
         for reply in self.replies(method, assignments, states, diagnose):
             result.take(reply)
         return result

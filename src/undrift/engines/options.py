@@ -10,10 +10,12 @@ import torch
 from undrift.core.losses import Federation, Losses, require_losses
 from undrift.engines.auto import AutoEngine
 from undrift.engines.base import Job, SimulationEngine
+from undrift.engines.mixed_precision import mixed_engine, mixed_losses
 from undrift.engines.ray.cluster import require_ray, require_reachable
 from undrift.engines.serial import SerialEngine
 from undrift.engines.strategies import candidates, slow_loss_message
 from undrift.local.base import Local
+from undrift.nets.criteria import FP32, PRECISIONS
 from undrift.utils.errors import (
     require,
     require_choice,
@@ -59,6 +61,11 @@ class EngineOptions:
         the share of a GPU that each of Ray's workers gets (0.25: four workers share one)
     inner
         the engine inside each of Ray's workers: "auto", "vectorised" or "serial"
+    precision
+        "fp32", or "bf16" for mixed precision: clients compute gradients in bfloat16, one client
+        after another in each thread, while weights, updates, method and evaluation stay in float32.
+        It changes results, so a resumed run must keep it. On a GPU it is meant to do the same, but
+        was never tried there
     """
 
     __repr__ = short_repr
@@ -71,6 +78,7 @@ class EngineOptions:
     address: str | None = None
     gpus: float = 0.0
     inner: str = "auto"
+    precision: str = FP32
 
     def __post_init__(self) -> None:
         require_choice("engine", self.name, ENGINES)
@@ -85,6 +93,12 @@ class EngineOptions:
             require_type("The engine's address", self.address, str, "a text such as 'host:6379'")
         require_range("The engine's gpus", self.gpus, at_least=0)
         require_choice("The engine inside a worker", self.inner, [n for n in ENGINES if n != "ray"])
+        require_choice("The engine's precision", self.precision, PRECISIONS)
+        require(
+            self.precision == FP32 or self.chunk in (None, 1),
+            f"With precision = {self.precision!r} a thread trains one client at a time, but chunk "
+            f"is {self.chunk}: leave chunk out.",
+        )
         for name, default in (("workers", None), ("address", None), ("gpus", 0), ("inner", "auto")):
             require(
                 self.name == "ray" or getattr(self, name) == default,
@@ -100,12 +114,16 @@ class EngineOptions:
     def __call__(self, losses: Federation, job: Job) -> SimulationEngine:
         """Build the engine."""
         losses = require_losses(losses)
+        if self.precision != FP32:
+            losses = mixed_losses(losses, job.local, self.precision)
         if self.name == "ray":
             self.require_ready()
             from undrift.engines.ray.engine import RayEngine
 
             return RayEngine(losses, job, self)
         threads = self.threads or torch.get_num_threads()
+        if self.precision != FP32:
+            return mixed_engine(losses, job, 0 if self.name == "serial" else threads)
         if self.name == "auto":
             return AutoEngine(losses, job, threads, self.memory, self.chunk)
         if self.name == "serial":

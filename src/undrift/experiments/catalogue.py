@@ -59,6 +59,7 @@ from undrift.methods.common.server_optimizers import (
 from undrift.methods.common.staleness import Staleness
 from undrift.nets.metrics import METRICS as LIBRARY_METRICS
 from undrift.nets.models import MODELS
+from undrift.privacy.gaussian import AdaptiveClip, Gaussian
 from undrift.robust import STATISTICS, Statistic
 from undrift.robust.attacks import ATTACKS, Attack
 from undrift.utils.errors import UndriftError, first_line, require_range
@@ -100,7 +101,7 @@ NONE = "none"
 """The word that stands for Python's None, which TOML lacks, where a parameter may be None."""
 REQUIRED: Any = inspect.Parameter.empty
 
-DERIVED = ("features", "classes", "characters", "channels", "side", "seed")
+DERIVED = ("features", "classes", "characters", "channels", "side", "seed", "encoding")
 """Parameters of models that follow from the data or from the run, unless a file gives them."""
 
 
@@ -215,6 +216,7 @@ GROUPS: dict[str, Mapping[str, Any]] = {
     "compressors": COMPRESSORS,
     "statistics": STATISTICS,
     "attacks": ATTACKS,
+    "privacy": {"gaussian": Gaussian, "adaptive_clip": AdaptiveClip},
 }
 """The groups of `undrift list`, each with its members by name."""
 

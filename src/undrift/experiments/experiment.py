@@ -72,6 +72,7 @@ from undrift.local.solvers import Local, Solver
 from undrift.loops.comparison import same_regularizer
 from undrift.loops.paces import Pace
 from undrift.privacy.gaussian import Gaussian
+from undrift.privacy.secure.settings import SecureAggregation
 from undrift.robust.attacks import Attack
 from undrift.utils.errors import (
     UndriftError,
@@ -417,7 +418,8 @@ class Experiment(ClosedTable):
     def norm_bound(self, deployed: bool = False) -> NormBound | None:
         """The bound on the norms of uploads; deployments have one unless the file says no."""
         if self.robust is None:
-            # Clipping bounds every upload of a private run already, without looking at others'.
+            # Clipping bounds every upload of a private run already, without looking at others', and
+            # norms of masked uploads say nothing.
             return NormBound() if deployed and self.privacy is None else None
         return self.robust.build(deployed)
 
@@ -432,6 +434,10 @@ class Experiment(ClosedTable):
     def attack_settings(self) -> Attack | None:
         """What some clients send in place of their uploads; None if all are honest."""
         return None if self.attack is None else member(ATTACK, self.attack)
+
+    def secure_aggregation(self) -> SecureAggregation | None:
+        """How a deployment hides single uploads from its server; None if it does not."""
+        return None if self.privacy is None else self.privacy.build_secure()
 
     def privacy_settings(self) -> Gaussian | None:
         """Client-level differential privacy; None without it."""

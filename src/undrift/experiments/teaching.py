@@ -51,6 +51,7 @@ SINGULAR = {
     "compressor": "compressors",
     "statistic": "statistics",
     "attack": "attacks",
+    "privacy": "privacy",
 }
 """The kinds that `undrift show` accepts, with the group of each."""
 
@@ -77,6 +78,7 @@ WHERE = {
     "compressors": "[compression] up and down",
     "statistics": "[robust] statistic",
     "attacks": "[attack] name",
+    "privacy": "[privacy], and [privacy.adaptive_clip]",
 }
 """The key of an experiment file that takes the names of a group."""
 
@@ -341,6 +343,10 @@ def example(group: str, name: str) -> str:
         return _lines("[robust]", {"statistic": {"name": name, **values}})
     if group == "attacks":
         return _lines("[attack]", {"name": name, **values})
+    if group == "privacy":
+        if name == "gaussian":
+            return _lines("[privacy]", {"noise": 1.0, "clip": 0.5})
+        return _tables({"privacy": {"noise": 1.0}, "privacy.adaptive_clip": values})
     return _lines("[data]", {"augment": [f"{name}:{next(iter(values.values()))}"]})
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from undrift.compression.downloads import DownloadCompressor
 from undrift.core.client_metrics import ClientMetrics
@@ -39,11 +39,12 @@ from undrift.loops.private_rounds import counted_samples, make_mechanism
 from undrift.loops.spec import EngineFactory, RunSpec, StatesFactory
 from undrift.loops.upload_transforms import transforms_of
 from undrift.methods.traffic import traffic_of
+from undrift.nets.modes import unmark_eval_parts
 from undrift.nets.module_losses import ModuleLosses
 from undrift.privacy.mechanism import Mechanism
 from undrift.privacy.noise_sources import KeyedNoise, NoiseSource
 from undrift.robust.settings import check_statistic
-from undrift.utils.errors import Diverged, require, require_type
+from undrift.utils.errors import Diverged, UndriftError, require, require_type
 from undrift.utils.threads import one_thread
 
 MAX_SPANS = 500
@@ -56,6 +57,8 @@ class Loop(ABC):
     Iterate over `rounds()`. Between two rounds the whole state of the run is in `records`,
     `states`, and what `saved` and `write_once_parts` return: a loop restored from them continues
     with the same bits.
+
+    Callbacks get it as `run`, to read: the guide's page on own parts lists what they may use.
     """
 
     def __init__(
@@ -111,9 +114,7 @@ class Loop(ABC):
         self.sampler.check(self.roster)
         devices = self._devices()
         self.fleet: Fleet | None = devices.fleet(self.roster, seed) if devices else None
-        models = evaluation.models
-        last = "all" in models or ("own" in models and method.own_model is None)
-        tracked = TrackedModels(cohort="cohort" in models, last=last)
+        tracked = TrackedModels.of(evaluation.models, method.own_model)
         self.x0 = losses.initial()
         chain = UploadChain(
             transforms_of(
@@ -248,6 +249,15 @@ class Loop(ABC):
             record = self._step()
         record.strategy = self.engine.strategy
         return record
+
+    def model(self) -> nn.Module:
+        """A new module with the server's present parameters and buffers, in evaluation mode.
+
+        Personal parameters rest with the clients, so they have their initial values here.
+        """
+        if not isinstance(self.losses, ModuleLosses):
+            raise UndriftError("An analytic problem has no module: its solution is `result.x`.")
+        return unmark_eval_parts(self.losses.module_with(self.server.x, self.buffers))
 
     @property
     def keeps_own_models(self) -> bool:
@@ -460,9 +470,11 @@ class Loop(ABC):
 
     def _measured_samples(self, train_samples: int | None) -> dict[str, tuple[int, int]]:
         """By part, on how many samples the models were measured, and how many there are."""
-        if not isinstance(self.losses, ModuleLosses):
+        # The engine's losses measured the model and still have the samples.
+        losses = getattr(self.engine, "losses", self.losses)
+        if not isinstance(losses, ModuleLosses):
             return {}
-        return self.losses.measured_samples(self.weights, self.evaluation.parts, train_samples)
+        return losses.measured_samples(self.weights, self.evaluation.parts, train_samples)
 
     def _target_reached(self, metrics: Mapping[str, float]) -> str | None:
         """A sentence on the first target that was reached, or None."""

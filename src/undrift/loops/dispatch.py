@@ -7,7 +7,7 @@ what clients compute. Only the clients whose replies will be used need to be tra
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -124,13 +124,21 @@ def dispatch_with_clock(
     """The dispatch of a cohort that starts at time `now`; the pace decides when the round ends."""
     job = planner.job
     roster = job.roster
-    received = np.full(len(roster), float(sum(cost.down.values())))
-    for id, bytes_down in cost.down_by.items():
-        received[roster.position[id]] = sum(bytes_down.values())
-    reading = fleet.reading(received)
-    sending = fleet.sending(sum(cost.up.values()))
+    up = sum(cost.up.values())
+
+    def received(clients: Iterable[Hashable]) -> np.ndarray:
+        """The bytes that each of these clients receives."""
+        return np.array([sum(cost.down_for(id).values()) for id in clients], dtype=float)
+
     places = np.array([roster.position[id] for id in cohort], dtype=np.int64)
-    factor = dict(zip(cohort, fleet.factor(round, places).tolist(), strict=True))
+    factor, reading, sending = (
+        dict(zip(cohort, values.tolist(), strict=True))
+        for values in (
+            fleet.factor(round, places),
+            fleet.reading(received(cohort), places),
+            fleet.sending(up, places),
+        )
+    )
     budget = pace.budget
 
     def within(client: Client, solver: Solver, steps: int) -> int:
@@ -138,7 +146,7 @@ def dispatch_with_clock(
         assert budget is not None
         k = roster.position[client.id]
         # The round's factor slows down all parts of a trip: scale the budget once instead.
-        seconds = budget / factor[client.id] - float(reading[k]) - float(sending[k])
+        seconds = budget / factor[client.id] - reading[client.id] - sending[client.id]
         units = seconds * float(fleet.speed[k]) * SLACK
         units -= compute_units(fleet, client, solver, 0, cost)
         if units <= 0:
@@ -157,7 +165,9 @@ def dispatch_with_clock(
         ],
         dtype=float,
     )
-    trips = fleet.trips(who, computed, now, reading[who], sending[who], round)
+    down = received(client.id for client in work)
+    transfers = fleet.reading(down, who), fleet.sending(up, who)
+    trips = fleet.trips(who, computed, now, *transfers, round)
     used, over = pace.closes(now, trips.end, trips.outcome == ARRIVES)
     absent = _absent(cohort, work)
     if absent and budget is not None:

@@ -242,7 +242,7 @@ class VirtualEventQueue(EventQueue):
             "launched": self.launched,
             "tickets": self._sequence,
             "heap": [list(each) for each in self._heap],
-            "busy": [k for k, busy in enumerate(self._busy) if busy],
+            "busy": np.flatnonzero(np.frombuffer(self._busy, dtype=np.uint8)).tolist(),
         }
 
     def restore(self, saved: dict[str, Any]) -> None:

@@ -15,10 +15,15 @@ from undrift.core.losses import Losses
 from undrift.core.problem import LocalProblem, Work
 from undrift.core.regularizers import Regularizer
 from undrift.engines.base import SimulationEngine, require_simulation
+from undrift.local.solvers import Local
 from undrift.utils.keys import key
 
 if TYPE_CHECKING:
     from undrift.loops.base import Loop
+
+
+OWN_MODELS = ("own", "tuned")
+"""The reported models of which every client has its own."""
 
 
 def measure(run: Loop, train_samples: int | None = None) -> dict[str, float]:
@@ -57,6 +62,11 @@ def client_rows(run: Loop) -> list[dict[str, Any]]:
 def _metrics_of(
     run: Loop, name: str, clients: ClientMetrics | None, train_samples: int | None = None
 ) -> dict[str, float]:
+    if name in OWN_MODELS and not isinstance(run.engine, SimulationEngine):
+        # Only the sites of a deployment have these models: they measure them themselves.
+        return run.engine.evaluate(
+            run.server.x, run.weights, run.buffers, run.evaluation.parts, clients
+        )
     if name == "own":
         return _own(run, clients)
     if name == "tuned":
@@ -135,22 +145,36 @@ def _of_each(
 def _tuned(run: Loop, client: Hashable) -> Tensor:
     """The server's model after a client trained it on its own training data."""
     engine = require_simulation(run.engine, "Fine-tuning on the clients")
-    solver = run.evaluation.tune.of(client)
-    position = run.roster.position[client]
-    k, samples = run.roster.place[position], int(run.roster.sizes[position])
-    steps = solver.steps_of(solver.amount(client, run.round, run.seed), samples)
-    number = key(run.seed, "tuning", run.round, client)
+    place = run.roster.place[run.roster.position[client]]
+    tune = run.evaluation.tune
+    return tuned(engine.losses, place, tune, run.server.x, run.buffers, run.round, run.seed)
+
+
+def tuned(
+    losses: Losses,
+    k: int,
+    tune: Local,
+    x: Tensor,
+    buffers: Mapping[str, Tensor],
+    round: int,
+    seed: int,
+) -> Tensor:
+    """A model after client k, by its place in the losses, trained it on its own training data."""
+    client = losses.ids[k]
+    solver = tune.of(client)
+    steps = solver.steps_of(solver.amount(client, round, seed), int(losses.sizes[k]))
+    number = key(seed, "tuning", round, client)
     work = Work(
         client=client,
-        round=run.round,
-        turn=run.round,
+        round=round,
+        turn=round,
         steps=steps,
         expected=steps,
-        rate=solver.rate(run.round),
+        rate=solver.rate(round),
         key=number % 2**64,
     )
-    with engine.losses.training(k, run.buffers, number) as loss:
-        return solver.run(loss, LocalProblem(start=run.server.x), work).x.clone()
+    with losses.training(k, buffers, number) as loss:
+        return solver.run(loss, LocalProblem(start=x), work).x.clone()
 
 
 def gradient_mapping(

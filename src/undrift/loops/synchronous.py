@@ -8,8 +8,6 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from undrift.core.clients import ClientStates
 from undrift.core.diagnostics import diagnose
 from undrift.core.messages import Assignment, buffer_bytes
@@ -92,8 +90,7 @@ class Synchronous(Loop):
                 f"is defined only when every client takes part in every round: give it more time, "
                 f"or choose a method that allows partial participation."
             )
-        # Diagnostics come from single clients' uploads, which a private run does not publish.
-        diagnosed = self.diagnoses and self.mechanism is None and self._evaluated(t + 1)
+        diagnosed = self._diagnosed(t + 1)
         assignments = [Assignment(c, work, down, self.buffers) for c, work in dispatch.used.items()]
         if self.states.kinds:
             # Before the engine starts: states of the next cohort are read while this one trains.
@@ -148,6 +145,11 @@ class Synchronous(Loop):
         self.round += 1
         record.seconds = time.perf_counter() - began
         return record
+
+    def _diagnosed(self, round: int) -> bool:
+        """Whether the diagnostics of a round are computed."""
+        # They come from single clients' uploads, which a private run does not publish.
+        return self.diagnoses and self.mechanism is None and self._evaluated(round)
 
     def _run(
         self, method: Method, assignments: Sequence[Assignment], diagnosed: bool
@@ -246,12 +248,11 @@ class Synchronous(Loop):
             return draw_cohort(sampler, self.roster, self.seed, self.round)
         # Wait until one of the clients that can be drawn is available: any client, or for given
         # cohorts one of this round's.
-        wanted = np.ones(len(self.roster), dtype=bool)
+        wanted: slice | list[int] = slice(None)
         if isinstance(sampler, Fixed):
-            wanted[:] = False
             given = draw_cohort(sampler, self.roster, self.seed, self.round)
-            wanted[[self.roster.position[client] for client in given]] = True
-        if not (self.fleet.available(self.now) & wanted).any():
+            wanted = [self.roster.position[client] for client in given]
+        if not self.fleet.available(self.now)[wanted].any():
             next_time = float(self.fleet.next_available(self.now)[wanted].min())
             if math.isinf(next_time):
                 self.stopped = "no client is available any more"

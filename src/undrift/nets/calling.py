@@ -74,6 +74,18 @@ def scores_of(outputs: Any) -> Tensor | None:
     return found if isinstance(found, Tensor) else None
 
 
+def in_float32(outputs: Any) -> Any:
+    """Outputs with their floating-point tensors in float32, so that losses of them are exact."""
+    if isinstance(outputs, Tensor):
+        return outputs.float() if outputs.is_floating_point() else outputs
+    if isinstance(outputs, list | tuple):
+        return tuple(in_float32(each) for each in outputs)
+    entries = _entries(outputs)
+    if entries is None:
+        return outputs
+    return _like(outputs, {name: in_float32(each) for name, each in entries.items()})
+
+
 def output_numbers(outputs: Any, samples: int) -> int:
     """How many numbers the outputs of one sample have, at least 1."""
     rows = [each for each in tensors_of(outputs) if each.ndim and len(each) == samples]

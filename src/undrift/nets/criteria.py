@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from undrift.data.samples.structure import Tree, join_batch
-from undrift.nets.calling import call_model, has_own_loss, own_loss, scores_of
+from undrift.nets.calling import call_model, has_own_loss, in_float32, own_loss, scores_of
 from undrift.nets.metrics import Function, Streaming
 from undrift.utils.errors import UndriftError, first_line, require
 
@@ -27,6 +27,13 @@ Metric = Callable[[Tensor, Tensor], float | Tensor] | Streaming
 """A function (outputs, targets) → number, or an object with `update`, `compute` and `reset`."""
 Metrics = Mapping[str, Metric | str] | Sequence[str]
 """Metrics by name, or a list of names of `undrift.nets.metrics`."""
+FP32, BF16 = "fp32", "bf16"
+PRECISIONS = {
+    FP32: "float32 throughout",
+    BF16: "mixed: forward and backward passes of clients' training in bfloat16 (torch.autocast); "
+    "weights, updates, method and evaluation in float32",
+}
+"""Every precision of training by name, with a description for help texts."""
 LOSS = "loss"
 """Name of the loss among the metrics."""
 FEW_CLASSES = 16
@@ -82,6 +89,8 @@ class Criterion:
     batchwise: bool = False
     """whether the loss of many samples is that of their batches, weighted by their sizes: where a
     model or a step computes it, and it is not known for single samples"""
+    precision: str = FP32
+    """one of `PRECISIONS`: how `loss_of` calls the model"""
 
     @property
     def needs_outputs(self) -> bool:
@@ -95,9 +104,17 @@ class Criterion:
 
     def loss_of(self, module: nn.Module, inputs: Tree, targets: Tree) -> Tensor:
         """How a batch becomes a loss: a scalar tensor, the mean over the batch."""
-        if self.step is not None:
-            return self.step(module, join_batch(inputs, targets))
-        return self.loss(call_model(module, inputs), targets)
+        if self.precision == FP32:
+            if self.step is not None:
+                return self.step(module, join_batch(inputs, targets))
+            return self.loss(call_model(module, inputs), targets)
+        device = next(module.parameters()).device.type
+        with torch.autocast(device, torch.bfloat16):
+            if self.step is not None:
+                return self.step(module, join_batch(inputs, targets)).float()
+            outputs = call_model(module, inputs)
+        # The logarithms and sums of a loss need more digits than bfloat16 has.
+        return self.loss(in_float32(outputs), targets)
 
     def values_of_samples(
         self, outputs: Tensor, targets: Tensor, cuts: Sequence[int] = ()

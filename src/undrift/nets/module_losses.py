@@ -26,7 +26,7 @@ from undrift.data.part import Part
 from undrift.data.samples.structure import Tree, named_tensors, target_name
 from undrift.nets.calling import inputs_for, joined_outputs, placed
 from undrift.nets.client_losses import LazyModuleLoss, ModuleLoss
-from undrift.nets.criteria import LOSS, Criterion, Loss, Metric, Metrics, Step
+from undrift.nets.criteria import FP32, LOSS, Criterion, Loss, Metric, Metrics, Step
 from undrift.nets.dropout import MaskGenerator, use_keyed_dropout
 from undrift.nets.flat import FlatModule
 from undrift.nets.metrics import named_metrics
@@ -118,7 +118,7 @@ class ModuleLosses(Losses):
         self.flat = FlatModule(module, self.device, own)
         self.dimension = self.flat.shared
         self._initial_whole = self.flat.x.clone()
-        self._initial = self._initial_whole[: self.dimension].clone()
+        self._initial = self._initial_whole[: self.dimension]  # a view: models may be large
         called = None if step is not None else self.flat.module  # a step gets whole batches
         self._train = _placed_like(self.flat.x, data.train, called)
         self._test = None if data.test is None else _placed_like(self.flat.x, data.test, called)
@@ -148,6 +148,8 @@ class ModuleLosses(Losses):
         warn_about_buffers(self.changing_buffers)
         self._masks = MaskGenerator(self.device)
         self._is_thread_copy = False
+        self.precision = FP32
+        """the precision in which clients train"""
 
     def constructor_arguments(
         self,
@@ -169,6 +171,17 @@ class ModuleLosses(Losses):
         found._masks, found._is_thread_copy = MaskGenerator(self.device), True
         use_keyed_dropout(found.flat.module, found._masks)
         return found
+
+    def in_precision(self, precision: str) -> ModuleLosses:
+        """The same losses whose clients train in another precision; evaluation stays the same."""
+        found = copy(self)
+        found.precision = precision
+        return found
+
+    @property
+    def training_criterion(self) -> Criterion:
+        """The criterion that clients train with, in their precision."""
+        return replace(self.criterion, precision=self.precision)
 
     @property
     def uses_random_numbers_beyond_dropout(self) -> bool:
@@ -222,11 +235,12 @@ class ModuleLosses(Losses):
         loss: ModuleLoss
         if self._train.lazy is None:
             x, y = self._train.client(k)
-            loss = ModuleLoss(flat, self.criterion, x, y, *options)
+            loss = ModuleLoss(flat, self.training_criterion, x, y, *options)
         else:
             rows = self._train.of(k).numpy()
             lazy = self._train.lazy
-            loss = LazyModuleLoss(flat, self.criterion, lazy, rows, number, self._piece, *options)
+            criterion = self.training_criterion
+            loss = LazyModuleLoss(flat, criterion, lazy, rows, number, self._piece, *options)
         loss.personal_buffers = self._personal_buffers
         loss.masks = self._masks
         self._masks.seed(number)

@@ -147,10 +147,7 @@ class Result:
 
         Personal parameters rest with the clients, so they have their initial values here.
         """
-        losses = self.run.losses
-        if not isinstance(losses, ModuleLosses):
-            raise UndriftError("An analytic problem has no module: its solution is `result.x`.")
-        return unmark_eval_parts(losses.module_with(self.x, self.run.buffers))
+        return self.run.model()
 
     def client_model(self, client: Hashable) -> nn.Module:
         """Return a module with a client's own parameters after its last work.

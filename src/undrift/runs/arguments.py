@@ -19,6 +19,8 @@ from torch import nn
 
 from undrift.core.method import Method
 from undrift.data.federated import FederatedData
+from undrift.engines import engine_options
+from undrift.nets.criteria import FP32
 from undrift.runs.folder import (
     ABOUT,
     ARGUMENTS,
@@ -59,6 +61,9 @@ def described(methods: Mapping[str, Method], options: Mapping[str, Any]) -> dict
     for name, value in options.items():
         if name not in NOT_DESCRIBED and value is not None and value != DEFAULTS.get(name):
             found[name] = _plain(value)
+    precision = engine_options(options.get("engine", "auto")).precision
+    if precision != FP32:  # an entry of its own: other settings of an engine may change
+        found["precision"] = precision
     return found
 
 

@@ -42,6 +42,8 @@ DONE = (FINISHED, STOPPED, DIVERGED)
 """The statuses of a run that has ended."""
 STATUSES = (RUNNING, INTERRUPTED, *DONE)
 OPTIONAL_TEXT, OPTIONAL_WHOLE = (str, NoneType), (int, NoneType)
+ARCHIVED = "archived"
+"""The key of run.json that is true if only the records of a run were kept, and not its model."""
 RUN_SHAPES = {
     "label": str,
     "seed": int,
@@ -53,6 +55,7 @@ RUN_SHAPES = {
     "rounds": OPTIONAL_WHOLE,
     "parameters": OPTIONAL_WHOLE,
     "model_checksum": OPTIONAL_TEXT,
+    ARCHIVED: (bool, NoneType),
 }
 """The values of run.json; older versions wrote fewer."""
 LOCK_SECONDS = 1.0

@@ -7,10 +7,12 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import islice
 
+import torch
 from torch import Tensor
 
 from undrift.core.clients import ClientStates
 from undrift.core.problem import Keep
+from undrift.runs.spilling import in_files
 from undrift.runs.store import Store
 from undrift.utils.errors import require
 
@@ -44,6 +46,8 @@ class StoredStates(ClientStates):
         """states of this round's clients, read from the store"""
         self._prefetching: Future[dict[Hashable, Keep]] | None = None
         """states of the next round's clients, which a thread reads from the store"""
+        self._held_bytes = 0
+        """bytes of the new states of the round in progress"""
         self._reader = ThreadPoolExecutor(1)
         self._seen = set(store.clients())
 
@@ -59,11 +63,13 @@ class StoredStates(ClientStates):
         return self._read([client])[client]
 
     def gather(self, clients: Sequence[Hashable]) -> Keep:
-        if self.kinds:
-            # In one transaction, which is faster than one per client in `get`.
-            missing = self._only_in_store(clients)
-            self._prefetched |= self._read(list(missing))
-        return super().gather(clients)
+        if not self.kinds:
+            return Keep()
+        # In one transaction, which is faster than one per client in `get`. They are not held for
+        # the rest of the round, since the states of a cohort of large models do not fit.
+        read = self._read(list(self._only_in_store(clients)))
+        kept = [read[client] if client in read else self.get(client) for client in clients]
+        return Keep(**{name: torch.stack([getattr(k, name) for k in kept]) for name in self.kinds})
 
     def _read(self, clients: Sequence[Hashable]) -> dict[Hashable, Keep]:
         """The states of clients that have taken part, from the store."""
@@ -78,6 +84,7 @@ class StoredStates(ClientStates):
         # The loop calls this once per round, so the last call read the states of this round. They
         # are up to date: only clients of the round before got new states meanwhile, and the loop
         # does not ask for those in advance.
+        self._held_bytes = 0
         if self._prefetching is not None:
             self._prefetched = self._prefetching.result()
         most = int(self._memory // max(1, _bytes(self.first())))
@@ -90,6 +97,11 @@ class StoredStates(ClientStates):
             held = client in self._kept or client in self._cached or client in self._prefetched
             if client in self._seen and not held:
                 yield client
+
+    def hold(self, keep: Keep) -> Keep:
+        """The state itself, or a copy in a file once those of the round exceed the memory."""
+        self._held_bytes += _bytes(keep)
+        return keep if self._held_bytes <= self._memory else in_files(keep, self._store.folder)
 
     def put(self, client: Hashable, keep: Keep) -> None:
         super().put(client, keep)

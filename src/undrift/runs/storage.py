@@ -30,6 +30,7 @@ from undrift.nets.module_losses import ModuleLosses
 from undrift.nets.weights import save_weights
 from undrift.runs.client_tables import write_clients
 from undrift.runs.folder import (
+    ARCHIVED,
     DATA,
     DIVERGED,
     DONE,
@@ -335,7 +336,7 @@ def ended(folder: Path, rounds: int | None = None) -> Ended | None:
         return None
     found = read_run(folder / RUN)
     status = found["status"]
-    if status not in DONE or not _has_model(folder):
+    if status not in DONE or not (found.get(ARCHIVED) or _has_model(folder)):
         return None
     before = found.get("rounds")
     if not isinstance(before, int):

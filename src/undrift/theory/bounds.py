@@ -112,6 +112,15 @@ def best_steps(c: Constants, cohort: int) -> float:
     return float((once / ((8 + 4 / cohort) * c.G**2)) ** 0.5)
 
 
+def best_steps_as_printed(c: Constants, cohort: int) -> float:
+    """√((Σp_k²σ_k² + LΓ + κG²)/((1 + 1/K)G²)): eq. 8 as the paper prints it, constants dropped."""
+    require(cohort >= 1, f"best_steps_as_printed: the cohort is {cohort}, but must be at least 1.")
+    require(c.G > 0, f"best_steps_as_printed: G = {c.G:g}, but it must be above 0.")
+    noise = float((c.q**2 * torch.as_tensor(c.sigma, dtype=torch.float64) ** 2).sum())
+    top = noise + c.L * c.Gamma + c.L / c.mu * c.G**2
+    return float((top / ((1 + 1 / cohort) * c.G**2)) ** 0.5)
+
+
 def fixed_rate_bias(H: Tensor, b: Tensor, q: Tensor, lr: float, steps: int) -> Tensor:
     """The O(η) distance of FedAvg at a fixed rate from w*, on f_k = ½wᵀH_k w − b_kᵀw (Theorem 4).
 

@@ -53,3 +53,8 @@ def bound(
 def corollary1(L: float, steps: int, clients: int, rounds: int) -> tuple[float, float]:
     """(η, η_g) = (1/(√T·EL), √(EN)), with which the bound is O(1/√(ENT) + 1/T)."""
     return 1 / (sqrt(rounds) * steps * L), sqrt(steps * clients)
+
+
+def corollary2(L: float, steps: int, cohort: int, rounds: int) -> tuple[float, float]:
+    """(η, η_g) = (1/(√T·EL), √(EK)) for K of N devices: the bound is O(√E/√(KT) + 1/T)."""
+    return corollary1(L, steps, cohort, rounds)

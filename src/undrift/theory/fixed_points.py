@@ -2,24 +2,45 @@
 
 f_i(x) = ½xᵀH_i x − b_iᵀx, full participation, gradient descent with a constant rate η and τ_i
 local steps. Client i moves x by −M_i(H_i x − b_i), M_i = η Σ_{s<τ_i} (I − η(H_i + μI))^s, so the
-average does not move where Σ ω_i M_i (H_i x − b_i) = 0, which is not the optimum of F.
+average does not move where Σ ω_i M_i (H_i x − b_i) = 0, which is not the optimum of F. With local
+momentum M_i is another polynomial of H_i.
 """
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from undrift.theory._checks import Steps, weights
 from undrift.theory._checks import steps as _steps
-from undrift.theory.consistency import a_norm_proximal, effective_weights
+from undrift.theory.consistency import coefficients, effective_weights
 from undrift.utils.errors import require
 
 
+class LocalMomentum(NamedTuple):
+    """The momentum of the local solver; its buffer starts at zero in every round."""
+
+    rho: float = 0.0  # ρ
+    nesterov: bool = False
+    pull_inside: bool = False  # whether the pull μ is inside the buffer
+
+
+NO_MOMENTUM = LocalMomentum()
+
+
 def averaging_fixed_point(
-    H: Tensor, b: Tensor, omega: Tensor, lr: float, steps: Steps, mu: float = 0.0
+    H: Tensor,
+    b: Tensor,
+    omega: Tensor,
+    lr: float,
+    steps: Steps,
+    mu: float = 0.0,
+    momentum: LocalMomentum = NO_MOMENTUM,
 ) -> Tensor:
     """x∞ = (Σ ω_i M_i H_i)⁻¹ Σ ω_i M_i b_i, for H [N, P, P], b [N, P] and ω [N] of any scale.
 
-    A run converges to it if a round is a contraction, as for H_i ⪰ 0 and η(L + μ) ≤ 1.
+    A run converges to it if a round is a contraction, as for H_i ⪰ 0 and η(L + μ) ≤ 1 without
+    momentum.
     """
     where = "averaging_fixed_point"
     H, b = _quadratics(H, b, where)
@@ -33,35 +54,76 @@ def averaging_fixed_point(
         lr > 0 and mu >= 0,
         f"{where}: lr = {lr:g} and mu = {mu:g}, but lr must be above 0 and mu at least 0.",
     )
-    eye = torch.eye(b.shape[1], dtype=torch.float64)
-    runs = zip(H, _steps(steps, where, len(b)).tolist(), strict=True)
-    sums = torch.stack([_power_sum(eye - lr * (h + mu * eye), int(tau)) for h, tau in runs])
-    M = omega[:, None, None] * sums  # the factor η cancels
+    taus = _steps(steps, where, len(b)).tolist()
+    M = omega[:, None, None] * _gains(H, lr, taus, mu, momentum)  # the factor η cancels
     return _solve((M @ H).sum(0), (M @ b[:, :, None]).sum(0)[:, 0], where)
 
 
-def fedavg(H: Tensor, b: Tensor, q: Tensor, lr: float, steps: Steps) -> Tensor:
+def fedavg(
+    H: Tensor,
+    b: Tensor,
+    q: Tensor,
+    lr: float,
+    steps: Steps,
+    momentum: LocalMomentum = NO_MOMENTUM,
+) -> Tensor:
     """FedAvg's fixed point: ω_i = q_i, μ = 0."""
-    return averaging_fixed_point(H, b, weights(q, "fedavg", len(b)), lr, steps)
+    q = weights(q, "fedavg", len(b))
+    return averaging_fixed_point(H, b, q, lr, steps, momentum=momentum)
 
 
-def fedprox(H: Tensor, b: Tensor, q: Tensor, lr: float, steps: Steps, mu: float) -> Tensor:
+def fedprox(
+    H: Tensor,
+    b: Tensor,
+    q: Tensor,
+    lr: float,
+    steps: Steps,
+    mu: float,
+    momentum: LocalMomentum = NO_MOMENTUM,
+) -> Tensor:
     """FedProx's fixed point: ω_i = q_i, pull μ."""
-    return averaging_fixed_point(H, b, weights(q, "fedprox", len(b)), lr, steps, mu)
+    return averaging_fixed_point(H, b, weights(q, "fedprox", len(b)), lr, steps, mu, momentum)
 
 
-def fednova(H: Tensor, b: Tensor, q: Tensor, lr: float, steps: Steps, mu: float = 0.0) -> Tensor:
-    """FedNova's fixed point, for any τ_eff: ω_i = q_i/‖a_i‖₁, which is q_i/τ_i for μ = 0."""
+def fednova(
+    H: Tensor,
+    b: Tensor,
+    q: Tensor,
+    lr: float,
+    steps: Steps,
+    mu: float = 0.0,
+    momentum: LocalMomentum = NO_MOMENTUM,
+) -> Tensor:
+    """FedNova's fixed point, for any τ_eff: ω_i = q_i/‖a_i‖₁, which is q_i/τ_i for plain SGD."""
     q, tau = weights(q, "fednova", len(b)), _steps(steps, "fednova", len(b))
-    return averaging_fixed_point(H, b, q / a_norm_proximal(tau, lr * mu), lr, tau, mu)
+    options = {"momentum": momentum.rho, "nesterov": momentum.nesterov, "pull": lr * mu}
+    norms = [float(coefficients(int(t), **options).sum()) for t in tau.tolist()]  # type: ignore[arg-type]
+    omega = q / torch.tensor(norms, dtype=torch.float64)
+    return averaging_fixed_point(H, b, omega, lr, tau, mu, momentum)
 
 
-def fedcm(H: Tensor, b: Tensor, q: Tensor, lr: float, steps: Steps, alpha: float) -> Tensor:
+def fedcm(
+    H: Tensor,
+    b: Tensor,
+    q: Tensor,
+    lr: float,
+    steps: Steps,
+    alpha: float,
+    momentum: LocalMomentum = NO_MOMENTUM,
+) -> Tensor:
     """FedCM's fixed point: FedAvg's for the rate αη, since its direction D vanishes there."""
-    return fedavg(H, b, q, alpha * lr, steps)
+    return fedavg(H, b, q, alpha * lr, steps, momentum)
 
 
-def mimelite(H: Tensor, b: Tensor, q: Tensor, lr: float, steps: Steps, beta: float) -> Tensor:
+def mimelite(
+    H: Tensor,
+    b: Tensor,
+    q: Tensor,
+    lr: float,
+    steps: Steps,
+    beta: float,
+    momentum: LocalMomentum = NO_MOMENTUM,
+) -> Tensor:
     """MimeLite's fixed point, where m = ∇F(x).
 
     Client i moves x by −ηS_i[(1 − β)(H_i x − b_i) + βm] with S_i = Σ_{s<τ_i} (I − (1 − β)ηH_i)^s.
@@ -69,10 +131,8 @@ def mimelite(H: Tensor, b: Tensor, q: Tensor, lr: float, steps: Steps, beta: flo
     where = "mimelite"
     H, b = _quadratics(H, b, where)
     q = weights(q, where, len(b))
-    eye = torch.eye(b.shape[1], dtype=torch.float64)
     taus = _steps(steps, where, len(b)).tolist()
-    sums = [_power_sum(eye - (1 - beta) * lr * h, int(tau)) for h, tau in zip(H, taus, strict=True)]
-    S = q[:, None, None] * torch.stack(sums)
+    S = q[:, None, None] * _gains((1 - beta) * H, lr, taus, 0.0, momentum)
     mean_H, mean_b = torch.einsum("k,kij->ij", q, H), q @ b
     matrix = (S @ ((1 - beta) * H + beta * mean_H)).sum(0)
     right = (S @ ((1 - beta) * b + beta * mean_b)[:, :, None]).sum(0)[:, 0]
@@ -88,6 +148,7 @@ def pfedme(
     lam: float,
     eta: float,
     R: int,
+    momentum: LocalMomentum = NO_MOMENTUM,
 ) -> Tensor:
     """pFedMe's fixed point: Σ q_i (I − (I − ηλM_iH_i)^R) (w − x_i*) = 0, with H_i x_i* = b_i.
 
@@ -100,9 +161,9 @@ def pfedme(
     q = weights(q, where, len(b))
     eye = torch.eye(b.shape[1], dtype=torch.float64)
     total, right = torch.zeros_like(eye), torch.zeros_like(b[0])
-    for h, v, share, tau in zip(H, b, q, _steps(steps, where, len(b)).tolist(), strict=True):
-        inner = lr * _power_sum(eye - lr * (h + lam * eye), int(tau))  # M_i
-        step = eta * lam * inner
+    gains = _gains(H, lr, _steps(steps, where, len(b)).tolist(), lam, momentum)
+    for h, v, share, gain in zip(H, b, q, gains, strict=True):
+        step = eta * lam * lr * gain  # ηλM_i
         # (I − (I − A)^R) (w − x*) = Σ_{r<R} (I − A)^r A (w − x*), A = step·H_i, A x* = step·b_i
         repeated = share * _power_sum(eye - step @ h, R)
         total, right = total + repeated @ step @ h, right + repeated @ step @ v
@@ -155,6 +216,26 @@ def spherical(e: Tensor, omega: Tensor, lr: float, steps: Steps, mu: float = 0.0
 def lemma1(e: Tensor, q: Tensor, steps: Steps) -> Tensor:
     """Σ q_iτ_i e_i / Σ q_iτ_i: FedAvg's fixed point on f_i = ½|x − e_i|² as η → 0 (Lemma 1)."""
     return effective_weights(q, _steps(steps, "lemma1", len(e))) @ e.double()
+
+
+def _gains(H: Tensor, lr: float, taus: list[float], mu: float, momentum: LocalMomentum) -> Tensor:
+    """M_i/η of every client, `[N, P, P]`: τ_i steps from x move by −η(M_i/η)(H_i x − b_i)."""
+    eye = torch.eye(H.shape[1], dtype=torch.float64)
+    if momentum.rho == 0:
+        runs = zip(H, taus, strict=True)
+        return torch.stack([_power_sum(eye - lr * (h + mu * eye), int(tau)) for h, tau in runs])
+    gains = []
+    inside, outside = (mu, 0.0) if momentum.pull_inside else (0.0, mu)
+    for h, tau in zip(H, taus, strict=True):
+        # The gradient after a move of −ηA(Hx − b) is (I − ηHA)(Hx − b), and C is the buffer.
+        A, C = torch.zeros_like(eye), torch.zeros_like(eye)
+        for _ in range(int(tau)):
+            new = eye - lr * (h @ A) - lr * inside * A
+            C = momentum.rho * C + new
+            gain = new + momentum.rho * C if momentum.nesterov else C
+            A = (1 - lr * outside) * A + gain
+        gains.append(A)
+    return torch.stack(gains)
 
 
 def _power_sum(R: Tensor, tau: int) -> Tensor:

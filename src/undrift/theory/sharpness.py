@@ -13,7 +13,12 @@ from torch import Tensor
 
 from undrift.theory._checks import Steps, weights
 from undrift.theory._checks import steps as _steps
-from undrift.theory.fixed_points import averaging_fixed_point, surrogate_optimum
+from undrift.theory.fixed_points import (
+    NO_MOMENTUM,
+    LocalMomentum,
+    averaging_fixed_point,
+    surrogate_optimum,
+)
 from undrift.utils.errors import UndriftError, require
 
 MOST_ITERATIONS = 100
@@ -38,7 +43,14 @@ def fedspeed_point(H: Tensor, b: Tensor, q: Tensor, rho: float, share: float = 1
 
 
 def fedsam_point(
-    H: Tensor, b: Tensor, q: Tensor, lr: float, steps: Steps, rho: float, share: float = 1.0
+    H: Tensor,
+    b: Tensor,
+    q: Tensor,
+    lr: float,
+    steps: Steps,
+    rho: float,
+    share: float = 1.0,
+    momentum: LocalMomentum = NO_MOMENTUM,
 ) -> Tensor:
     """FedSAM's fixed point with every client: where the mean of the clients' moves vanishes.
 
@@ -47,10 +59,10 @@ def fedsam_point(
     where = "fedsam_point"
     q, tau = weights(q, where, len(b)), _steps(steps, where, len(b))
     _check(rho, share, where)
-    x = averaging_fixed_point(H, b, q, lr, steps)
+    x = averaging_fixed_point(H, b, q, lr, steps, momentum=momentum)
     H, b = H.double(), b.double()
     for _ in range(MOST_ITERATIONS):
-        moved, slope = _moves(H, b, x, lr, tau, rho * share)
+        moved, slope = _moves(H, b, x, lr, tau, rho * share, momentum)
         step = torch.linalg.solve(torch.einsum("k,kij->ij", q, slope), q @ moved)
         x = x - step
         if float(step.norm()) <= 1e-15 * (1 + float(x.norm())):
@@ -70,16 +82,29 @@ def _gradient(H: Tensor, b: Tensor, x: Tensor, a_rho: float) -> tuple[Tensor, Te
 
 
 def _moves(
-    H: Tensor, b: Tensor, x: Tensor, lr: float, tau: Tensor, a_rho: float
+    H: Tensor,
+    b: Tensor,
+    x: Tensor,
+    lr: float,
+    tau: Tensor,
+    a_rho: float,
+    momentum: LocalMomentum,
 ) -> tuple[Tensor, Tensor]:
     """The clients' moves from x and their Jacobians."""
     clients, size = b.shape
     own = x.expand(clients, -1).clone()
     slope = torch.eye(size, dtype=torch.float64).expand(clients, -1, -1).clone()
+    kept, kept_slope = torch.zeros_like(own), torch.zeros_like(slope)  # the momentum buffer
     for step in range(int(tau.max())):
         s, jacobian = _gradient(H, b, own, a_rho)
+        turned = jacobian @ slope
+        kept, kept_slope = momentum.rho * kept + s, momentum.rho * kept_slope + turned
+        if momentum.nesterov:
+            s, turned = s + momentum.rho * kept, turned + momentum.rho * kept_slope
+        else:
+            s, turned = kept, kept_slope
         active = (tau > step).double()
-        slope = slope - lr * active[:, None, None] * (jacobian @ slope)
+        slope = slope - lr * active[:, None, None] * turned
         own = own - lr * active[:, None] * s
     return own - x, slope - torch.eye(size, dtype=torch.float64)
 

@@ -64,6 +64,19 @@ def feddr_rate(L: float, alpha: float, eta: float, probability: float) -> float:
     return feddr_constant(L, alpha, eta, probability) * (1 + z) ** 2 / (2 * (1 + z * z))
 
 
+def prox_error(L: float, eta: float, gradient_norm: float) -> float:
+    """|∇|/(1/η − L): bounds the distance of a local model to the exact proximal point.
+
+    |∇| is the norm of ∇f_k(x) + (x − y)/η at the model, which solvers stop by. The local problem is
+    (1/η − L)-strongly convex for η < 1/L, and no smaller bound holds for all L-smooth f_k.
+    """
+    require(
+        L >= 0 and eta > 0 and L * eta < 1,
+        f"prox_error: L = {L:g} and eta = {eta:g}, but L must be at least 0, eta in (0, 1/L).",
+    )
+    return gradient_norm / (1 / eta - L)
+
+
 def check_feddr(L: float, alpha: float, eta: float) -> str | None:
     """A sentence that says which of α and η is outside FedDR's bound, or None."""
     if not 0 < alpha < 2:

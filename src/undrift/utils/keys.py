@@ -6,7 +6,7 @@ order of work, nor the number of workers, nor earlier work in the process change
 """
 
 import random
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from numbers import Integral
@@ -17,6 +17,9 @@ import numpy as np
 import torch
 
 from undrift.utils.errors import UndriftError, require_type
+
+HASHED_AT_ONCE = 65536
+"""Number of client ids whose hashes are in memory as bytes at a time."""
 
 
 def key(seed: int, purpose: str, round: int = 0, client: Hashable = "") -> int:
@@ -30,6 +33,22 @@ def generator(
 ) -> np.random.Generator:
     """A NumPy generator for one purpose, round and client."""
     return np.random.Generator(np.random.Philox(key=key(seed, purpose, round, client)))
+
+
+def generators(
+    seed: int, purpose: str, round: int, clients: Iterable[Hashable]
+) -> Iterator[np.random.Generator]:
+    """The `generator` of each client in turn: one object, set to the next client's key.
+
+    Making a generator takes about ten times as long as setting its key.
+    """
+    bits = np.random.Philox(key=0)
+    found, fresh = np.random.Generator(bits), bits.state
+    for client in clients:
+        number = key(seed, purpose, round, client)
+        fresh["state"]["key"] = np.array([number % 2**64, number >> 64], dtype=np.uint64)
+        bits.state = fresh
+        yield found
 
 
 def plain_id(id: Any) -> int | str:
@@ -47,10 +66,25 @@ def plain_id(id: Any) -> int | str:
     return str(id)
 
 
+def plain_ids(ids: Sequence[Any]) -> list[Hashable]:
+    """The ids of clients as `plain_id` gives them; a million whole numbers take no time."""
+    if isinstance(ids, range) or set(map(type, ids)) == {int}:
+        return list(ids)
+    return [plain_id(id) for id in ids]
+
+
 def hashes(clients: Sequence[Hashable]) -> np.ndarray:
-    """A 64-bit hash of each client id, from which `keys` and `uniforms` serve many clients."""
-    numbers = [key(0, "client", 0, client) % 2**64 for client in clients]
-    return np.array(numbers, dtype=np.uint64)
+    """A 64-bit hash of each client id, from which `keys` and `uniforms` serve many clients.
+
+    It is the lower half of `key(0, "client", 0, client)`, without a call for each client.
+    """
+    found = np.empty(len(clients), dtype=np.uint64)
+    for first in range(0, len(clients), HASHED_AT_ONCE):
+        some = clients[first : first + HASHED_AT_ONCE]
+        texts = (f"(0, 'client', 0, {client!r})".encode() for client in some)
+        digests = b"".join([blake2b(text, digest_size=16).digest() for text in texts])
+        found[first : first + len(some)] = np.frombuffer(digests, dtype="<u8")[::2]
+    return found
 
 
 def keys(seed: int, purpose: str, round: int, hashed: np.ndarray) -> np.ndarray:

@@ -2,8 +2,8 @@
 
 from undrift.verify.facts import FACTS, Fact
 from undrift.verify.runs import Finding
-from undrift.verify.subjects import Subject, load, named, ours
-from undrift.verify.table import Verdict, as_json, explanations, tables, verify
+from undrift.verify.subjects import Subject, baselines, load, named, ours
+from undrift.verify.table import Verdict, as_json, explanations, remarks, tables, verify
 
 __all__ = [
     "FACTS",
@@ -12,10 +12,12 @@ __all__ = [
     "Subject",
     "Verdict",
     "as_json",
+    "baselines",
     "explanations",
     "load",
     "named",
     "ours",
+    "remarks",
     "tables",
     "verify",
 ]

@@ -36,10 +36,12 @@ ROUNDING = 1e-12
 
 
 def acts(subject: Subject) -> Finding | None:
-    """Changing any numeric parameter, or any kept vector, changes the server's models.
+    """Changing a numeric parameter, a kept vector or a server's vector changes the models.
 
-    A parameter may act in some situations only, so that several problems are tried. Kept values
-    that the method declares as idle need not act, nor does a client's own model, which is a result.
+    A parameter may act in some situations only, so that several problems are tried. What the
+    method declares as idle need not act, nor does a client's own model, which is a result. State of
+    a user's method must act only if it is declared in `acting`, since it may honestly be a log;
+    without influence it is remarked on.
     """
     method = subject.method
     changes: dict[str, float] = {}
@@ -49,14 +51,30 @@ def acts(subject: Subject) -> Finding | None:
             changes[name] = max(
                 _change(subject, changed(method, **{name: other})) for other in others
             )
-    for name in method.kept():
-        if name not in method.idle and name != method.own_model:
-            changes[f"the kept {name!r}"] = _influence(subject, name)
-    if not changes:
+    must: set[str] = set(changes)
+    may: set[str] = set()
+    first = method.init(problems.START)
+    held = {name: "kept" for name in method.kept() if name != method.own_model}
+    held |= {name: "server's" for name, v in first.items() if isinstance(v, Tensor) and name != "x"}
+    for name, owner in held.items():
+        words = f"the {owner} {name!r}"
+        changes[words] = _influence(subject, name, owner == "kept")
+        (must if _is_ours(method) or name in method.acting else may).add(words)
+    for name in method.idle:
+        must -= {name, f"the kept {name!r}", f"the server's {name!r}"}
+        may -= {f"the kept {name!r}", f"the server's {name!r}"}
+    if not must | may:
         return None
-    least = min(changes, key=lambda name: changes[name])
-    acting = changes[least] > NOTICEABLE
-    return Finding("a change", changes, 0.0 if acting else 1.0, f"{least} changes nothing")
+    silent = [name for name in changes if changes[name] <= NOTICEABLE]
+    failing = [name for name in silent if name in must]
+    idle = [name for name in silent if name in may]
+    remark = f"{' and '.join(idle)} influences nothing" if idle else ""
+    note = f"{failing[0]} changes nothing" if failing else ""
+    return Finding("a change", changes, 1.0 if failing else 0.0, note, remark)
+
+
+def _is_ours(method: Method) -> bool:
+    return type(method).__module__.startswith("undrift.methods.")
 
 
 def _change(subject: Subject, other: Method) -> float:
@@ -95,16 +113,20 @@ def _run(subject: Subject, method: Method, problem: Quadratics) -> Loop:
     return run_of(method, problem, steps(subject), sampler, objective, slow)
 
 
-def _influence(subject: Subject, name: str) -> float:
-    """How much the models change if a kept value of every client is changed between two rounds."""
+def _influence(subject: Subject, name: str, kept: bool) -> float:
+    """How much the models change if a value that every client keeps, or one of the server's, is
+    changed between two rounds."""
     undisturbed = _models(_run(subject, subject.method, problems.quadratics()), 3 * ROUNDS)
     largest = 0.0
     for round in range(2, ROUNDS):  # a value may be overwritten in some rounds
         run = _run(subject, subject.method, problems.quadratics())
         before = path(run, round).flatten()
-        for id in list(run.states.seen()):
-            kept = dict(run.states.get(id).items())
-            run.states.put(id, Keep(**kept | {name: kept[name] + 0.1}))
+        if kept:
+            for id in list(run.states.seen()):
+                own = dict(run.states.get(id).items())
+                run.states.put(id, Keep(**own | {name: own[name] + 0.1}))
+        else:
+            run.server = run.server.replace(**{name: getattr(run.server, name) + 0.1})
         disturbed = torch.cat([before, _models(run, 3 * ROUNDS - round)])
         largest = max(largest, float((disturbed - undisturbed).abs().max()))
         if largest > NOTICEABLE:

@@ -6,15 +6,14 @@ linear term, and the fact is measured again.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from undrift.core.method import Method
 from undrift.core.problem import LocalProblem
 from undrift.methods.formulas import row_of, steps_of
 from undrift.verify.facts import FACTS, Fact, check_fact
+from undrift.verify.runs import changed_in_place
 from undrift.verify.subjects import Subject
 from undrift.verify.table import Verdict
 
@@ -30,7 +29,12 @@ ALGEBRA: Mapping[str, str] = {
     "clipped": "the server's sum must stay Σ q_k·(kept): kept += sent − formed",
     "ragged": "τ_k = E⌈n_k/B⌉, not E⌊n_k/B⌋",
     "equals": "set the parameter to its special value in problem, finish and fold",
+    "theorem": "the proof's inequality for one round, with the constants of undrift.theory",
+    "moves": "x_k − x = −η Σ_s a_s g_s, and ‖a‖₁ = Σ_s a_s",
     "own": "λ(v_k − x) + ∇f_k(v_k) = 0 at rest",
+    "divides": "with every client qN = |S| and q·Σ by(k) = Σ_S by(k), so that fixed denominators "
+    "change nothing",
+    "reach": "|(u_1/s_1, u_2/s_2, …)| ≤ C for every client, whatever it keeps",
     "private": "an upload is a function of x and of the shared parameters",
     "weights": "Σ_S w_k = 1 for the weights of moves",
     "acts": "∂x/∂(parameter) ≠ 0",
@@ -72,20 +76,6 @@ def likely_causes(fact: Fact, subject: Subject) -> Iterator[str]:
         finding = check_fact(fact, repaired)
         if finding is not None and finding.error <= fact.allowed:
             yield f"the fact holds {words}"
-
-
-def changed_in_place(method: Method, overrides: Mapping[str, Callable[..., Any]]) -> Method:
-    """A copy of a method in which functions are replaced; each gets the original as an argument."""
-    kind = type(method)
-
-    def bound(name: str, change: Callable[..., Any]) -> Callable[..., Any]:
-        original = getattr(kind, name)
-        return lambda self, *arguments: change(original, self, *arguments)
-
-    own = {name: bound(name, change) for name, change in overrides.items()}
-    twin = copy.copy(method)
-    twin.__class__ = type(kind.__name__, (kind,), own | {"__module__": kind.__module__})
-    return twin
 
 
 def _with_problem(change: Callable[[LocalProblem, Any], LocalProblem]) -> dict[str, Any]:

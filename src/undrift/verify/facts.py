@@ -17,7 +17,9 @@ from undrift.verify import (
     limits,
     one_round,
     personal,
+    privacy,
     refusals,
+    theorems,
 )
 from undrift.verify.runs import Finding
 from undrift.verify.subjects import Subject
@@ -72,7 +74,7 @@ FACTS = [
     ),
     Fact(
         "momentum",
-        "Local momentum 0.9 does not move where it ends.",
+        "With local momentum 0.9 it ends there too, or where the closed form says.",
         1e-10,
         limits.limit_momentum,
         "divide by rate·a_norm (η‖a‖₁), not by rate·steps (ητ)",
@@ -99,6 +101,20 @@ FACTS = [
         "a special case differs from the method that it should equal",
     ),
     Fact(
+        "theorem",
+        "With the step sizes of its theorem, every round descends as the proof says.",
+        1e-12,
+        theorems.theorem,
+        "a step is longer than the formula's, or a constant of the theorem is too small",
+    ),
+    Fact(
+        "moves",
+        "With constant gradients a client moves by −η‖a‖₁ times its local gradient.",
+        1e-12,
+        theorems.moves,
+        "the solver does not count its momentum, its schedule or the pull in ‖a‖₁",
+    ),
+    Fact(
         "own",
         "The clients' own models end where their definition says.",
         1e-10,
@@ -121,11 +137,11 @@ FACTS = [
     ),
     Fact(
         "acts",
-        "Every numeric parameter and every kept vector has an effect.",
+        "Every numeric parameter, and all state that must act, has an effect.",
         0.0,
         effects.acts,
-        "a term is silently lost, as a detached regulariser is; declare kept values that need not "
-        "act in `idle`",
+        "a term is silently lost, as a detached regulariser is; if it need not act, declare it in "
+        "`idle`",
     ),
     Fact(
         "monotone",
@@ -161,6 +177,20 @@ FACTS = [
         1e-12,
         invariances.buffers,
         "buffers are treated like parameters",
+    ),
+    Fact(
+        "divides",
+        "A private run without noise and clipping, with every client, is the plain run to the bit.",
+        0.0,
+        privacy.denominators,
+        "the fold divides by something else than count, share or weight(), which privacy fixes",
+    ),
+    Fact(
+        "reach",
+        "No client moves the sums of a private run by more than the clipping norm.",
+        0.0,
+        privacy.sensitivity,
+        "an upload is added to the sums that clipping does not see",
     ),
     Fact(
         "refuses",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -139,23 +140,45 @@ def stacked(subject: Subject) -> Finding:
     ]
 
     single = Replies(method.sums(), len(clients), LR)
+    done = []
     for client, kept, result in zip(clients, mine, results, strict=True):
-        single.add(client, method.finish(down, kept, result, client)[0])
+        done.append(method.finish(down, kept, result, client))
+        single.add(client, done[-1][0])
+    asked = [method.problem(down, kept, c) for kept, c in zip(mine, clients, strict=True)]
     client, kept, result = Client.stack(clients, START), _stack(mine), _stack_results(results)
     problem = method.problem(down, kept, client)
     together = Replies(method.sums(), len(clients), LR)
-    together.add_several(clients, client, method.finish(down, kept, result, client)[0])
-    rows = torch.stack(
-        [method.problem(down, k, c).start for k, c in zip(mine, clients, strict=True)]
-    )
-    a = torch.cat([rows.flatten(), method.fold(server, single).x])
-    b = torch.cat([problem.start.expand_as(rows).flatten(), method.fold(server, together).x])
-    return between(a, b)
+    upload, keep = method.finish(down, kept, result, client)
+    together.add_several(clients, client, upload)
+    findings = [between(method.fold(server, single).x, method.fold(server, together).x, "the fold")]
+    for name in ("start", "linear", "center", "weight", "scale"):
+        values = [getattr(each, name) for each in asked]
+        findings.append(_rows_agree(values, getattr(problem, name), name))
+    for name, value in keep.items():
+        values = [getattr(own, name) for _, own in done]
+        findings.append(_rows_agree(values, value, f"the kept {name}"))
+    for name, value in upload.items():
+        values = [getattr(sent, name) for sent, _ in done]
+        findings.append(_rows_agree(values, value, f"the upload {name}"))
+    return worst(findings)  # type: ignore[return-value]
+
+
+def _rows_agree(values: list[Any], stacked: Any, note: str) -> Finding:
+    """Whether a value of several clients has each client's value in its row."""
+    if stacked is None or any(value is None for value in values):
+        agree = stacked is None and all(value is None for value in values)
+        return Finding("None for all or for none", agree, 0.0 if agree else math.inf, note)
+    each = [torch.as_tensor(value, dtype=torch.float64).reshape(-1) for value in values]
+    rows, found = torch.stack(each), torch.as_tensor(stacked, dtype=torch.float64)
+    vector = found.ndim == 1 and len(found) == rows.shape[1] > 1  # the same for all clients
+    if found.ndim not in (0, 2) and not vector:
+        return Finding("[C, P] or [C, 1]", list(found.shape), math.inf, note)
+    return between(rows, found.expand_as(rows), note)
 
 
 def _made_up_result(method: Method, problem: LocalProblem, client: Client) -> LocalResult:
-    """A result without any training, different for every client."""
-    x = problem.start * 0.9 + float(client.samples) / 100
+    """A result without any training, different for every client; the moves nearly cancel."""
+    x = problem.start * 0.9 + (float(client.samples) - 11) / 10
     tau = 1.0 + float(client.samples) % 4
     later = tuple(x / (4 + number) for number in range(1, method.problems))
     return LocalResult(

@@ -43,6 +43,8 @@ def formula(subject: Subject) -> Finding | None:
     findings = []
     for objective in ("samples", "clients"):
         findings.append(_Round(subject, row, objective).compare())
+    # Moves that nearly cancel: the other branch of FedExP's max(1, ·).
+    findings.append(_Round(subject, row, "samples", opposed=True).compare())
     if isinstance(subject.method, FedLGA):
         uncorrected = row_of(_without_target(subject.method))
         assert uncorrected is not None
@@ -97,11 +99,16 @@ class _Round:
         complete: bool = True,
         fresh: bool = True,
         random: float = RANDOM,
+        opposed: bool = False,
     ):
         method = self.method = subject.method
         self.row = row
         self.random = random
+        self.opposed = opposed
+        self.found = _Difference()
         first = method.init(_vector("x⁰"))
+        self.found.add("server x at first", self._prox(_vector("x⁰")), first.x)
+        self.vectors = {name for name, value in first.items() if isinstance(value, Tensor)}
         drawn = {
             name: _vector("server", name) ** 2 if name == "square" else _vector("server", name)
             for name, value in first.items()
@@ -121,7 +128,6 @@ class _Round:
         self.common = {"η": RATE, "N": float(len(SIZES)), "K": K, "M": K, "u": random}
         self.common |= {"least": min(STEPS[int(str(c.id))] for c in self.clients)}
         self.own = [self._letters(k) for k in range(len(self.clients))]
-        self.found = _Difference()
         self.functions = {"prox_{ηg}": self._prox}
 
     def _client(self, roster: Roster, id: int, stateless: bool) -> Client:
@@ -139,7 +145,7 @@ class _Round:
     def _result(self, client: Client, expected: Mapping[int, float]) -> LocalResult:
         id = int(str(client.id))
         return LocalResult(
-            x=_vector(id, "result"),
+            x=self._opposed(id) if self.opposed else _vector(id, "result"),
             steps=STEPS[id],
             expected=expected[id],
             a_norm=A_NORMS[id],
@@ -148,6 +154,11 @@ class _Round:
             last_gradient=_vector(id, "last gradient"),
             later=tuple(_vector(id, "later", n) for n in range(1, self.method.problems)),
         )
+
+    def _opposed(self, id: int) -> Tensor:
+        """A result such that the moves cancel: the heaviest client against the others."""
+        along = 1.0 if id == 2 else -3.0
+        return self.server.x + along * _vector("direction") + 0.1 * _vector(id, "result")
 
     def _prox(self, x: Tensor) -> Tensor:
         g = self.method.g
@@ -278,6 +289,8 @@ class _Round:
             for name, code in self.row.letters.items()
             if code.startswith(("down.", "server.")) and " " not in code
         }
+        made = {name for name, value in new.items() if isinstance(value, Tensor)}
+        self.found.differs("the server's vectors", self.vectors, made)
         if self.method.name == "FedACG":  # x and the model that is sent differ
             places["x"] = "x"
         for name, value in new.items():
@@ -306,6 +319,8 @@ class _Round:
     def _steps(self) -> None:
         planned = [int(STEPS[int(str(c.id))]) for c in self.clients]
         found = self.method.steps(planned, lambda purpose: self.random)
+        draws = list(self.method.steps(planned, lambda purpose: 0.99)) != list(found)
+        self.found.differs("whether steps are drawn", draws, self.method.draws_steps)
         expected = [float(self._read(self.row.steps, own)) for own in self.own]
         self.found.add("number of steps", expected, list(found))
 

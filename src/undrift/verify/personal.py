@@ -24,7 +24,7 @@ from undrift.nets.personal import NORMALISATION, Personal
 from undrift.theory import Quadratics, fixed_points
 from undrift.verify import problems
 from undrift.verify.limits import goal_of
-from undrift.verify.problems import STEPS
+from undrift.verify.problems import START, STEPS
 from undrift.verify.runs import (
     LR,
     Finding,
@@ -58,7 +58,7 @@ def own(subject: Subject) -> Finding | None:
     if isinstance(method, PFedMe):
         return _pfedme(method)
     if isinstance(method, Alone):
-        return _alone(method)
+        return worst(list(_alone(method)))
     return None
 
 
@@ -105,12 +105,20 @@ def _pfedme(method: PFedMe) -> Finding | None:
     )
 
 
-def _alone(method: Alone) -> Finding:
+def _alone(method: Alone) -> Iterator[Finding]:
     problem = problems.quadratics()
     run = run_of(method, problem, GD(lr=LR, steps=STEPS))
+    run.step()
+    first = []
+    for k in range(len(problem)):
+        x = START
+        for _ in range(STEPS[k]):
+            x = x - LR * problem.gradient(k, x)
+        first.append(x)
+    yield between(torch.stack(first), _own_models(run), "the first round starts at x⁰")
     path(run, 2 * MORE_ROUNDS)
     minima = fixed_points.prox(problem.H, problem.b, run.server.x, 0.0)
-    return between(minima, _own_models(run), "every client reaches its own minimum")
+    yield between(minima, _own_models(run), "every client reaches its own minimum")
 
 
 def _stepped(method: Method, problem: Quadratics, sampler: Sampler, objective: str) -> Loop:

@@ -25,6 +25,14 @@ def quadratics(sizes: list[int] | None = None) -> Quadratics:
     return Quadratics(drawn.H, drawn.b, sizes or SIZES, initial=START)
 
 
+def partly_concave() -> Quadratics:
+    """The clients with the first one concave, f = −½|x|² − b·x; their means F stay convex."""
+    problem = quadratics()
+    H = problem.H.clone()
+    H[0] = -torch.eye(3, dtype=torch.float64)
+    return Quadratics(H, problem.b, problem.sizes.tolist(), initial=START)
+
+
 def permuted(problem: Quadratics, order: list[int]) -> Quadratics:
     """The problem with its clients, and their ids, in another order."""
     ids = [problem.ids[k] for k in order]

@@ -57,7 +57,8 @@ def _cases(method: Method) -> Iterator[tuple[Conditions, bool]]:
     yield Conditions(**everyone, takes_steps=True, asynchronous=True), single  # type: ignore[arg-type]
     steps = name in DIVIDES_BY_STEPS or (name == "SCAFFOLD" and options["option"] == "II")
     yield Conditions(**everyone, takes_steps=False), not steps  # type: ignore[arg-type]
-    yield Conditions(**everyone, takes_steps=True, can_ascend=False), name not in ASCENDS  # type: ignore[arg-type]
+    ascends = name in ASCENDS and options["rho"] > 0 and options.get("alpha", 1) > 0
+    yield Conditions(**everyone, takes_steps=True, can_ascend=False), not ascends  # type: ignore[arg-type]
     models = name in UPLOADS_MODELS or options.get("average") == "act"
     yield Conditions(**everyone, takes_steps=True, transformed=True), not models  # type: ignore[arg-type]
     silent = options.get("communication", 1) < 1

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +22,7 @@ from undrift.devices import Devices, Ladder
 from undrift.local.solvers import GD, Local
 from undrift.loops import Asynchronous, Loop, RunSpec, Synchronous
 from undrift.loops.planning import Limit
+from undrift.privacy.gaussian import Gaussian
 from undrift.utils.errors import UndriftError
 from undrift.utils.keys import draw_of_round
 from undrift.verify.problems import SIZES, STEPS
@@ -46,6 +49,8 @@ class Finding:
     error: float
     note: str = ""
     """where the largest error was found"""
+    remark: str = ""
+    """what the user should know although the fact holds"""
 
 
 def run_of(
@@ -56,6 +61,7 @@ def run_of(
     objective: str = "samples",
     limit: Limit | None = None,
     transforms: Sequence[UploadTransform] = (),
+    privacy: Gaussian | None = None,
 ) -> Synchronous:
     """A synchronous run that the caller steps."""
     return Synchronous(
@@ -70,6 +76,7 @@ def run_of(
             evaluation=NEVER,
             limit=limit,
             transforms=tuple(transforms),
+            privacy=privacy,
         )
     )
 
@@ -177,6 +184,20 @@ def worst(findings: list[Finding]) -> Finding | None:
 def changed(method: Method, **parameters: object) -> Method:
     """A copy of the method with some parameters changed."""
     return type(method)(**{**method.hyperparameters(), **parameters})
+
+
+def changed_in_place(method: Method, overrides: Mapping[str, Callable[..., Any]]) -> Method:
+    """A copy of a method in which functions are replaced; each gets the original as an argument."""
+    kind = type(method)
+
+    def bound(name: str, change: Callable[..., Any]) -> Callable[..., Any]:
+        original = getattr(kind, name)
+        return lambda self, *arguments: change(original, self, *arguments)
+
+    own = {name: bound(name, change) for name, change in overrides.items()}
+    twin = copy.copy(method)
+    twin.__class__ = type(kind.__name__, (kind,), own | {"__module__": kind.__module__})
+    return twin
 
 
 def one_step_only(method: Method) -> bool:

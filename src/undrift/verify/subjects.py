@@ -79,21 +79,26 @@ def _averaging() -> Iterator[Subject]:
     yield Subject("FedAvgMin", m.FedAvgMin())
     yield Subject("FedProx", m.FedProx(mu=0.5))
     yield Subject("FedProx I", m.FedProx(mu=0.5, scheme="I", server=Plain(0.7)))
+    yield Subject("FedProx trans. II", m.FedProx(mu=0.5, scheme="transformed II"))
     yield Subject("FedProx inside", m.FedProx(mu=0.5, pull_inside_momentum=True))
     yield Subject("FedNova", m.FedNova())
     yield Subject("FedNova prox", m.FedNova(mu=0.5))
     yield Subject("FedNova steps", m.FedNova(tau_eff="steps"))
     yield Subject("FedNova prox ‖a‖", m.FedNova(mu=0.5, tau_eff="progress"))
     yield Subject("FedNova I", m.FedNova(weights="I", server=Momentum(0.6, 0.5)))
+    yield Subject("FedNova server", m.FedNova(server=Momentum(0.6, 0.5)))
     yield Subject("FedNova VR", m.FedNova(variance_reduction=True))
     yield Subject("FedNova VR I", m.FedNova(variance_reduction=True, weights="I", mu=0.2))
     yield Subject("FedCM", m.FedCM(alpha=0.4))
     yield Subject("FedCM I", m.FedCM(alpha=0.4, scheme="I", server=Plain(0.7)))
+    yield Subject("FedCM trans. II", m.FedCM(0.4, "transformed II", Plain(0.7)))
+    yield Subject("FedCM Adam", m.FedCM(0.4, server=Adam(0.2, tau=1.0)))
     yield Subject("FedACG", m.FedACG(lam=0.5, beta=0.3))
     yield Subject("FedExP", m.FedExP(eps=1e-2))
     yield Subject("FedExP last", m.FedExP(eps=1e-2, reports="last"))
     yield Subject("MimeLite", m.MimeLite(beta=0.5))
     yield Subject("MimeLite Plain", m.MimeLite(beta=0.3, server=Plain(0.7)))
+    yield Subject("MimeLite Mom.", m.MimeLite(0.3, Momentum(0.6, 0.5)))
     yield Subject("FedSAM", m.FedSAM(rho=0.1))
     yield Subject("FedSAM transformed II", m.FedSAM(0.1, "transformed II", Plain(0.7)))
     yield Subject("FedLGA", m.FedLGA())
@@ -109,10 +114,12 @@ def _averaging() -> Iterator[Subject]:
 def _control_variates() -> Iterator[Subject]:
     yield Subject("SCAFFOLD", m.SCAFFOLD())
     yield Subject("SCAFFOLD Plain", m.SCAFFOLD(server=Plain(0.7)))
+    yield Subject("SCAFFOLD Mom.", m.SCAFFOLD(server=Momentum(0.6, 0.5)))
     yield Subject("SCAFFOLD I", m.SCAFFOLD("I"))
     yield Subject("VRLSGD", m.VRLSGD(), equal_steps=True)
     yield Subject("FedVARP", m.FedVARP())
     yield Subject("FedVARP Plain", m.FedVARP(Plain(0.7)))
+    yield Subject("FedVARP Mom.", m.FedVARP(Momentum(0.6, 0.5)))
     yield Subject("MIFA", m.MIFA(Plain(0.7)))
     yield Subject("Scaffnew", m.Scaffnew(p=0.3), equal_steps=True)
 
@@ -134,6 +141,8 @@ def _primal_dual() -> Iterator[Subject]:
     yield Subject("FedSpeed", m.FedSpeed(lam=1.3, rho=0.1, alpha=0.6))
     yield Subject("FedSpeed α = 1", m.FedSpeed(lam=0.8, rho=0.05))
     yield Subject("FedSpeed act", m.FedSpeed(lam=1.3, rho=0.1, alpha=0.6, average="act"))
+    flat = {"acts": "without a shift its share does nothing"}
+    yield Subject("FedSpeed ρ = 0", m.FedSpeed(lam=1.3, rho=0.0, alpha=0.6), exempt=flat)
     yield Subject("FedADMM", m.FedADMM(rho=0.8))
 
 
@@ -151,6 +160,11 @@ def _asynchronous() -> Iterator[Subject]:
     yield Subject("FedAsync constant", m.FedAsync(alpha=0.3, staleness=Constant()))
     yield Subject("FedBuff", m.FedBuff())
     yield Subject("FedBuff 3", m.FedBuff(3, Plain(0.7), Polynomial(0.8)))
+
+
+def baselines() -> list[Subject]:
+    """Baselines that `undrift list` does not show; verify them as undrift.methods:Alone."""
+    return [Subject("Alone", m.Alone())]
 
 
 def named(name: str) -> list[Subject]:

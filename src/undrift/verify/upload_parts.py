@@ -1,4 +1,4 @@
-"""Facts about compressors, robust statistics and upload transforms, ours and a user's own.
+"""Facts about compressors and robust statistics, ours and a user's own.
 
 `undrift verify top-k` and `undrift verify mine.py:Mine` measure them.
 """
@@ -6,19 +6,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from undrift.compression import COMPRESSORS, Compressor
-from undrift.core.method import NUMBER
-from undrift.core.problem import Keep, Upload, Work
-from undrift.core.uploads import Senders, Statistic, UploadTransform
+from undrift.core.uploads import Statistic
 from undrift.robust import STATISTICS
 from undrift.utils.errors import UndriftError, first_line, require
-from undrift.utils.keys import key
 from undrift.utils.user_code import user_object
 
 SIZE, DRAWS, SEEDS = 40, 4000, range(20)
@@ -27,7 +24,7 @@ STANDARD_ERRORS = 6.0
 """Means of unbiased operators may be off by this many standard errors: a right operator fails in
 one of 40 coordinates with probability below 40·2e-9."""
 
-Part = Compressor | Statistic | UploadTransform
+Part = Compressor | Statistic
 
 
 class PartFact(NamedTuple):
@@ -52,10 +49,9 @@ def part_named(name: str, settings: dict[str, Any]) -> Part | None:
         if ":" not in name:
             return None
         build = user_object(name, "a part: write file.py:name")
-    if isinstance(build, Compressor | Statistic | UploadTransform):
+    if isinstance(build, Compressor | Statistic):
         return build
-    kinds = (Compressor, Statistic, UploadTransform)
-    if not isinstance(build, type) or not issubclass(build, kinds):
+    if not isinstance(build, type) or not issubclass(build, (Compressor, Statistic)):
         return None
     defaults: dict[str, dict[str, Any]] = {
         "top-k": {"ratio": 0.1},
@@ -70,15 +66,8 @@ def part_named(name: str, settings: dict[str, Any]) -> Part | None:
 
 
 def verify_part(part: Part) -> list[PartFact]:
-    """The facts of a compressor, a statistic or an upload transform."""
-    facts = (
-        _compressor(part)
-        if isinstance(part, Compressor)
-        else _statistic(part)
-        if isinstance(part, Statistic)
-        else _transform(part)
-    )
-    return list(facts)
+    """The facts of a compressor or a statistic."""
+    return list(_compressor(part) if isinstance(part, Compressor) else _statistic(part))
 
 
 def _vectors(rows: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -139,35 +128,3 @@ def _statistic(part: Statistic) -> Iterator[PartFact]:
     reach = float(part.checked(wrong).abs().max() / honest.abs().max())
     meaning = f"With {part.tolerates(n)} of {n} replies far away, it stays near the others."
     yield PartFact("tolerates", meaning, reach, 3.0)
-
-
-def _transform(part: UploadTransform) -> Iterator[PartFact]:
-    kinds = part.init()
-    bad = sum(not name.startswith("@") for name in kinds)
-    yield PartFact("names", "The names of its state begin with @.", bad, 0.0)
-
-    def state(rows: Sequence[int]) -> Keep:
-        found = {
-            name: torch.zeros(len(rows), 1 if kind == NUMBER else SIZE, dtype=torch.float64)
-            for name, kind in kinds.items()
-        }
-        return Keep(**found)
-
-    def sent(rows: Sequence[int]) -> Tensor:
-        works = [Work(k, 3, 3, 1, 1, 0.1, key(0, "order", 3, k)) for k in rows]
-        upload, kept = part.update(
-            Upload(moved=_vectors(5)[list(rows)]), state(rows), Senders(0, works)
-        )
-        require(
-            {name for name, _ in kept.items()} == set(kinds),
-            f"update must return the state {sorted(kinds)}.",
-        )
-        values = [upload.moved, *(getattr(kept, name) for name in kinds)]
-        return torch.cat([value.reshape(len(rows), -1) for value in values], dim=1)
-
-    several = sent(range(5))
-    single = torch.cat([sent([k]) for k in range(5)])
-    yield PartFact("stacked", "Rows [C, P] give the same as one by one.", _gap(several, single), 0)
-    yield PartFact("repeats", "The same keys give the same bits.", _gap(several, sent(range(5))), 0)
-    share = float(several.isfinite().logical_not().sum())
-    yield PartFact("finite", "Finite uploads stay finite.", share, 0.0)

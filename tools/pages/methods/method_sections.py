@@ -252,6 +252,12 @@ def walks(name: str) -> tuple[Walked, ...]:
     return tuple(walked(walk) for walk in WALKS[name])
 
 
+def _prediction(each: Walked) -> str:
+    """Return the limit, or the point that a run without a limit stays around."""
+    point = _point(each.goal)
+    return point if each.walk.settles else f"no limit, models around {point}"
+
+
 def ends(name: str) -> Lines:
     """Yield where the runs of a page end, and where theory predicts."""
     found = walks(name)
@@ -261,7 +267,7 @@ def ends(name: str) -> Lines:
     yield ""
     head = ("run", "ends at", "theory predicts", "distance from the optimum")
     rows = (
-        (each.walk.label, _point(each.end), _point(each.goal), _distance(each)) for each in found
+        (each.walk.label, _point(each.end), _prediction(each), _distance(each)) for each in found
     )
     yield from table(head, rows)
     yield ""

@@ -146,7 +146,7 @@ def _landmarks(axes: Axes, page: str, walks: Sequence[Walked]) -> None:
         mec=CLIENTS,
         linestyle="",
         mew=1.6,
-        label="end predicted by theory",
+        label="end predicted by theory" if first.walk.settles else "models stay around it",
     )
     plain = first.problem.optimum(first.q)
     axes.plot(

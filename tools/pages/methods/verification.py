@@ -57,7 +57,7 @@ def reason_not_claimed(fact: Fact, subject: Subject) -> str:
     method = subject.method
     if fact.name in subject.exempt:
         return subject.exempt[fact.name]
-    if fact.name in ("limit", "ragged") and method.converges_to is None:
+    if fact.name in ("limit", "ragged", "momentum") and method.converges_to is None:
         return "nothing is claimed about its limit"
     if fact.name == "monotone":
         return "it declares no quantity that never increases"
@@ -84,8 +84,8 @@ def reason_not_claimed(fact: Fact, subject: Subject) -> str:
         return "under sampling it does not converge to a point, only to a neighbourhood"
     if fact.name == "momentum" and one_step_only(method):
         return "momentum has no effect in a single step"
-    if fact.name == "momentum":
-        return "momentum changes how much gradient clients accumulate, and with it the limit"
+    if fact.name == "theorem":
+        return "`undrift.theory` has no theorem on this method with these options"
     if fact.name == "acts":
         return "it has no parameter and no local term that could be ignored by mistake"
     if fact.name in ("shift", "still") and method.g is not None:

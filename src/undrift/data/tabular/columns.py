@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from undrift.data.formats.tables import listed
@@ -193,6 +193,15 @@ class Columns:
             )
             for part in parts:
                 require_choice(f"A part of the date {column!r} in dates", part, DATE_PARTS)
+
+
+def declared_columns(values: Mapping[str, Any]) -> Columns:
+    """The treatment of columns that arguments of `FederatedData.from_folder` declare."""
+    known = {field.name for field in fields(Columns)}
+    found = {name: value for name, value in values.items() if name in known}
+    inputs = found.get("inputs")
+    found["inputs"] = [inputs] if isinstance(inputs, str) else inputs or None
+    return Columns(**found, standardise=values.get("normalise") == "features")
 
 
 def _require_names(what: str, names: Any) -> None:

@@ -33,8 +33,12 @@ def from_tables(
     test: Mapping[Hashable, Table] | None,
     columns: Columns,
     name: str,
+    encode: bool = True,
 ) -> FederatedData:
-    """Federated data from the tables of each client; clients may lack a test table."""
+    """Federated data from the tables of each client; clients may lack a test table.
+
+    Without `encode` they have no inputs until `FederatedData.encoded` gives them an encoding.
+    """
     first = next(iter(train.values()))
     target = Target(first, columns)
     inputs = input_columns(first, columns, target.column)
@@ -60,7 +64,7 @@ def from_tables(
         for id, table, y in zip(by_client, own, values, strict=True):
             whole[id] = whole[id] and (target.words or are_whole(table.columns[target.column], y))
     _announce(first, tables, [*inputs, target.column], columns)
-    source = TabularSource(columns, found, targets, tuple(whole.values()))
+    source = TabularSource(columns, found, targets, tuple(whole.values()), deferred=not encode)
     _warn_of_rounding(parts, source, target)
     warn_of_identifiers(list(train.values()), inputs, columns)
     return _encoded(source, parts, name, target.classes)
@@ -88,7 +92,9 @@ def _part(source: TabularSource, part: str, sizes: Sequence[int]) -> Part:
     rows = torch.arange(len(source.features[part]))
     nothing = torch.zeros(len(rows), 0)
     ends = torch.tensor([0, *sizes]).cumsum(0)
-    return Part(nothing, torch.zeros(len(rows)), rows, ends)
+    # Samples may be held out by class before there is an encoding.
+    targets = source.targets[part].astype(np.int64 if all(source.whole) else np.float32)
+    return Part(nothing, torch.from_numpy(targets), rows, ends)
 
 
 class Target:

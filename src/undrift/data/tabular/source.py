@@ -39,6 +39,8 @@ class TabularSource:
     """the encoding of the data; None before they are encoded"""
     fixed: bool = False
     """whether the encoding was given, and does not follow from the training samples"""
+    deferred: bool = False
+    """whether the data stay without inputs until they get an encoding, as at a site"""
 
     def files_of(self, part: str) -> str:
         """Which files the samples of a part come from: held-out ones are in the training files."""
@@ -58,6 +60,8 @@ class TabularSource:
     def encode(self, data: FederatedData) -> FederatedData:
         """The data encoded by statistics of their training samples, or by the fixed encoding."""
         encoding = self.encoding
+        if self.deferred:
+            return data._with(tabular=self)
         if encoding is None or not self.fixed:
             clients = {id: self.samples_of(data.train, k) for k, id in enumerate(data.ids)}
             encoding = encoding_of(Needs(self.columns), clients)

@@ -17,6 +17,7 @@ from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
 
+from undrift.deploy.signing.keys import PEERS
 from undrift.deploy.site_names import require_site_name
 from undrift.utils.errors import UndriftError, first_line, require, require_range, require_whole
 from undrift.utils.files import written_whole
@@ -70,7 +71,7 @@ class Certificates:
         return self.folder / "server"
 
     def site(self, name: str) -> Path:
-        """The folder for a site: ca.crt, key, key.pub, secret."""
+        """The folder for a site: ca.crt, key, key.pub, secret, peers."""
         return self.folder / "sites" / name
 
     def public_key(self, site: str) -> Path:
@@ -131,7 +132,21 @@ def make_certificates(
     for site in found.sites:
         if not found.public_key(site).exists():
             _make_site(found, site)
+    write_peers(found)
     return found
+
+
+def write_peers(found: Certificates) -> None:
+    """Give every site the public keys of all sites: with secure aggregation sites check them."""
+    for site in found.sites:
+        if found.site(site).is_dir():
+            peers = found.site(site) / PEERS
+            make_folder(peers)
+            for other in found.sites:
+                public = found.public_key(other).read_bytes()
+                path = peers / f"{other}.pub"
+                if not path.exists() or path.read_bytes() != public:
+                    found.write(path, public)
 
 
 def commands(certificates: Certificates, host: str, port: int) -> list[tuple[str, str]]:

@@ -14,6 +14,7 @@ from undrift.deploy.federation import RemoteFederation
 from undrift.deploy.protocol import OVERHEAD_BYTES, raise_site_error
 from undrift.deploy.transport import Answer
 from undrift.deploy.wire_format import InvalidMessage, decode
+from undrift.loops.measuring import OWN_MODELS
 
 MAX_METRICS = 100
 """The most metrics that one site may send."""
@@ -44,25 +45,32 @@ def metrics_in(answer: Answer, parts: Collection[str]) -> dict[str, float]:
     return {name: math.nan if value is None else float(value) for name, value in found.items()}
 
 
+def has_own_models(losses: RemoteFederation, model: str) -> bool:
+    """Whether every site measures a model of its own under this name."""
+    return model in OWN_MODELS or losses.personal is not None
+
+
 def combined_metrics(
     losses: RemoteFederation,
     weights: Tensor,
     found: Mapping[Hashable, Mapping[str, float]],
     parts: Collection[str] = PARTS,
+    own: bool = False,
 ) -> dict[str, float]:
     """The metrics of all sites from those of each: training losses by q_k, others by samples.
 
-    Numbers of samples are those that count, which the operator may have fixed or capped. A site on
-    which a metric is undefined does not count in it; an undefined loss is not hidden.
+    Metrics of models of which every site has its `own` are means by q_k, as in simulations. Numbers
+    of samples are those that count, which the operator may have fixed or capped. A site on which a
+    metric is undefined does not count in it; an undefined loss is not hidden.
     """
     names = dict.fromkeys(name for metrics in found.values() for name in metrics)
     combined = {}
     for name in names:
-        shares = metric_weights(losses, weights, name, found)
+        shares = metric_weights(losses, weights, name, found, own)
         total = sum(shares.values())
         if total:
             combined[name] = sum(w / total * found[site][name] for site, w in shares.items())
-    combined |= _accuracy_spread(found)
+    combined |= {} if own else _accuracy_spread(found)
     if "train_loss" not in combined and "train" in parts:
         combined["train_loss"] = float("nan")
     return combined
@@ -73,12 +81,17 @@ def metric_weights(
     weights: Tensor,
     name: str,
     found: Mapping[Hashable, Mapping[str, float]],
+    own: bool = False,
 ) -> dict[Hashable, float]:
-    """The weight of each site in a metric: q_k for the training loss, else samples of the part."""
+    """The weight of each site in a metric: q_k for the training loss, else samples of the part.
+
+    It is always q_k if every site has its `own` model.
+    """
+    by_weight = {name} if own else {"train_loss"}
     q = dict(zip(losses.ids, weights.tolist(), strict=True))
     part = name.partition("_")[0]
     return {
-        site: q[site] if name == "train_loss" else losses.counted_samples[str(site)].get(part, 0)
+        site: q[site] if name in by_weight else losses.counted_samples[str(site)].get(part, 0)
         for site, metrics in found.items()
         if name in metrics and (name.endswith("_loss") or not math.isnan(metrics[name]))
     }

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from undrift.core.targets import Target, reached
 from undrift.deploy.federation import RemoteFederation
-from undrift.deploy.guards.metrics import metric_weights
+from undrift.deploy.guards.metrics import has_own_models, metric_weights
 
 if TYPE_CHECKING:
     from undrift.deploy.loops import DeployedLoop
@@ -48,7 +48,8 @@ def is_supported(
 
     losses = run.losses
     assert isinstance(losses, RemoteFederation)
-    shares = _capped_shares(metric_weights(losses, run.weights, name, found))
+    own = has_own_models(losses, model)
+    shares = _capped_shares(metric_weights(losses, run.weights, name, found, own))
     mean = sum(shares[site] * values.get(site, math.nan) for site in shares)
     return sum(map(reaches, values.values())) >= MIN_SITES and reaches(mean)
 

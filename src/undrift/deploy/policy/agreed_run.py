@@ -62,8 +62,7 @@ class AgreedRun:
         self.method: Method = methods[label]
         self.pace = pace_of(self.method, experiment.pace_of(label))
         self.roster = WeightedRoster(roster, experiment.objective)
-        models = self.evaluation.models
-        self.tracked = TrackedModels(cohort="cohort" in models, last="all" in models)
+        self.tracked = TrackedModels.of(self.evaluation.models, self.method.own_model)
         local = experiment.local_of(label)
         chain = UploadChain(
             transforms_of(
@@ -145,7 +144,7 @@ class AgreedRun:
             cohort: Cohort = {self.name: 1}
         else:
             _require(order.turn == order.round, "the turn of a synchronous round must be the round")
-            cohort = self._cohort(order)
+            cohort = self.cohort(order.round, order.available)
         planned = self._planner.work(self.method, cohort, order.round, order.turn)
         for client, work in planned.items():
             if client.id == self.name:
@@ -166,19 +165,19 @@ class AgreedRun:
             f"the launch {order.turn} does not belong to round {order.round + 1}",
         )
 
-    def _cohort(self, order: WorkOrder) -> Cohort:
+    def cohort(self, round: int, available: tuple[str, ...] | None) -> Cohort:
         """The cohort of a round, drawn here: the server says only which sites are there."""
         mask = None
-        if order.available is not None:
-            unknown = [each for each in order.available if each not in self.roster.position]
+        if available is not None:
+            unknown = [each for each in available if each not in self.roster.position]
             _require(not unknown, "a site that is said to be available is not in the experiment")
-            mask = np.array([id in order.available for id in self.roster.ids])
-        first = order.round == 0 and self.method.starts_with_all
+            mask = np.array([id in available for id in self.roster.ids])
+        first = round == 0 and self.method.starts_with_all
         sampler = All() if first else self._sampler
         if self.privacy is not None and type(sampler) is not All:
             # The server's coins are secret, and the site learns only that it was drawn.
             return {self.name: 1}
-        return draw_cohort(sampler, self.roster, self.seed, order.round, mask)
+        return draw_cohort(sampler, self.roster, self.seed, round, mask)
 
     def check_download(self, order: WorkOrder, x: Tensor, buffers: Mapping[str, Tensor]) -> None:
         """Refuse a download unless it has exactly what the method sends, in the model's shape."""
@@ -222,7 +221,7 @@ class WeightedRoster(Roster):
         """the weights that follow from the numbers of samples"""
         self.weights = announced
         self.equal = bool((announced == announced[0]).all())
-        self._numbers = self.sizes.tolist(), announced.tolist()
+        self._numbers = self.sizes.numpy(), announced.numpy()
 
 
 def _spec(tensor: Tensor) -> TensorSpec:

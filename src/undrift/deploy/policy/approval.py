@@ -5,14 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from undrift.deploy.orders import RunTerms
+from undrift.deploy.orders import RunTerms, StatisticsTerms
 from undrift.deploy.policy.agreed_run import AgreedRun
 from undrift.deploy.policy.gate import Approve
 from undrift.experiments.experiment import Experiment
 from undrift.methods.traffic import traffic_of
 from undrift.utils.errors import require
+from undrift.utils.plain_text import plain_text
 
 QUESTION = "Take part in this run? [y/N] "
+STATISTICS_QUESTION = "Send these statistics? [y/N] "
 
 
 def require_terminal() -> None:
@@ -32,11 +34,15 @@ def asking(
 ) -> Approve:
     """A function that shows what a run would do, and asks a person; anything but yes declines."""
 
-    def approve(terms: RunTerms) -> bool:
-        for line in summary(experiment, name, terms):
+    def approve(terms: RunTerms | StatisticsTerms) -> bool:
+        if isinstance(terms, RunTerms):
+            lines, question = summary(experiment, name, terms), QUESTION
+        else:
+            lines, question = questions(name, terms), STATISTICS_QUESTION
+        for line in lines:
             show(line)
         try:
-            answer = ask(QUESTION)
+            answer = ask(question)
         except EOFError:
             return False
         return answer.strip().lower() in ("y", "yes")
@@ -44,12 +50,19 @@ def asking(
     return approve
 
 
+def questions(name: str, terms: StatisticsTerms) -> list[str]:
+    """What statistics before a run would tell the server, in lines."""
+    first = f"The server asks site {name!r} for statistics before run {terms.run}:"
+    return [first, *(f"  {each}" for each in terms.revealed)]
+
+
 def summary(experiment: Experiment, name: str, terms: RunTerms) -> list[str]:
     """What a run would do at a site, in lines."""
     samples, weight = terms.roster[name]
     seeds = ", ".join(map(str, experiment.seeds))
     lines = [
-        f"The server asks site {name!r} to take part in run {terms.run}:",
+        # The server chose this name, and could otherwise rewrite the lines that follow.
+        f"The server asks site {name!r} to take part in run {plain_text(terms.run)}:",
         f"  sites: {', '.join(terms.roster)}; this one counts as {samples:g} samples, weight "
         f"{weight:.4g}",
         f"  rounds: {experiment.rounds} for every method and seed; seeds: {seeds}",

@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
+from undrift.deploy.orders import DESCRIBE, EVALUATE, IDENTIFY, SECURE, STATISTICS, WORK
 from undrift.deploy.state_files import make_folder
 from undrift.utils.errors import UndriftError, first_line
 
@@ -31,6 +32,9 @@ SHOWN_CHARACTERS = 300
 """The longest text in a line: the server may have sent it."""
 DONE, REFUSED, FAILED, STOPPED = "done", "refused", "failed", "stopped"
 """What became of a request."""
+LOGGED = {"run": "run", "label": "method", "seed": "seed", "attempt": "attempt", "round": "round"}
+LOGGED |= {"stage": "stage"}
+"""The fields of an order that the audit log has, with their names there."""
 
 
 class AuditLog:
@@ -137,3 +141,24 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and value - value != 0:
         return str(value)
     return value
+
+
+def logged_request(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What the audit log has of a request; `round` is counted from 1, as in records."""
+    kind = values.get("kind")
+    known = (IDENTIFY, DESCRIBE, STATISTICS, WORK, EVALUATE, SECURE)
+    found: dict[str, Any] = {"kind": kind if kind in known else "unknown"}
+    for name, shown in LOGGED.items():
+        value = values.get(name)
+        if isinstance(value, str | int) and not isinstance(value, bool):
+            found[shown] = value
+    if kind in (WORK, SECURE) and isinstance(found.get("round"), int):
+        found["round"] += 1
+    return found
+
+
+def in_words(asked: Mapping[str, Any]) -> str:
+    """A request, for the sentence about what a stopped site left undone."""
+    place = f"round {asked.get('round')} of {asked.get('method')}"
+    kinds = {WORK: f"the work of {place}", EVALUATE: f"the evaluation after {place}"}
+    return kinds.get(asked["kind"], f"the request to {asked['kind']} itself")

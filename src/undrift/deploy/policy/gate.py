@@ -17,7 +17,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from undrift.core.problem import Client, Keep, Work
-from undrift.deploy.orders import EvaluationOrder, RunTerms, WorkOrder, add_prefix, split
+from undrift.deploy.orders import (
+    EvaluationOrder,
+    RunTerms,
+    StatisticsTerms,
+    WorkOrder,
+    add_prefix,
+    split,
+)
 from undrift.deploy.policy.agreed_run import AgreedRun
 from undrift.deploy.policy.ledger import History, Ledger
 from undrift.deploy.policy.limits import LIMITS_FILE, Limits
@@ -29,8 +36,11 @@ from undrift.local.base import Solver
 from undrift.local.minibatches import MinibatchSolver
 from undrift.privacy.clipping import CLIP
 
-Approve = Callable[[RunTerms], bool]
-"""Asks a person whether the site takes part in a run."""
+WEIGHT_TOLERANCE = 1e-6
+"""How far the sum of the weights of all sites may be from one."""
+
+Approve = Callable[[RunTerms | StatisticsTerms], bool]
+"""Asks a person whether the site takes part in a run, or gives statistics before it."""
 
 
 class Admission(NamedTuple):
@@ -111,11 +121,7 @@ class Gate:
         if known is None:
             sites = {str(site) for site in self._experiment.data.parameters.get("sites", [])}
             _require(terms.roster.keys() == sites, "received a roster of other sites")
-            claimed = terms.roster[self._name][0]
-            _require(
-                claimed <= self._samples,
-                f"has {self._samples} training samples, but the server's roster says {claimed:g}",
-            )
+            self._require_place(terms)
             _require(
                 len(self._ledger.runs) < self._limits.max_runs,
                 f"has taken part in {self._limits.max_runs} runs, the limit max_runs in "
@@ -128,6 +134,26 @@ class Gate:
         _require(
             known.roster == terms.roster,
             "received another roster of sites than at the start of this run",
+        )
+
+    def _require_place(self, terms: RunTerms) -> None:
+        """Refuse a roster in which the site itself has another size, or a weight out of bounds.
+
+        The size decides the number of steps: a server that caps what a site counts changes its
+        weight only. The scale multiplies the local objective of some methods.
+        """
+        samples, weight = terms.roster[self._name]
+        _require(
+            samples == self._samples,
+            f"has {self._samples} training samples, but the server's roster says {samples:g}",
+        )
+        total = sum(row[1] for row in terms.roster.values())
+        _require(abs(total - 1) < WEIGHT_TOLERANCE, f"received weights with the sum {total:g}")
+        scale, most = 1 / (len(terms.roster) * weight), self._limits.max_scale
+        _require(
+            scale <= most,
+            f"would scale its objective by 1/(N·q) = {scale:.4g}, above the limit {most:g} "
+            f"(max_scale in {LIMITS_FILE})",
         )
 
     # Orders
@@ -170,6 +196,7 @@ class Gate:
         _require(self._limits.evaluations, f"evaluates nothing: see evaluations in {LIMITS_FILE}")
         terms = order.terms
         digest = checksum({"x": order.x} | add_prefix("buffers ", order.buffers))
+        digest += f" {order.base}" if order.base else ""
         history = self._ledger.history(terms)
         known = history.evaluations.get((order.round, order.model), set())
         self._require_rate()

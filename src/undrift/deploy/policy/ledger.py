@@ -23,9 +23,9 @@ from undrift.utils.files import synced
 
 LEDGER_FILE = "ledger.jsonl"
 HOUR_SECONDS = 3600.0
-RUN, WORK, STEPS, EVALUATE = "run", "work", "steps", "evaluate"
+RUN, WORK, STEPS, EVALUATE, UNMASK = "run", "work", "steps", "evaluate", "unmask"
 """What a line is about: a run that was accepted or declined, an accepted order to train, the steps
-that were done of it, an accepted order to evaluate."""
+that were done of it, an accepted order to evaluate, a round whose sum was unmasked."""
 
 
 @dataclass
@@ -55,6 +55,8 @@ class History:
     """the models evaluated after the last evaluated round, within the attempt"""
     evaluations: dict[tuple[int, str], set[str]] = field(default_factory=dict)
     """by round and model: the digests of the orders that were accepted"""
+    unmasked: set[int] = field(default_factory=set)
+    """rounds of which the site has revealed masks of secure aggregation"""
     repeats: int = 0
     """orders accepted for a round, or an evaluation, that had been done with another model"""
     repeating_attempts: set[int] = field(default_factory=set)
@@ -80,7 +82,7 @@ class Ledger:
         self.runs: dict[str, RunEntry] = {}
         self._histories: dict[str, History] = {}
         self._times: deque[float] = deque()
-        """when orders were accepted within the last hour, in seconds since 1970"""
+        """when orders were accepted within the last hour, by the monotonic clock"""
         try:
             self._read()
         except OSError as error:
@@ -92,14 +94,14 @@ class Ledger:
 
     def orders_within_hour(self) -> int:
         """The number of orders accepted within the last hour, repetitions included."""
-        oldest = time.time() - HOUR_SECONDS
+        oldest = time.monotonic() - HOUR_SECONDS
         while self._times and self._times[0] < oldest:
             self._times.popleft()
         return len(self._times)
 
     def count_repetition(self) -> None:
         """Count an order that is answered again exactly as before: it needs no line."""
-        self._times.append(time.time())
+        self._times.append(time.monotonic())
 
     def add_run(self, terms: RunTerms, approved: bool) -> None:
         """Remember a run, its roster, and whether a person approved it."""
@@ -120,6 +122,10 @@ class Ledger:
         """Remember an accepted order to evaluate."""
         place = {"round": round, "model": model, "digest": digest}
         self._append({"what": EVALUATE, **_place(terms), **place})
+
+    def add_unmasking(self, terms: RunTerms, round: int) -> None:
+        """Remember that masks of a round are revealed, which must happen once only."""
+        self._append({"what": UNMASK, **_place(terms), "round": round})
 
     def _append(self, line: dict[str, Any]) -> None:
         line = {**line, "time": time.time()}
@@ -161,6 +167,9 @@ class Ledger:
             self.runs[line["run"]] = RunEntry(roster, line["approved"])
             return
         history = self._histories.setdefault(line["key"], History())
+        if line["what"] == UNMASK:
+            history.unmasked.add(line["round"])
+            return
         if line["what"] == STEPS:
             history.turns[line["turn"]][line["digest"]] = line["steps"]
             return
@@ -186,8 +195,11 @@ class Ledger:
         else:
             known.add(line["digest"])
         self.runs[line["run"]].orders += 1
-        if line["time"] > time.time() - HOUR_SECONDS:
-            self._times.append(line["time"])
+        # Of the lines that an earlier process wrote only the time of day is known. One that lies
+        # ahead was written before the clock was set back: it counts as new, for an hour at most.
+        age = max(0.0, time.time() - line["time"])
+        if age < HOUR_SECONDS:
+            self._times.append(time.monotonic() - age)
 
 
 def _place(terms: RunTerms) -> dict[str, Any]:

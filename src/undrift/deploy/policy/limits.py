@@ -54,6 +54,11 @@ class Limits(ClosedTable):
         description="Longest time that an order may take, in seconds; it is then ended without an "
         "answer.",
     )
+    max_scale: Positive = Field(
+        default=1000.0,
+        description="Largest 1/(N·q_k), with which methods such as FedDyn scale the site's "
+        "objective; the server announces the weight q_k.",
+    )
     max_orders_per_hour: Counting = Field(
         default=10_000, description="Most orders, to train or to evaluate, within an hour."
     )

@@ -5,6 +5,7 @@ The answers are those of a real `Site` to the first orders of a run, made in a t
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +13,14 @@ from typing import Any
 
 from torch import Tensor
 
-from undrift.deploy.orders import EvaluationOrder, RunTerms, WorkOrder
+from undrift.deploy.agreement import facts
+from undrift.deploy.orders import DESCRIBE, STATISTICS, EvaluationOrder, RunTerms, WorkOrder
 from undrift.deploy.policy.agreed_run import AgreedRun
 from undrift.deploy.policy.audit import described
 from undrift.deploy.policy.limits import Limits
 from undrift.deploy.site import Site
-from undrift.deploy.wire_format import decode
+from undrift.deploy.site_data.agreed import agreement, wanted
+from undrift.deploy.wire_format import decode, encode
 from undrift.experiments.experiment import Experiment
 from undrift.utils.errors import require
 from undrift.utils.keys import generator
@@ -36,6 +39,10 @@ class Preview:
     """the same, decoded"""
     metrics: dict[str, dict[str, Any]]
     """the metrics that would be sent, by model"""
+    statistics: list[dict[str, Any]]
+    """the statistics that would be sent before the run, if this were the only site"""
+    revealed: list[str]
+    """what these tell the server, in sentences"""
 
 
 def preview(experiment: Experiment, name: str, limits: Limits) -> list[Preview]:
@@ -45,6 +52,7 @@ def preview(experiment: Experiment, name: str, limits: Limits) -> list[Preview]:
     """
     with tempfile.TemporaryDirectory() as folder:
         site = Site(experiment, name, Path(folder), limits)
+        site.masks_uploads = False  # what is shown is what the masks would hide
         wanted = limits.methods or experiment.labels
         return [_preview(site, label) for label in experiment.labels if label in wanted]
 
@@ -53,7 +61,9 @@ def _preview(site: Site, label: str) -> Preview:
     experiment, seed = site.experiment, site.experiment.seeds[0]
     sites = [str(each) for each in experiment.data.parameters["sites"]]
     roster = {each: (float(len(site.data.train)), 1 / len(sites)) for each in sites}
-    terms = RunTerms(f"dry run {label}", label, seed, 1, experiment.rounds, roster)
+    name = hashlib.sha256(label.encode()).hexdigest()[:16]
+    statistics = _agree_alone(site, name)
+    terms = RunTerms(name, label, seed, 1, experiment.rounds, roster)
     run = AgreedRun(experiment, label, seed, site.name, roster)
     losses = site.losses_of(seed)
 
@@ -69,7 +79,28 @@ def _preview(site: Site, label: str) -> Preview:
         metrics[model] = _decoded(site.answer(order.encoded()))[0]["metrics"]
     answer = site.answer(WorkOrder(terms, 0, 0, 0, 0, None, download, buffers).encoded())
     values, tensors = _decoded(answer)
-    return Preview(label, int(values["steps"]), answer, values, tensors, metrics)
+    revealed = wanted(experiment).revealed()
+    steps = int(values["steps"])
+    return Preview(label, steps, answer, values, tensors, metrics, statistics, revealed)
+
+
+def _agree_alone(site: Site, run: str) -> list[dict[str, Any]]:
+    """The site's answers to the questions before a run; it then has an agreement with itself."""
+    needed = wanted(site.experiment)
+    if not needed:
+        return []
+    common = {"experiment": facts(site.experiment), "run": run}
+    asking, found = agreement(needed), []
+    question = next(asking)
+    while True:
+        request = encode({"kind": STATISTICS, **common, "question": question}, {})
+        found.append(_decoded(site.answer(request))[0]["statistics"])
+        try:
+            question = asking.send({site.name: found[-1]})
+        except StopIteration as done:
+            request = encode({"kind": DESCRIBE, **common, "agreed": done.value.plain()}, {})
+            _decoded(site.answer(request))
+            return found
 
 
 def as_lines(found: Preview) -> list[str]:
@@ -85,6 +116,7 @@ def as_lines(found: Preview) -> list[str]:
             lines += [f"  number {own}: {number:.6g}" for own, number in value.items()]
         else:
             lines.append(f"  {name}: {value}")
+    lines += [f"  before the run: {each}" for each in found.revealed]
     for model, metrics in found.metrics.items():
         shown = ", ".join(f"{name} {value}" for name, value in metrics.items())
         lines.append(f"  metrics of the model {model!r}, another answer: {shown}")
@@ -99,6 +131,7 @@ def as_values(found: Preview) -> dict[str, Any]:
         "values": found.values,
         "tensors": {name: value.tolist() for name, value in found.tensors.items()},
         "metrics": found.metrics,
+        "statistics": found.statistics,
     }
 
 

@@ -20,6 +20,7 @@ from undrift.deploy.flower.certificates import (
     make_folder,
     new_key,
     require_distinct,
+    write_peers,
 )
 from undrift.deploy.private_files import write_private, write_secret
 from undrift.deploy.signing.keys import SigningKey, UnsupportedAlgorithm, pem, signed_by
@@ -144,6 +145,7 @@ def register(certs: Path, request: KeyRequest) -> Certificates:
     found.write(own / "ca.crt", ca.read_bytes())
     found.write(own / "key.pub", request.public_key + b"\n")
     found.write(registered, request.public_key + b"\n")  # last: then the site is complete
+    write_peers(found)
     return found
 
 

@@ -19,6 +19,8 @@ except ImportError:
         "pip install 'undrift[flower]'."
     ) from None
 
+PEERS = "peers"
+"""The folder of all sites' public keys, in a site's folder of certificates."""
 ALGORITHM = ec.ECDSA(hashes.SHA384())
 
 

@@ -33,22 +33,29 @@ class Answering(Protocol):
         """The answer to a request."""
 
 
+class LoggingSite(Answering, Protocol):
+    """Also logs the requests that never reach it."""
+
+    def log_refusal(self, sentence: str) -> bool:
+        """Log a refused request; False if there is a flood of them, which is only counted."""
+
+
 class SignedSite:
     """Hands a site only requests that its server signed for it, and signs the site's answers.
 
     Parameters
     ----------
     site
-        answers the requests
+        answers the requests, and logs the refused ones
     certs
         the site's folder of the certificates; None for no signatures
     say
-        is told which requests were refused, and why
+        is told which requests were refused, and why, unless there is a flood of them
     """
 
     def __init__(
         self,
-        site: Answering,
+        site: LoggingSite,
         certs: Path | None = None,
         say: Callable[[str], None] = lambda sentence: None,
     ):
@@ -102,5 +109,7 @@ class SignedSite:
         return Envelope(ANSWER, request.nonce, answer, signature)
 
     def _refusal(self, why: str) -> bytes:
-        self._say(f"A request was refused: {why}.")
+        sentence = f"A request was refused: {why}."
+        if self._site.log_refusal(sentence):
+            self._say(sentence)
         return encode({"error": f"The site {self.name!r} refused the request: {why}."}, {})

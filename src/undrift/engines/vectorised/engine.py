@@ -180,6 +180,7 @@ class VectorisedEngine(SimulationEngine):
         limits: NormLimits | None = None,
     ) -> RoundResult:
         result = self.job.result(method, round, diagnose)
+        result.hold = states.hold
         assignments = list(assignments)
         pending: deque[Future[RoundResult]] = deque()
         single, groups = self._grouped(assignments)

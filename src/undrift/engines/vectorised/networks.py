@@ -308,7 +308,8 @@ class ModuleNetwork(Network):
 
     def __init__(self, losses: ModuleLosses, channels_last: bool = False):
         self._module = set_training(_own_copy(losses))
-        self._changing_buffers, self._criterion = losses.changing_buffers, losses.criterion
+        self._changing_buffers = losses.changing_buffers
+        self._criterion = losses.training_criterion
         self._parameters: list[nn.Parameter] = [
             p for p in self._module.parameters() if p.requires_grad
         ]

@@ -144,7 +144,8 @@ class DataTable(OpenTable):
         if source_of(source) is not None:
             fixed["source"] = source = source.replace("_", "-")
         elif not is_function(source) and "\0" not in source:
-            fixed["source"] = source = _client_folder(source, base_folder(info))
+            there = isinstance(given.get("sites"), list)  # at the sites, not at their server
+            fixed["source"] = source = _client_folder(source, base_folder(info), there)
         if isinstance(given.get("folder"), str) and given["folder"] != NONE:
             given["folder"] = absolute(given["folder"], base_folder(info))
         seed = {"seed": fixed["seed"]} if isinstance(fixed.get("seed"), int) else {}
@@ -183,6 +184,11 @@ def source_function(source: str) -> tuple[Callable[..., FederatedData], str]:
 def is_function(source: str) -> bool:
     """Whether a source is the user's own file.py:function."""
     return source.rpartition(":")[0].endswith(".py")
+
+
+def is_folder(source: str) -> bool:
+    """Whether a source is a folder of client files."""
+    return not is_function(source) and source_of(source) is None
 
 
 def user_data(where: str) -> Callable[[str], Any]:
@@ -228,10 +234,10 @@ def completed_source(source: str, given: Mapping[str, Any]) -> Plain:
     }
 
 
-def _client_folder(source: str, folder: Path) -> str:
+def _client_folder(source: str, folder: Path, may_be_missing: bool) -> str:
     """The absolute path of a folder of client files."""
     path = Path(absolute(source, folder))
-    if not path.is_dir():
+    if not path.is_dir() and not may_be_missing:
         try:
             require_choice("The data set", source, SOURCES)
         except UndriftError as error:

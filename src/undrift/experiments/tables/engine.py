@@ -18,6 +18,7 @@ from undrift.experiments.tables.fields import (
     one_of,
     or_none,
 )
+from undrift.nets.criteria import FP32, PRECISIONS
 from undrift.utils.errors import require_range, require_type, require_whole
 
 
@@ -35,6 +36,7 @@ def _numbers_of_sites(value: Any, info: ValidationInfo) -> Any:
 
 WeightShare = Annotated[float, Field(gt=0, le=1), BeforeValidator(_share)]
 Engine = Annotated[str, BeforeValidator(one_of(ENGINES)), allowed_words(ENGINES)]
+Precision = Annotated[str, BeforeValidator(one_of(PRECISIONS)), allowed_words(PRECISIONS)]
 _INNER = {name: what for name, what in ENGINES.items() if name != "ray"}
 Inner = Annotated[str, BeforeValidator(one_of(_INNER)), allowed_words(_INNER)]
 
@@ -72,6 +74,11 @@ class EngineTable(ClosedTable):
         default=0, description="With ray: share of a GPU of each worker; 0.25 is a quarter of one."
     )
     inner: Inner = Field(default="auto", description="With ray: engine of each worker.")
+    precision: Precision = Field(
+        default=FP32,
+        description="; ".join(f"{name}: {what}" for name, what in PRECISIONS.items())
+        + ". It changes results, so resumed runs keep it.",
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -88,6 +95,7 @@ class EngineTable(ClosedTable):
             self.address,
             self.gpus,
             self.inner,
+            self.precision,
         )
 
 

@@ -18,6 +18,7 @@ from undrift.experiments.tables.fields import (
     one_of,
 )
 from undrift.privacy.gaussian import ACCOUNTANTS, AdaptiveClip, Gaussian
+from undrift.privacy.secure.settings import SecureAggregation
 from undrift.utils.errors import UndriftError
 
 
@@ -69,19 +70,42 @@ class PrivacyTable(ClosedTable):
     accountant: Annotated[str, BeforeValidator(one_of(ACCOUNTANTS)), allowed_words(ACCOUNTANTS)] = (
         Field(default="pld", description="How ε is computed: pld (tight) or rdp.")
     )
+    secure: bool = Field(
+        default=False,
+        description="Secure aggregation in deployments: the server learns sums of uploads only.",
+    )
+    threshold: Counting | None = Field(
+        default=None,
+        description="Sites without which secure aggregation decodes no sum, above half of the "
+        "cohort; left out, two thirds of it and one.",
+    )
+    range: Positive = Field(
+        default=1000.0,
+        description="Largest absolute value in a weighted upload, for secure aggregation.",
+    )
 
     @model_validator(mode="after")
     def _check(self) -> PrivacyTable:
         if self.clip is not None and self.adaptive_clip is not None:
             raise InvalidValue("Give either clip or adaptive_clip, not both.", "clip")
+        if self.threshold is not None and not self.secure:
+            raise InvalidValue("A threshold needs secure = true.", "threshold")
         try:
             self.build()
+            self.build_secure()
         except UndriftError as error:
             raise InvalidValue(str(error)) from None
         return self
 
-    def build(self) -> Gaussian:
-        """The mechanism, as `train` takes it."""
+    def build_secure(self) -> SecureAggregation | None:
+        """Secure aggregation; None without it."""
+        return SecureAggregation(self.threshold, self.range) if self.secure else None
+
+    def build(self) -> Gaussian | None:
+        """The mechanism, as `train` takes it; None with secure aggregation alone."""
+        given = (self.noise, self.clip, self.adaptive_clip, self.epsilon)
+        if self.secure and given == (None,) * 4:
+            return None
         adaptive: Any = None if self.adaptive_clip is None else self.adaptive_clip.build()
         return Gaussian(
             noise=self.noise,

@@ -1,23 +1,27 @@
 """Ends a site within a few seconds of a signal, whatever it is doing.
 
 A thread waits for signals, since the main thread may be inside a long operation of torch, the
-user's code that reads data, or a call to a server that is gone. Ending the process at any moment is
-safe: files of states are written whole, and an order is on disk before its work begins.
+user's code that reads data, or a call to a server that is gone. If not even the thread can run, the
+process of `watchdog` kills the site. Ending the process at any moment is safe: files of
+states are written whole, and an order is on disk before its work begins.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 GRACE_SECONDS = 2.0
 """How long a site may go on after the signal before it is ended; it must end within 5 seconds."""
+WATCHDOG = Path(__file__).with_name("watchdog.py")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -56,6 +60,7 @@ class Stopping:
         self._former_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         for number in SIGNALS:
             self._former[number] = signal.signal(number, lambda *_: None)
+        self._forwarded = self._start_watchdog()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
         return self
@@ -70,13 +75,34 @@ class Stopping:
         for number, former in self._former.items():
             signal.signal(number, former)
         signal.set_wakeup_fd(self._former_fd)
-        os.close(self._write)  # ends the thread
+        os.close(self._write)  # ends the watchdog, and then the thread
         self._thread.join()
+        self._watchdog.wait()
+        os.close(self._forwarded)
         os.close(self._read)
 
+    def _start_watchdog(self) -> int:
+        """Start the process that is told of signals first; returns the pipe that it writes to."""
+        forwarded, forward = os.pipe()
+        arguments = [str(os.getpid()), self.name, str(self._read), str(forward)]
+        self._watchdog = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(WATCHDOG), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=(self._read, forward),
+            start_new_session=True,
+        )
+        os.close(forward)
+        return forwarded
+
+    def _signals(self) -> Iterator[int]:
+        """The signals that arrive: from the watchdog, or directly if somebody ended it."""
+        for pipe in (self._forwarded, self._read):
+            while number := os.read(pipe, 1):
+                yield number[0]
+
     def _watch(self) -> None:
-        while numbers := os.read(self._read, 1):
-            number = numbers[0]
+        for number in self._signals():
             if number == signal.SIGINT and not self._ended.is_set():
                 doing = self.doing()
                 self._ended.set()

@@ -1,0 +1,76 @@
+"""Fixed points of FedSAM and FedSpeed against rounds that are really run."""
+
+import numpy as np
+import pytest
+import torch
+
+from undrift.theory import fixed_points, random_quadratics, sharpness
+from undrift.theory.fixed_points import LocalMomentum
+from undrift.utils.errors import UndriftError
+
+PROBLEM = random_quadratics(4, 3, 0.5, 1.5, spread=1.0, seed=3)
+H, B = PROBLEM.H, PROBLEM.b
+Q = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
+STEPS = [1, 4, 2, 3]
+
+
+def followed(k, x, rho, share):
+    """(1 − a)∇f(x) + a∇f(x + ρ g/|g|) by its definition."""
+    h, b = H[k].numpy(), B[k].numpy()
+    g = h @ x - b
+    return (1 - share) * g + share * (h @ (x + rho * g / np.linalg.norm(g)) - b)
+
+
+@pytest.mark.parametrize(
+    "momentum", [LocalMomentum(), LocalMomentum(0.5), LocalMomentum(0.5, nesterov=True)]
+)
+def test_fedsam_stops_where_newtons_method_says(momentum):
+    lr, rho, share, x = 0.1, 0.2, 0.7, np.zeros(3)
+    for _ in range(600):
+        total = np.zeros(3)
+        for k, tau in enumerate(STEPS):
+            y, u = x, np.zeros(3)
+            for _ in range(tau):
+                s = followed(k, y, rho, share)
+                u = momentum.rho * u + s
+                y = y - lr * (s + momentum.rho * u if momentum.nesterov else u)
+            total += float(Q[k]) * (y - x)
+        x = x + total
+    point = sharpness.fedsam_point(H, B, Q, lr, STEPS, rho, share, momentum)
+    assert np.allclose(point.numpy(), x, atol=1e-10)
+    flat = fixed_points.fedavg(H, B, Q, lr, STEPS, momentum)
+    assert float((point - flat).norm()) > 1e-3
+    same = sharpness.fedsam_point(H, B, Q, lr, STEPS, 0.0, share, momentum)
+    assert torch.allclose(same, flat, atol=1e-12)
+
+
+@pytest.mark.parametrize("share", [0.4, 1.0])
+def test_fedspeed_stops_where_the_mean_gradient_vanishes(share):
+    point = sharpness.fedspeed_point(H, B, Q, 0.3, share).numpy()
+    mean = sum(float(Q[k]) * followed(k, point, 0.3, share) for k in range(4))
+    assert np.linalg.norm(mean) < 1e-13
+    optimum = fixed_points.surrogate_optimum(H, B, Q)
+    assert np.linalg.norm(point - optimum.numpy()) > 1e-3
+    assert torch.allclose(sharpness.fedspeed_point(H, B, Q, 0.0), optimum, atol=1e-12)
+    assert torch.allclose(sharpness.fedspeed_point(H, B, Q, 0.3, 0.0), optimum, atol=1e-12)
+
+
+def test_the_steps_of_newtons_method_use_the_derivative():
+    """A wrong Jacobian would converge slowly, or not at all, for a large ρ."""
+    x = torch.tensor([[0.3, -0.7, 1.1]] * 4, dtype=torch.float64)
+    moves, slope = sharpness._moves(H, B, x[0], 0.1, torch.tensor(STEPS), 0.3, LocalMomentum(0.5))
+    for direction in torch.eye(3, dtype=torch.float64):
+        h = 1e-6
+        after, _ = sharpness._moves(
+            H, B, x[0] + h * direction, 0.1, torch.tensor(STEPS), 0.3, LocalMomentum(0.5)
+        )
+        assert torch.allclose((after - moves) / h, slope @ direction, atol=1e-5)
+
+
+def test_bad_input_and_failure_get_a_sentence():
+    with pytest.raises(UndriftError, match="share from 0 to 1"):
+        sharpness.fedspeed_point(H, B, Q, 0.1, 1.5)
+    with pytest.raises(UndriftError, match="rho must be at least 0"):
+        sharpness.fedsam_point(H, B, Q, 0.1, STEPS, -0.1)
+    with pytest.raises(UndriftError, match="use a smaller rho"):
+        sharpness.fedspeed_point(H, B, Q, 10.0)
