@@ -6,7 +6,7 @@ import undrift as ud
 from commands import called
 from undrift.compression import COMPRESSORS, RandomK, TopK
 from undrift.robust import STATISTICS
-from undrift.verify.upload_parts import part_named, verify_part
+from undrift.verify.uploads.parts import part_named, verify_part
 
 
 def failing(part):

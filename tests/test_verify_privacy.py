@@ -7,7 +7,7 @@ import undrift as ud
 from commands import called
 from undrift.core.replies import q_draws
 from undrift.verify import FACTS, Subject, named, verify
-from undrift.verify.transforms import TRANSFORM_FACTS, load_transform
+from undrift.verify.uploads.transforms import TRANSFORM_FACTS, load_transform
 
 PRIVATE = [fact for fact in FACTS if fact.name in ("divides", "reach")]
 TRANSFORMS = """

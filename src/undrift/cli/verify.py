@@ -67,7 +67,7 @@ def verify(
     """
     from undrift.verify import FACTS, as_json, explanations, load, named, ours, remarks, tables
     from undrift.verify import verify as check
-    from undrift.verify.transforms import TRANSFORM_FACTS, load_transform
+    from undrift.verify.uploads.transforms import TRANSFORM_FACTS, load_transform
 
     if method is None and settings:
         raise UndriftError("--set needs a method: undrift verify METHOD --set NAME=VALUE.")
@@ -120,7 +120,7 @@ def verify(
 
 def _verify_part(name: str, settings: Sequence[str], json: bool) -> bool:
     """Verify a compressor or a robust statistic; False if the name is something else's."""
-    from undrift.verify.upload_parts import part_named, verify_part
+    from undrift.verify.uploads.parts import part_named, verify_part
 
     part = part_named(name, parse_settings(list(settings)))
     if part is None:

@@ -1,0 +1,1 @@
+"""Facts about what happens to uploads: transforms, compressors and robust statistics."""
