@@ -70,6 +70,9 @@ def test_transformed_scheme_two():
         bounds.scheme_two(c, 2)
     bound = bounds.transformed_scheme_two(c, 2)
     assert bound.kappa == pytest.approx(4.0 * 1.6 / (0.5 * 0.4))
+    assert pytest.approx(2 / 3 * 4 * 25 * (1.6 * 2.0) ** 2 / 2) == bound.C
+    noise = sum((4 * q * 0.3) ** 2 / 16 for q in (0.4, 0.3, 0.2, 0.1))
+    assert pytest.approx(noise + 6 * 1.6 * 4 * 0.1 + 8 * 16 * (1.6 * 2.0) ** 2) == bound.B
     # The scaled stochastic gradients N·p_k·g_k have mean noise Σ p_k²σ_k², unchanged.
     quiet = c._replace(G=0.0, Gamma=0.0)
     assert pytest.approx(bounds.full(quiet).B) == bounds.transformed_scheme_two(quiet, 2).B

@@ -151,9 +151,10 @@ def train(method: Method, **options: Unpack[Options]) -> Result:
         mapping from client ids, a function of (client id, round), with rounds counted from 0, or
         `ud.Unfinished(0.5)`
     engine
-        how the clients' work is computed: "auto" (the default), the fastest strategy, timed on
-        the first round's work and stored; "vectorised", many clients at once by a fixed rule;
-        "serial", one after another; or `ud.EngineOptions(…)`. Results agree to rounding.
+        how the clients' work is computed: "auto" (the default), the strategy that should be
+        fastest, by a rule that reads no clock; "tuned", the fastest one, timed on the first
+        round's work and stored; "vectorised", many clients at once; "serial", one after another;
+        or `ud.EngineOptions(…)`. Results agree to rounding.
     devices
         the device profiles of the clients, such as `ud.Devices(speed=ud.devices.Ladder(50, 100))`:
         with them there is a virtual clock, and clients may be slow, unavailable, or fail

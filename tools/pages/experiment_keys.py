@@ -205,7 +205,8 @@ def _parameters(group: str, build: Callable[..., Any]) -> Iterator[Row]:
 
 def _key(name: str, each: Schema) -> Row:
     """Return a key of a table: its name, default and meaning with the allowed words."""
-    value = inline(each["default"]) if "default" in each and not _is_table(each) else ""
+    given = each.get("default")
+    value = "" if given is None or _is_table(each) else inline(given)
     meaning = each.get("description", "")
     words = each.get("enum") or each.get("items", {}).get("enum")
     if words and not all(str(word) in meaning for word in words):

@@ -70,8 +70,8 @@ REPRODUCTIONS = (
     *("feddyn-emnist", "feddyn-shakespeare", "feddyn-alpha", "feddyn-fedsplit", "feddr-synthetic"),
     *("feddr-l1", "feddr-async", "feddr-femnist", "fedlga-fmnist", "fedlga-cifar", "niid-cifar10"),
 )
-WORKLOADS = tuple(f"W{number}" for number in range(1, 11))
-ENGINES = ("auto", "vectorised", "serial", "ray")
+WORKLOADS = (*(f"W{number}" for number in range(1, 11)), *(f"X{number}" for number in range(1, 6)))
+ENGINES = ("auto", "tuned", "vectorised", "serial", "ray")
 
 
 def choices(*groups: Iterable[str]) -> Callable[[str], list[str]]:

@@ -123,6 +123,10 @@ class Method(ABC):
     formulas
         the method as text, an `undrift.methods.formulas.MethodRow`: `undrift verify` then predicts
         a round from it
+    elementwise
+        whether `problem` and `finish` compute every number of a vector from the numbers at the
+        same place of other vectors, without norms or inner products; engines may then call them on
+        parts of vectors, which is faster for methods that keep vectors
     needs_all
         whether the method is defined only when every client takes part in every round
     needs_steps
@@ -165,6 +169,7 @@ class Method(ABC):
     keeps: Mapping[str, str] | Sequence[str] = {}
     uploads: Mapping[str, Weight | tuple[Weight, ...]] = {}
 
+    elementwise: bool = False
     needs_all: bool = False
     draws_by_weight: bool = False
     steps_of_others: bool = False

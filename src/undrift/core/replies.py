@@ -122,14 +122,19 @@ class Replies:
             self._dtypes[which[0]] = dtype
             self._add_sum(which, total)
 
-    def merge(self, later: Replies) -> None:
-        """Add the replies of further clients, summed by a chunk or a worker."""
+    def merge(self, later: Replies) -> list[Tensor]:
+        """Add the replies of further clients, summed by a chunk or a worker.
+
+        Returns the sums of `later` that were added to others, and that nobody needs any more.
+        """
         self._who += later._who
         self._dtypes |= later._dtypes
+        added = [part for which, part in later._sums.items() if which in self._sums]
         for which, part in later._sums.items():
             self._add_sum(which, part)
         for name, parts in later._single.items():
             self._single.setdefault(name, []).extend(parts)
+        return added
 
     def make_own(self) -> None:
         """Copy the sums into memory of their own, if they are views of shared memory."""

@@ -121,19 +121,34 @@ class RoundResult:
         faults = map(self._limits.fault, rows, steps)
         return not any(fault is not None for fault in faults)
 
-    def take_several(self, reply: Reply, clients: Sequence[Client]) -> None:
-        """Add the stacked reply, `[C, …]`, of several clients, none of which is wrong."""
+    def take_several(
+        self, reply: Reply, clients: Sequence[Client], keeps: Sequence[Keep] = ()
+    ) -> None:
+        """Add the stacked reply, `[C, …]`, of several clients, none of which is wrong.
+
+        `keeps` are their new states if the reply does not have them stacked.
+        """
         self.down.update(reply.down)
         self.up.update(reply.up)
         self.steps += reply.steps
         self.evaluations += reply.evaluations
         self.partial += len(clients) - reply.complete
         self.replies.add_several(clients, reply.client, reply.upload)
+        if keeps:
+            self.kept |= {client.id: keep for client, keep in zip(clients, keeps, strict=True)}
+            return
         if not any(reply.keep.items()):
             self.kept |= dict.fromkeys((client.id for client in clients), reply.keep)
             return
-        for row, client in enumerate(clients):
-            self.kept[client.id] = reply.keep.row(row)
+        # In memory of their own: views would keep the vectors of all clients of a chunk.
+        rows = {
+            name: torch._foreach_mul(value.unbind(), 1.0)
+            if isinstance(value, Tensor) and value.ndim
+            else [value] * len(clients)
+            for name, value in reply.keep.items()
+        }
+        for client, *own in zip(clients, *rows.values(), strict=True):
+            self.kept[client.id] = Keep(**dict(zip(rows, own, strict=True)))
 
     def take_summed(
         self,
@@ -152,8 +167,8 @@ class RoundResult:
             self.replies.add(reply.client, reply.upload)
         self.replies.add_sums(sums, dtype)
 
-    def merge(self, later: RoundResult) -> None:
-        """Add the result of further clients."""
+    def merge(self, later: RoundResult) -> list[Tensor]:
+        """Add the result of further clients; returns its vectors that nobody needs any more."""
         self.held += later.held
         self.down.update(later.down)
         self.up.update(later.up)
@@ -167,8 +182,8 @@ class RoundResult:
         self.kept |= {client: self.hold(keep) for client, keep in later.kept.items()}
         self.norms |= later.norms
         self.norm_steps |= later.norm_steps
-        self.replies.merge(later.replies)
         self._buffers.merge(later._buffers)
+        return self.replies.merge(later.replies)
 
     def make_own(self, sums: bool) -> None:
         """Copy the new states, and the sums if asked, out of memory that others own.
@@ -192,8 +207,11 @@ class RoundResult:
 
     def finite(self) -> bool:
         """Whether all sums and all new states are finite."""
-        states = (value for keep in self.kept.values() for _, value in keep.items())
-        return self.replies.finite() and all(bool(v.sum().isfinite()) for v in states)
+        states = [value for keep in self.kept.values() for _, value in keep.items()]
+        if not self.replies.finite():
+            return False
+        # Norms of all states in one call: a NaN or infinity in a state is one in its norm.
+        return not states or bool(torch.stack(torch._foreach_norm(states, 1)).isfinite().all())
 
     @property
     def buffers(self) -> dict[str, Tensor]:

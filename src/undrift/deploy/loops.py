@@ -38,7 +38,7 @@ from undrift.loops.paces import RoundPace, WaitForAll
 from undrift.loops.private_rounds import make_mechanism
 from undrift.loops.spec import EngineFactory, RunSpec, StatesFactory
 from undrift.privacy.mechanism import Mechanism
-from undrift.privacy.noise_sources import SystemNoise
+from undrift.privacy.noise_sources import NoNoise, SystemNoise
 from undrift.privacy.system_coins import secret_cohort
 from undrift.utils.errors import Diverged, UndriftError
 from undrift.utils.keys import generator
@@ -143,6 +143,15 @@ class DeployedSynchronous(DeployedLoop, Synchronous):
 
     A site that is not connected, or still at work for an earlier round, is not asked. A site that
     does not answer in time is recorded as lost.
+
+    Parameters
+    ----------
+    spec, engine, states
+        as for every loop
+    releases
+        remembers the released rounds of a private run; None for no memory
+    site_noise
+        whether the noise of a private run comes from the sites
     """
 
     def __init__(
@@ -151,7 +160,9 @@ class DeployedSynchronous(DeployedLoop, Synchronous):
         engine: EngineFactory,
         states: StatesFactory,
         releases: ReleaseLedger | None = None,
+        site_noise: bool = False,
     ):
+        self._site_noise = site_noise
         super().__init__(spec, engine, states)
         self._releases = releases
         self._count_releases()
@@ -161,7 +172,8 @@ class DeployedSynchronous(DeployedLoop, Synchronous):
 
     def _make_mechanism(self) -> Mechanism | None:
         # A site that is away makes the others of a fixed-size cohort more likely.
-        return make_mechanism(self, self._given_pace, SystemNoise(), steady=False)
+        source = NoNoise() if self._site_noise else SystemNoise()
+        return make_mechanism(self, self._given_pace, source, steady=False)
 
     def _count_releases(self) -> None:
         """Count rounds that were released and not committed, because the server died."""
@@ -231,7 +243,7 @@ class DeployedSynchronous(DeployedLoop, Synchronous):
         available = self._wait_for_sites()
         # Without a mask the sampler draws as in a simulation, which gives the same cohorts.
         mask = None if available.all() else available
-        if self.mechanism is not None and not self._asks_everyone():
+        if self.mechanism is not None and type(sampler) is not All:
             self.engine.available = None
             return secret_cohort(sampler, self.roster, mask)
         # Every site draws the cohort itself, and needs to know among whom.

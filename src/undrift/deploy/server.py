@@ -132,7 +132,8 @@ class Deployment:
         releases = None
         if spec.privacy is not None and self.folder is not None:
             releases = ReleaseLedger(self.folder, f"{label} seed {spec.seed}")
-        return DeployedSynchronous(spec, engine, versions, releases)
+        site_noise = self.secure is not None and self.secure.site_noise
+        return DeployedSynchronous(spec, engine, versions, releases, site_noise)
 
 
 def serve(
@@ -272,6 +273,10 @@ def _require_secure(experiment: Experiment) -> None:
     if secure is None:
         return
     secure.check(len(sites_of(experiment)))
+    require(
+        not secure.site_noise or experiment.privacy_settings() is not None,
+        'privacy.noise_at is "sites", but there is no noise: set clip, and noise or epsilon.',
+    )
     require(
         experiment.norm_bound() is None,
         "Secure aggregation hides the uploads whose norms [robust] would bound: remove [robust].",

@@ -474,7 +474,7 @@ class Site:
             roster = Roster(losses.ids, losses.sizes)
             job = Job(roster, run.job.local, terms.seed, run.tracked, run.job.uploads)
             options = self.experiment.engine.build()
-            if options.name in ("ray", "auto"):
+            if options.name in ("ray", "auto", "tuned"):
                 options = EngineOptions("serial", precision=options.precision)
             self._engines = {terms.key: options(losses, job)}
         return self._engines[terms.key]

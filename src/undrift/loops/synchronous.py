@@ -252,13 +252,14 @@ class Synchronous(Loop):
         if isinstance(sampler, Fixed):
             given = draw_cohort(sampler, self.roster, self.seed, self.round)
             wanted = [self.roster.position[client] for client in given]
-        if not self.fleet.available(self.now)[wanted].any():
+        available = self.fleet.available(self.now)
+        if not available[wanted].any():
             next_time = float(self.fleet.next_available(self.now)[wanted].min())
             if math.isinf(next_time):
                 self.stopped = "no client is available any more"
                 return {}
             self.now = next_time
-        available = self.fleet.available(self.now)
+            available = self.fleet.available(self.now)
         return draw_cohort(sampler, self.roster, self.seed, self.round, available)
 
     def _next_cohort(self, cohort: Cohort) -> Iterator[Hashable]:

@@ -37,6 +37,13 @@ class KeyedNoise(NoiseSource):
         return torch.randn(size, generator=generator, dtype=torch.float64)
 
 
+class NoNoise(NoiseSource):
+    """No noise at the server, because the clients have added it to what they sent."""
+
+    def normal(self, purpose: str, round: int, size: int) -> Tensor:
+        return torch.zeros(size, dtype=torch.float64)
+
+
 class SystemNoise(NoiseSource):
     """Noise from the operating system's generator, which nobody can repeat.
 

@@ -194,7 +194,7 @@ FACTS = [
     ),
     Fact(
         "refuses",
-        "It refuses the conditions under which it is not defined, and no others.",
+        "It refuses what it is not defined for, nothing else, and claims what is proved.",
         0.0,
         refusals.refuses,
         "needs_all, needs_steps, uploads_models, asynchronous or check() do not say what is needed",

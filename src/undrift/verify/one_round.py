@@ -32,6 +32,13 @@ RANDOM = 0.37
 STEPS = {0: 3.0, 1: 2.0, 2: 5.0, 3: 4.0, 4: 6.0}
 EXPECTED = 5.0
 """E: client 2 does all that is expected, clients 0 and 3 do less."""
+UPLOAD_SCALES = {
+    "SCAFFOLD": {"c_change": "1/(ητ)"},
+    "MimeLite": {"gradient": "1/(ητ)"},
+    "FedVARP": {"change": "1/η"},
+    "MIFA": {"change": "1/η"},
+}
+"""How uploads that are no moves compare with one, after τ steps of rate η."""
 A_NORMS = {k: 1.7 * tau for k, tau in STEPS.items()}
 
 
@@ -202,6 +209,7 @@ class _Round:
         self._fold(method.fold(self.server, replies))
         self._diagnostics()
         self._steps()
+        self._scales()
         found = self.found
         return Finding(found.expected, found.measured, found.error, found.where)
 
@@ -316,11 +324,24 @@ class _Round:
             place = row.letters[row.residual].partition(".")[2]
             self.found.add("residual", getattr(self.server, place).norm(), residual)
 
+    def _scales(self) -> None:
+        """The public scales by which uploads are clipped together."""
+        found = self.method.upload_scales(RATE, 4)
+        wanted = UPLOAD_SCALES.get(self.method.name, {})
+        if type(self.method).__module__.startswith("undrift.methods."):
+            self.found.differs("uploads with a scale", set(wanted), set(found))
+            for name, formula in wanted.items():
+                expected = self._read(formula, {"η": RATE, "τ": 4.0})
+                self.found.add(f"the scale of {name}", expected, found.get(name, 0.0))
+
     def _steps(self) -> None:
         planned = [int(STEPS[int(str(c.id))]) for c in self.clients]
         found = self.method.steps(planned, lambda purpose: self.random)
         draws = list(self.method.steps(planned, lambda purpose: 0.99)) != list(found)
         self.found.differs("whether steps are drawn", draws, self.method.draws_steps)
+        alone = [self.method.steps([n], lambda purpose: self.random)[0] for n in planned]
+        others = alone != list(found)
+        self.found.differs("whose steps count", others, self.method.steps_of_others)
         expected = [float(self._read(self.row.steps, own)) for own in self.own]
         self.found.add("number of steps", expected, list(found))
 

@@ -1,4 +1,4 @@
-"""The fact "refuses": a method refuses the conditions under which it is not defined, and no others.
+"""The fact "refuses": a method refuses what it is not defined for, and claims what is proved.
 
 The tables here say what the papers define. They are written independently of the methods' code.
 """
@@ -28,6 +28,10 @@ FOLDS_SINGLE_REPLIES = {"FedDR", "AsyncFedDR", "FedAsync", "FedBuff"}
 DIVIDES_BY_STEPS = {"DistributedSGD", "VRLSGD", "FedNova", "FedCM", "Scaffnew", "FedLGA"}
 ASCENDS = {"FedSAM", "FedSpeed"}
 """Takes gradients at shifted points, if its options do not switch that off."""
+NO_LIMIT = {"FedExP", "Alone"}
+AVERAGES = {"FedAvg", "FedAvgMin", "FedProx", "FedCM", "FedACG", "MimeLite", "FedSAM", "FedLGA"}
+AVERAGES |= {"FedVARP", "MIFA", "Ditto", "PFedMe", "FedAsync", "FedBuff"}
+"""Ends at a fixed point of averaging, which is biased."""
 UPLOADS_MODELS = {"FedPD", "FedAsync"}
 
 
@@ -41,6 +45,17 @@ def refuses(subject: Subject) -> Finding | None:
         for conditions, defined in _cases(method)
         if _accepts(method, conditions) != defined
     ]
+    by_weight = _drawing(method.name, method.hyperparameters()) == "by weight"
+    if method.draws_by_weight != by_weight:
+        wrong.append(f"a number as the cohort must {'' if by_weight else 'not '}mean draws by q_k")
+    if method.converges_to != (claim := _claim(method.name, method.hyperparameters())):
+        wrong.append(f"claims to converge to {method.converges_to!r}, not {claim!r}")
+    if method.uploads_models != _sends_models(method.name, method.hyperparameters()):
+        wrong.append("says the wrong thing about whether uploads are models")
+    # FedPD's x0 is overwritten by the server's model if every round communicates.
+    always = method.name == "FedPD" and method.hyperparameters()["communication"] == 1
+    if tuple(method.idle) != (("x0",) if always else ()):
+        wrong.append(f"says that {', '.join(method.idle) or 'nothing'} need not act")
     note = wrong[0] if wrong else ""
     return Finding("no wrong answer", wrong[:3], float(len(wrong)), note)
 
@@ -59,7 +74,7 @@ def _cases(method: Method) -> Iterator[tuple[Conditions, bool]]:
     yield Conditions(**everyone, takes_steps=False), not steps  # type: ignore[arg-type]
     ascends = name in ASCENDS and options["rho"] > 0 and options.get("alpha", 1) > 0
     yield Conditions(**everyone, takes_steps=True, can_ascend=False), not ascends  # type: ignore[arg-type]
-    models = name in UPLOADS_MODELS or options.get("average") == "act"
+    models = _sends_models(name, options)
     yield Conditions(**everyone, takes_steps=True, transformed=True), not models  # type: ignore[arg-type]
     silent = options.get("communication", 1) < 1
     yield Conditions(**everyone, takes_steps=True, buffers=True), not silent  # type: ignore[arg-type]
@@ -83,6 +98,23 @@ def _drawing(name: str, options: dict[str, Any]) -> str:
     if "scheme" in options:
         return SCHEMES.get(options["scheme"], "uniformly")
     return "uniformly" if name in UNIFORM or "weights" in options else "any"
+
+
+def _sends_models(name: str, options: dict[str, Any]) -> bool:
+    return name in UPLOADS_MODELS or options.get("average") == "act"
+
+
+def _claim(name: str, options: dict[str, Any]) -> str | None:
+    """The limit that is proved for a method with all clients."""
+    if name in NO_LIMIT or options.get("communication", 1) < 1:
+        return None
+    if name == "FedSplit":
+        return "optimum" if options["average"] == "full" else None
+    if name == "FedNova":
+        return "optimum" if options["variance_reduction"] else "normalised averaging"
+    if name == "FedSpeed" and options["rho"] > 0 and options["alpha"] > 0:
+        return "sharpness-aware gradients"
+    return "averaging" if name in AVERAGES else "optimum"
 
 
 def _accepts(method: Method, conditions: Conditions) -> bool:

@@ -49,6 +49,7 @@ class FedNova(Averaging):
     averages_moves = False
     why_not_robust = "it also uses numbers that clients report"
     needs_steps = True
+    elementwise = True
     paper = "Wang et al., Tackling the Objective Inconsistency Problem, NeurIPS 2020"
     why_synchronous = "its effective number of steps is an average over a cohort"
 

@@ -28,6 +28,7 @@ class FedVARP(Averaging):
     averages_moves = False
     why_not_robust = "its mean is the exact sum of what clients keep"
     keeps = {"y": ZERO}
+    elementwise = True
     uploads = {"change": q}
     converges_to = "averaging"
     converges_when_sampled = True

@@ -52,7 +52,8 @@ def _senders(clients: range) -> Senders:
 def _updated(subject: TransformSubject, clients: range, upload: Upload) -> tuple[Upload, Keep]:
     kinds = UploadChain([subject.transform]).init()
     states = ClientStates(kinds, torch.zeros(DIMENSION, dtype=torch.float64))
-    mine = states.gather(list(clients)) if upload.moved.ndim == 2 else states.first()
+    several = upload.moved.ndim == 2
+    mine = Keep.stack(states.gather(list(clients))) if several else states.first()
     return subject.transform.update(upload, mine, _senders(clients))
 
 
