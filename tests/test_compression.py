@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import undrift as ud
@@ -32,6 +32,7 @@ def vectors(size, seed, dtype):
     return v
 
 
+@settings(deadline=None)
 @given(
     compressor=st.sampled_from(COMPRESSORS),
     size=st.integers(1, 200),
@@ -53,6 +54,7 @@ def test_what_is_encoded_is_decoded_to_the_bit(compressor, size, seed, dtype, da
     assert torch.equal(again, sent)
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 20).flatmap(
         lambda n: st.tuples(st.just(n), st.lists(st.integers(0, 2**n - 1), max_size=50))
@@ -93,6 +95,7 @@ def test_unbiased_operators_are_unbiased(compressor):
     assert share <= 1 - 0.98 * compressor.damping(40)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 100), st.integers(0, 10**6))
 def test_biased_operators_shrink_the_error_as_the_papers_say(size, seed):
     v = vectors(size, seed, torch.float64)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import undrift as ud
@@ -30,6 +30,7 @@ def rows(n, size, seed, scale=1.0):
     return scale * torch.randn(n, size, generator=g, dtype=torch.float64)
 
 
+@settings(deadline=None)
 @given(
     n=st.integers(1, 15),
     seed=st.integers(0, 10**6),
@@ -45,6 +46,7 @@ def test_the_median_stays_within_the_honest_range(n, seed, scale, data):
     assert bool((found <= honest.amax(0)).all())
 
 
+@settings(deadline=None)
 @given(n=st.integers(1, 15), seed=st.integers(0, 10**6), data=st.data())
 def test_the_trimmed_mean_stays_within_the_honest_range(n, seed, data):
     statistic = ud.robust.TrimmedMean(data.draw(st.sampled_from([0.0, 0.1, 0.25, 0.4, 0.49])))
@@ -55,6 +57,7 @@ def test_the_trimmed_mean_stays_within_the_honest_range(n, seed, data):
     assert bool((found <= honest.amax(0) + 1e-12).all())
 
 
+@settings(deadline=None)
 @given(n=st.integers(7, 15), seed=st.integers(0, 10**6), statistic=st.sampled_from(STATISTICS))
 def test_on_identical_uploads_each_is_the_mean(n, seed, statistic):
     same = rows(1, 5, seed).expand(n, -1)
@@ -89,6 +92,7 @@ def krum_in_numpy(vectors, f):
     return np.argsort(scores, kind="stable"), np.array(scores)
 
 
+@settings(deadline=None)
 @given(n=st.integers(7, 14), seed=st.integers(0, 10**6), far=st.sampled_from([1.0, 30.0, 1e6]))
 def test_krum_picks_what_a_transcription_picks(n, seed, far):
     f = (n - 3) // 2
