@@ -56,6 +56,8 @@ TABLES: tuple[tuple[str, str, str], ...] = (
     ("engine", "EngineTable", ""),
     ("deploy", "DeployTable", ""),
     ("robust", "RobustTable", ""),
+    ("compression", "CompressionTable", ""),
+    ("attack", "", "attacks"),
     ("privacy", "PrivacyTable", ""),
     ("output", "OutputTable", ""),
     ("sweep", "", ""),
@@ -73,6 +75,8 @@ IN_PLACE: tuple[tuple[str, str, str], ...] = (
     ("staleness", "Staleness", "In `[[method]]`, as `staleness` of FedAsync and FedBuff."),
     ("laws", "Laws of devices", "In `[devices]`, as `speed` and every other quantity."),
     ("availabilities", "Availability", "In `[devices]`, as `availability`."),
+    ("compressors", "Compressors", "In `[compression]`, as `up` and `down`."),
+    ("statistics", "Robust statistics", "In `[robust]`, as `statistic`."),
     (
         "privacy",
         "Privacy",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -26,7 +27,8 @@ def verify(
         typer.Argument(
             help="Method to verify: the name of one of undrift's, or your own as file.py:Class or "
             "module:Class (a class or an instance); or your own upload transform. Default: all "
-            "methods of undrift.",
+            "methods of undrift. Compressors and robust statistics, ours or your own, can be "
+            "verified, too.",
             show_default=False,
             autocompletion=completion.methods,
         ),
@@ -69,6 +71,8 @@ def verify(
 
     if method is None and settings:
         raise UndriftError("--set needs a method: undrift verify METHOD --set NAME=VALUE.")
+    if method is not None and _verify_part(method, settings or [], json):
+        return
     subjects: Sequence[Any] = ours() if method is None else named(method)
     facts = FACTS
     if not subjects:
@@ -112,6 +116,33 @@ def verify(
             console.print(f"{held} of {len(measured)} facts hold.")
     if failed:
         raise typer.Exit(1)
+
+
+def _verify_part(name: str, settings: Sequence[str], json: bool) -> bool:
+    """Verify a compressor or a robust statistic; False if the name is something else's."""
+    from undrift.verify.uploads.parts import part_named, verify_part
+
+    part = part_named(name, parse_settings(list(settings)))
+    if part is None:
+        return False
+    facts = verify_part(part)
+    if json:
+        rows = [{**fact._asdict(), "holds": fact.holds, "part": repr(part)} for fact in facts]
+        typer.echo(dumps(rows, indent=1))
+    else:
+        console = Console(highlight=False)
+        lines = (
+            (
+                f"[bold]{fact.name}[/]" if fact.holds else f"[bold red]✗ {fact.name}[/]",
+                f"{fact.error:.2g} (allowed: {fact.allowed:.3g}). {fact.meaning}",
+            )
+            for fact in facts
+        )
+        console.print(hanging_table(lines))
+        console.print(f"{sum(fact.holds for fact in facts)} of {len(facts)} facts hold.")
+    if not all(fact.holds for fact in facts):
+        raise typer.Exit(1)
+    return True
 
 
 def _explain(console: Console, verdicts: Sequence[Verdict], subjects: Sequence[Subject]) -> None:

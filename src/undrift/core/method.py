@@ -151,6 +151,12 @@ class Method(ABC):
         have none but the model they trained last
     asynchronous, why_synchronous
         whether the fold is valid for single replies, and the reason if it is not
+    averages_moves, why_not_robust
+        whether the fold only averages moves of clients that count alike, so that a robust
+        statistic may take the place of the mean, and the reason if it does not
+    downloads_may_lag
+        whether it ends at the same point if clients work with vectors that lag behind the
+        server's, as compressed downloads do
     meant_asynchronous, buffer
         whether the method runs asynchronously by default, and with how many replies per update
     paper
@@ -177,6 +183,9 @@ class Method(ABC):
 
     asynchronous: bool = False
     why_synchronous: str = "it does not declare (asynchronous = True) that its fold is valid then"
+    downloads_may_lag: bool = False
+    averages_moves: bool = False
+    why_not_robust: str = "it does not declare (averages_moves = True) that it does"
     meant_asynchronous: bool = False
     buffer: int = 1
 

@@ -6,7 +6,7 @@ Engines fill one per round (or one per chunk or block, which they merge); loops 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -16,6 +16,7 @@ from undrift.core.messages import CHANGE, COHORT, Reply, TrackedModels
 from undrift.core.problem import Client, Keep
 from undrift.core.replies import Replies, Weight, accumulator_dtype, q, q_draws
 from undrift.core.uploads.norm_bounds import NormLimits, Norms
+from undrift.core.uploads.statistic import Statistic
 
 
 class RoundResult:
@@ -31,6 +32,10 @@ class RoundResult:
         the largest allowed norms of uploads; None for no bound
     counts
         the numbers of samples by which buffers are averaged, if they are not the clients' own
+    statistic, robust
+        as in `Replies`
+    attackers
+        clients whose replies are put aside, unchecked, until the attack has changed them
     """
 
     def __init__(
@@ -41,7 +46,13 @@ class RoundResult:
         tracked: TrackedModels,
         limits: NormLimits | None = None,
         counts: Mapping[Hashable, float] | None = None,
+        statistic: Statistic | None = None,
+        robust: Collection[str] = (),
+        attackers: Collection[Hashable] = frozenset(),
     ):
+        self._attackers = attackers
+        self.held: list[Reply] = []
+        """the replies of attackers, as they would be if they were honest"""
         self._tracked = tracked
         self._limits = limits
         self._counts = counts
@@ -49,7 +60,7 @@ class RoundResult:
         """the norms of all finite uploads, also of rejected ones; empty without limits"""
         self.norm_steps: dict[Hashable, int] = {}
         """the steps of the clients in `norms`"""
-        self.replies = Replies(sums, clients=clients, rate=rate)
+        self.replies = Replies(sums, clients, rate, statistic, robust)
         self.kept: dict[Hashable, Keep] = {}
         """the clients' new states; the loop stores them if it accepts the round"""
         self.hold: Callable[[Keep], Keep] = _unchanged
@@ -70,6 +81,9 @@ class RoundResult:
 
     def take(self, reply: Reply) -> None:
         """Add one client's reply; a wrong one is recorded as rejected and not summed."""
+        if reply.client.id in self._attackers:
+            self.held.append(reply)
+            return
         reply = self._within_limits(reply)
         self.down.update(reply.down)
         self.up.update(reply.up)
@@ -155,6 +169,7 @@ class RoundResult:
 
     def merge(self, later: RoundResult) -> list[Tensor]:
         """Add the result of further clients; returns its vectors that nobody needs any more."""
+        self.held += later.held
         self.down.update(later.down)
         self.up.update(later.up)
         self.steps += later.steps
@@ -179,6 +194,7 @@ class RoundResult:
             client: Keep(**{n: v.clone() if isinstance(v, Tensor) else v for n, v in keep.items()})
             for client, keep in self.kept.items()
         }
+        self.replies.make_vectors_own()
         if sums:
             self.replies.make_own()
 

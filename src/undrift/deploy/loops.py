@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from undrift.compression.wire import coder_of
 from undrift.core.messages import Assignment, Reply
 from undrift.core.method import Conditions, Method
-from undrift.core.problem import ServerState
+from undrift.core.problem import Download, ServerState
 from undrift.core.records import Record, Span
 from undrift.core.replies import Replies
 from undrift.core.round_result import RoundResult
@@ -72,6 +73,11 @@ class DeployedLoop(Loop):
     _wasted_rounds = 0
     _failing: frozenset[Hashable] = frozenset()
     """sites whose training failed in the present row of wasted rounds"""
+
+    @property
+    def diagnoses(self) -> bool:
+        # They need a whole vector of every site, which compression is to avoid.
+        return coder_of(self.job.uploads, self.seed) is None
 
     def step(self) -> Record:
         self.engine.begin_round(self.states)
@@ -293,7 +299,7 @@ class DeployedSynchronous(DeployedLoop, Synchronous):
         # They need single uploads.
         return super()._diagnosed(round) and not isinstance(self.engine, SecureEngine)
 
-    def _dispatch(self, cohort: Cohort, draw: Callable[[str], float]) -> Dispatch:
+    def _dispatch(self, cohort: Cohort, draw: Callable[[str], float], down: Download) -> Dispatch:
         self._round_start = self._clock.now
         return dispatch_without_clock(self.planner, self.method, cohort, self.round)
 
@@ -318,7 +324,7 @@ class DeployedAsynchronous(DeployedLoop, Asynchronous):
     def _launch(self, k: int) -> Dispatched:
         dispatched = super()._launch(k)
         assignment = self._assignment(dispatched)
-        ticket = self.engine.request_work(self.method, assignment, self.states, diagnose=True)
+        ticket = self.engine.request_work(self.method, assignment, self.states, self.diagnoses)
         self.queue.expect(ticket, dispatched.trip)
         return dispatched
 

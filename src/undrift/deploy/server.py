@@ -247,6 +247,21 @@ def require_deployable(experiment: Experiment) -> None:
         )
     _require_secure(experiment)
     require(
+        experiment.attack is None,
+        "An attack is an experiment of simulations: remove the table [attack].",
+    )
+    compression = experiment.compression_settings()
+    require(
+        compression is None or compression.down is None,
+        "A deployment compresses uploads only: remove down from [compression].",
+    )
+    secure = experiment.secure_aggregation() is not None
+    require(
+        not secure or (compression is None and experiment.statistic() is None),
+        "Secure aggregation shows the server sums of masked vectors only, which can neither be "
+        "compressed nor combined by a robust statistic: remove [compression] and robust.statistic.",
+    )
+    require(
         experiment.devices is None,
         "A deployment runs on real devices: remove the table [devices].",
     )

@@ -86,9 +86,11 @@ def summary(experiment: Experiment, name: str, terms: RunTerms) -> list[str]:
 def _uploads(run: AgreedRun) -> list[str]:
     """What travels from the site in a round, by name."""
     up = traffic_of(run.method).up
-    found = [
-        f"{name} ({'all parameters' if vector else 'a number'})" for name, vector in up.items()
-    ]
+    coder = run.coder
+    vectors = "all parameters" if coder is None else f"compressed by {coder.compressor!r}"
+    found = [f"{name} ({vectors if vector else 'a number'})" for name, vector in up.items()]
     if run.tracked.cohort or run.tracked.last:
         found.append("its model")
+    if coder is not None:
+        return found
     return [*found, "its change of the model in evaluated rounds"]

@@ -334,7 +334,11 @@ class VectorisedEngine(SimulationEngine):
     ) -> RoundResult:
         """Train a chunk and sum its replies."""
         solved = self._solve(method, chunk)
-        damage = any(assignment.work.damaged for assignment in chunk.assignments)
+        # Damaged replies and those of attackers are changed one by one.
+        damage = any(
+            assignment.work.damaged or assignment.client.id in self.job.attackers
+            for assignment in chunk.assignments
+        )
         unformed = None
         if not damage:
             unformed = self._finish_unformed(method, solved, diagnose)
@@ -342,7 +346,7 @@ class VectorisedEngine(SimulationEngine):
             unformed = self._finish_in_pieces(method, solved, diagnose)
         if unformed is not None and limits is None:
             result = self.job.result(method, round, diagnose)
-            reply = self._stacked_reply(unformed, diagnose)
+            reply = self._stacked_reply(method, unformed, diagnose)
             result.take_several(reply, chunk.clients, unformed.keeps)
             # A NaN or Inf of one client makes a sum NaN or Inf: a few sums tell that all rows are
             # finite, without a check of each row.
@@ -352,13 +356,14 @@ class VectorisedEngine(SimulationEngine):
         result = self.job.result(method, round, diagnose, limits)
         shaped = well_shaped(method, trained.upload, trained.result.x)
         if shaped and not damage and not trained.buffers:
-            reply = self._stacked_reply(trained, diagnose)
+            reply = self._stacked_reply(method, trained, diagnose)
             steps = [assignment.work.steps for assignment in chunk.assignments]
             if result.allows(reply, chunk.clients, steps):
                 # Bounds need every client's upload. The sums are those of a run without bounds, so
                 # that bounds that reject nobody change no bit.
-                summed = reply if unformed is None else self._stacked_reply(unformed, diagnose)
-                result.take_several(summed, chunk.clients)
+                if unformed is not None:
+                    reply = self._stacked_reply(method, unformed, diagnose)
+                result.take_several(reply, chunk.clients)
                 if result.finite():
                     return result
             result = self.job.result(method, round, diagnose, limits)
@@ -419,6 +424,11 @@ class VectorisedEngine(SimulationEngine):
         network: Network = self._thread.network
         return network
 
+    @property
+    def _each_upload_counts(self) -> bool:
+        """Whether sums do not suffice: transforms and robust statistics need each upload."""
+        return bool(self.job.uploads.transforms) or self.job.statistic is not None
+
     def _finish_unformed(
         self, method: Method, solved: SolvedChunk, diagnose: bool
     ) -> TrainedChunk | None:
@@ -430,7 +440,9 @@ class VectorisedEngine(SimulationEngine):
         chunk, tracked = solved.chunk, self.job.tracked
         if method.kept() or solved.later or solved.trained.state or solved.buffers:
             return None
-        if self.job.uploads.transforms or tracked.cohort or tracked.last or solved.center.ndim > 1:
+        if self._each_upload_counts:
+            return None
+        if tracked.cohort or tracked.last or solved.center.ndim > 1:
             return None
         usual = torch.as_tensor(q_draws(chunk.client))
         trained, works = solved.trained, chunk.group.works
@@ -469,7 +481,7 @@ class VectorisedEngine(SimulationEngine):
         """The uploads as sums and the new states, in one pass; None if that does not suffice."""
         chunk, tracked = solved.chunk, self.job.tracked
         pieces = self._in_pieces(method, chunk)
-        if pieces is None or self.job.uploads.transforms or tracked.cohort or tracked.last:
+        if pieces is None or self._each_upload_counts or tracked.cohort or tracked.last:
             return None
         # Vectors that are declared without weights are kept one by one.
         if solved.buffers or not all(method.sums().values()):
@@ -517,7 +529,7 @@ class VectorisedEngine(SimulationEngine):
             mine = SingleClientState(chunk.states[row] if chunk.states else Keep())
             list(engine.replies(method, [assignment], mine, diagnose=False))
 
-    def _stacked_reply(self, trained: TrainedChunk, diagnose: bool) -> Reply:
+    def _stacked_reply(self, method: Method, trained: TrainedChunk, diagnose: bool) -> Reply:
         """The replies of a chunk as one, `[C, …]`, with sums of bytes, steps and evaluations."""
         upload, keep, x = trained.upload, trained.keep, trained.result.x
         tracked, chunk = self.job.tracked, trained.chunk
@@ -526,7 +538,8 @@ class VectorisedEngine(SimulationEngine):
         # As in the serial engine, bytes are counted without tracked models and diagnostics.
         buffers_sent = buffer_bytes(chunk.assignments[0].buffers)
         received = {n: number * size for n, size in (bytes_of(down) | buffers_sent).items()}
-        sent = {n: number * size for n, size in (bytes_of(upload.row(0)) | buffers_sent).items()}
+        uploaded = self.job.uploads.sent_bytes(method, upload.row(0)) | buffers_sent
+        sent = {n: number * size for n, size in uploaded.items()}
         if tracked.cohort:
             upload = upload.replace(**{COHORT: x})
         if tracked.last:
@@ -556,7 +569,7 @@ class VectorisedEngine(SimulationEngine):
         self, method: Method, trained: TrainedChunk, diagnose: bool
     ) -> Iterator[Reply]:
         """The replies of a chunk one by one, wrong ones with the reason."""
-        stacked = self._stacked_reply(trained, diagnose)
+        stacked = self._stacked_reply(method, trained, diagnose)
         number = len(trained.chunk.assignments)
         first = "first_gradient" in trained.problem.ask
         per_step = method.problems * (1 if trained.problem.ascent is None else 2)

@@ -25,6 +25,8 @@ class FedVARP(Averaging):
         the server optimiser, which gets the average move; `ud.server.Plain(lr)` sets η_g
     """
 
+    averages_moves = False
+    why_not_robust = "its mean is the exact sum of what clients keep"
     keeps = {"y": ZERO}
     elementwise = True
     uploads = {"change": q}

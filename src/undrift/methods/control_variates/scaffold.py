@@ -36,6 +36,8 @@ class SCAFFOLD(Averaging):
         the server optimiser, which gets the average move; `ud.server.Plain(lr)` sets η_g
     """
 
+    averages_moves = False
+    why_not_robust = "its control variate is the exact sum of what clients keep"
     sends = ("x", "c")
     keeps = {"c": ZERO}
     elementwise = True

@@ -1,1 +1,1 @@
-"""Facts about what happens to uploads: private runs, and upload transforms."""
+"""Facts about what happens to uploads: private runs, transforms, compressors, robust statistics."""
