@@ -25,6 +25,7 @@ UNIFORM = {"FedACG", "FedExP", "MimeLite", "PFedMe"}
 SCHEMES = {"I": "by weight", "full": "everyone"}
 """How the clients of an averaging scheme must be drawn; uniformly if it is not named here."""
 FOLDS_SINGLE_REPLIES = {"FedDR", "AsyncFedDR", "FedAsync", "FedBuff"}
+MEANT_ASYNCHRONOUS = {"AsyncFedDR", "FedAsync", "FedBuff"}
 DIVIDES_BY_STEPS = {"DistributedSGD", "VRLSGD", "FedNova", "FedCM", "Scaffnew", "FedLGA"}
 ASCENDS = {"FedSAM", "FedSpeed"}
 """Takes gradients at shifted points, if its options do not switch that off."""
@@ -52,6 +53,8 @@ def refuses(subject: Subject) -> Finding | None:
         wrong.append(f"claims to converge to {method.converges_to!r}, not {claim!r}")
     if method.uploads_models != _sends_models(method.name, method.hyperparameters()):
         wrong.append("says the wrong thing about whether uploads are models")
+    if method.meant_asynchronous != (method.name in MEANT_ASYNCHRONOUS):
+        wrong.append("runs in another way by default: synchronously or as replies arrive")
     # FedPD's x0 is overwritten by the server's model if every round communicates.
     always = method.name == "FedPD" and method.hyperparameters()["communication"] == 1
     if tuple(method.idle) != (("x0",) if always else ()):

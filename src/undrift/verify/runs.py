@@ -178,7 +178,9 @@ def between(expected: Tensor, measured: Tensor, note: str = "") -> Finding:
 
 def worst(findings: list[Finding]) -> Finding | None:
     """The finding with the largest error; None if there are none."""
-    return max(findings, key=lambda finding: finding.error, default=None)
+    # A comparison with NaN is false, so that max would overlook it.
+    size = [math.inf if math.isnan(finding.error) else finding.error for finding in findings]
+    return findings[size.index(max(size))] if findings else None
 
 
 def changed(method: Method, **parameters: object) -> Method:

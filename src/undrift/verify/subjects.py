@@ -137,7 +137,7 @@ def _primal_dual() -> Iterator[Subject]:
     yield Subject("FedDR l1", m.FedDR(eta=0.8, alpha=0.9, g=L1(0.2)))
     yield Subject("FedDR l2", m.FedDR(eta=0.8, alpha=1.3, g=L2(0.3)))
     yield Subject("FedDR box", m.FedDR(eta=0.8, alpha=1.0, g=Box(-0.3, 0.4)))
-    yield Subject("FedDR everyone", m.FedDR(eta=0.8, alpha=0.9, start="everyone"))
+    yield Subject("FedDR everyone", m.FedDR(eta=0.8, alpha=0.9, g=L1(0.1), start="everyone"))
     yield Subject("FedSpeed", m.FedSpeed(lam=1.3, rho=0.1, alpha=0.6))
     yield Subject("FedSpeed α = 1", m.FedSpeed(lam=0.8, rho=0.05))
     yield Subject("FedSpeed act", m.FedSpeed(lam=1.3, rho=0.1, alpha=0.6, average="act"))
