@@ -84,6 +84,7 @@ def measure(name: str, arguments: argparse.Namespace, results: multiprocessing.Q
             rounds=2,
             cohort=arguments.cohort,
             evaluation=ud.Evaluation(every=3),
+            engine=ud.EngineOptions(arguments.engine, threads=arguments.threads),
         )
         size = 4 * (width * (FEATURES + 1 + CLASSES) + CLASSES)
         execute(plan, FolderStorage(Path(folder), durability="process"), SilentObserver())
@@ -97,7 +98,9 @@ def main() -> int:
     parser.add_argument("methods", nargs="*", default=["FedAvg", "SCAFFOLD"], choices=[*METHODS])
     parser.add_argument("--parameters", type=int, default=100_000_000)
     parser.add_argument("--cohort", type=int, default=20)
-    parser.add_argument("--most", type=float, default=12.0, help="largest allowed copies")
+    parser.add_argument("--most", type=float, default=16.0, help="largest allowed copies")
+    parser.add_argument("--engine", default="auto", help="name of the engine")
+    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--folder", help="where the run folder is made")
     arguments = parser.parse_args()
     context = multiprocessing.get_context("spawn")

@@ -16,6 +16,7 @@ PICTURES = ud.data.FederatedData.from_clients(
 )
 LOCAL = ud.SGD(lr=0.05, batch_size=10, epochs=1)
 TWO = ud.EngineOptions(threads=2)
+TUNED = ud.EngineOptions("tuned", threads=2)
 
 
 class Odd(nn.Module):

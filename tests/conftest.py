@@ -11,7 +11,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # it is read when torch is 
 
 import pytest
 
-from undrift.engines import AutoEngine, strategy_cache
+from undrift.engines import TunedEngine, strategy_cache
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -44,7 +44,7 @@ def rigged(monkeypatch):
             timed.append(engine.strategy)
             return 0.1 if engine.strategy.startswith(winners) else 1.0
 
-        monkeypatch.setattr(AutoEngine, "_seconds", seconds)
+        monkeypatch.setattr(TunedEngine, "_seconds", seconds)
         return timed
 
     return rig
@@ -58,6 +58,6 @@ def no_timing(monkeypatch):
         def seconds(*_):
             raise AssertionError("A strategy was timed.")
 
-        monkeypatch.setattr(AutoEngine, "_seconds", seconds)
+        monkeypatch.setattr(TunedEngine, "_seconds", seconds)
 
     return forbid

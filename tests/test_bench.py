@@ -15,13 +15,22 @@ from tools.pages.speed import page, write
 
 from commands import called
 from undrift import bench
-from undrift.bench import WORKLOADS, RoundTiming, scale, take_profile, timing
+from undrift.bench import (
+    FURTHER,
+    WORKLOADS,
+    RoundTiming,
+    StrategyTiming,
+    scale,
+    take_profile,
+    timing,
+)
 from undrift.bench.bare import BareLoop, Visit, bare_round, trainable
 from undrift.bench.bench_run import METHODS, BenchRun
 from undrift.bench.instrumentation import PARTS, REST, WAIT, instrumented
 from undrift.bench.precision import learnable
 from undrift.bench.stopwatch import Stopwatch
 from undrift.bench.timing import interleaved
+from undrift.engines.compiled.dense import DenseChain
 from undrift.engines.vectorised.batches import BatchStream
 from undrift.engines.vectorised.networks import Network
 from undrift.engines.vectorised.steps import FusedStep
@@ -226,9 +235,13 @@ def test_clocks_of_threads_do_not_stop_each_other():
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("name", ["W1", "W3"])
+@pytest.mark.parametrize("name", ["W2", "W3"])  # a kernel does all steps of W1 at once
 @pytest.mark.parametrize("engine", ["auto", "vectorised", "serial"])
-def test_every_part_of_a_round_is_clocked_and_functions_are_restored(engine, name, threads):
+def test_every_part_of_a_round_is_clocked_and_functions_are_restored(
+    engine, name, threads, monkeypatch
+):
+    # The C kernel gathers samples and updates models while it computes gradients.
+    monkeypatch.setattr(DenseChain, "suits", lambda *arguments: False)
     workload = small(name)
     run = BenchRun(workload, workload.data(), "SCAFFOLD", engine, threads)
     run.warm_up()
@@ -349,6 +362,47 @@ def test_other_methods_are_measured_beside_fedavg(tmp_path):
     average, prox = json.loads(done.stdout)
     assert (average["method"], prox["method"]) == ("FedAvg", "FedProx")
     assert prox["target"] == pytest.approx(average["ratio"] / 1.3)
+
+
+def test_strategies_are_timed_and_the_rules_choice_is_marked(tmp_path):
+    done = called("bench", "W1", "--strategies", "--repeats", "1", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    keys = {"strategy", "chosen", "seconds", "expected_seconds", "bare_seconds", "ratio"}
+    assert all(keys <= set(each) for each in found)
+    assert [each["chosen"] for each in found] == [True, *[False] * (len(found) - 1)]
+    assert {each["strategy"].split(",")[0] for each in found} == {
+        *("stacked layers", "one by one", "serial")
+    }
+    done = called("bench", "X1", "--strategies", "--repeats", "1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("▸ stacked layers, 20 clients at once, 1 thread") == 1
+    assert max(len(line) for line in done.stdout.splitlines()) <= 80
+
+
+def test_a_choice_is_good_if_it_is_near_the_fastest_and_beats_the_bare_loop():
+    usual = {"workload": "W1", "strategy": "serial", "expected_seconds": 1.0, "chosen": True}
+    usual |= {"seconds": 1.0, "fastest_seconds": 1.0, "bare_seconds": 2.0}
+    for changed, met in (
+        ({}, True),
+        ({"fastest_seconds": 0.92}, True),
+        ({"fastest_seconds": 0.9}, False),
+        ({"bare_seconds": 0.99}, False),
+        ({"chosen": False}, None),
+    ):
+        assert StrategyTiming(**usual | changed).met is met
+
+
+@pytest.mark.parametrize("name", FURTHER)
+def test_the_bare_loop_can_train_the_further_models(name):
+    workload = replace(FURTHER[name], clients=3, cohort=2, samples=8)
+    data = workload.data()
+    bare, ours = BareLoop(workload, data), BenchRun(workload, data, "FedAvg", "auto", 1)
+    before = [each.clone() for each in bare.weights]
+    assert bare.timed(1) > 0
+    assert any(not torch.equal(a, b) for a, b in zip(before, bare.weights, strict=True))
+    ours.round()
+    assert ours.steps == 2
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 import undrift
 from commands import called, command
 from undrift.cli.app import parse_settings
-from undrift.cli.demo_run import demo_methods
+from undrift.cli.demo.demo_run import demo_methods
 
 ROOT = Path(__file__).parent.parent
 

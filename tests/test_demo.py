@@ -8,7 +8,7 @@ from rich.console import Console
 
 from commands import called
 from undrift.bench.stopwatch import Stopwatch, seconds_since_start
-from undrift.cli import demo_run as demo
+from undrift.cli.demo import demo_run as demo
 
 
 @pytest.fixture

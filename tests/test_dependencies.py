@@ -11,6 +11,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "undrift"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = {"engines/ray": "ray", "deploy/flower": "flower", "deploy/signing": "flower"}
+EXTRAS |= {"privacy/secure": "flower"}
 """Folders that are imported only where the extra is wanted."""
 PARTS = {"pydantic-core": "pydantic"}
 """Distributions that come with another, which requires exactly one version of them."""

@@ -35,6 +35,7 @@ from undrift.deploy.flower.certificates import make_certificates  # noqa: E402
 from undrift.deploy.flower.messages import _content, answer_message, payload  # noqa: E402
 from undrift.deploy.flower.processes import free_port, stop  # noqa: E402
 from undrift.deploy.flower.superlink import SuperLink  # noqa: E402
+from undrift.deploy.flower.superlink_side.connections import most_waiting  # noqa: E402
 from undrift.deploy.flower.transport import FlowerTransport  # noqa: E402
 from undrift.deploy.launch import start_site  # noqa: E402
 from undrift.deploy.private_files import OTHERS, written_privately  # noqa: E402
@@ -152,11 +153,14 @@ def test_neither_strangers_nor_sites_can_abuse_a_superlink(tmp_path, certs, deli
                 before = resident_bytes(link._process.pid)
                 with _unfinished_requests(link):
                     assert resident_bytes(link._process.pid) - before < 100 * MEGABYTE
+                idle = _idle_connections(link)
                 _forged_by_another_node(carrier, b, c, certs)
                 _instructions_and_uploads(grid, b, c)
                 size = sum(each.stat().st_size for each in link.folder.glob("superlink.db*"))
                 assert size < 20 * MEGABYTE
                 _honest_site(carrier, file)
+                for each in idle:
+                    each.close()
         finally:
             stop([honest])
     assert not delivered.exists()  # neither at the site nor at the server
@@ -187,6 +191,19 @@ def _unfinished_requests(link):
     yield
     for one in left_open:
         one.close()
+
+
+def _idle_connections(link):
+    """More connections without a request than may wait: the SuperLink closes the oldest."""
+    context = ssl.create_default_context(cadata=link.ca.decode())
+    most = most_waiting(3)
+    idle = []
+    for _ in range(most + 100):
+        plain = socket.create_connection((link.host, link.port), 10)
+        idle.append(context.wrap_socket(plain, server_hostname=link.host))
+    files = Path(f"/proc/{link._process.pid}/fd")
+    wait(lambda: len(list(files.iterdir())) < most + 60, what="idle connections were kept")
+    return idle
 
 
 def _received(one):

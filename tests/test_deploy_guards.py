@@ -183,6 +183,7 @@ def test_buffers_and_metrics_count_capped_samples(tmp_path):
     serve(lying.experiment, tmp_path / "out", lying)
     honest = dishonest(file, tmp_path / "h", "describe", claims(train=20, test=20))
     honest.experiment = lying.experiment
+    honest.made("b")._gate._samples = 20
     serve(lying.experiment, tmp_path / "same", honest)
     assert "1.running_mean" in model(tmp_path / "same", "FedAvg")
     assert_same(tmp_path / "same", tmp_path / "out", "FedAvg", tolerance=0)
@@ -308,6 +309,25 @@ def test_an_update_that_overflows_in_the_fold_is_not_used(tmp_path, number):
     assert found and {site for _, site, _ in found} <= {"a", "b"}
     assert any(why.startswith("the update was not used: the server's") for _, _, why in found)
     assert all(v.abs().max() < 100 for v in model(tmp_path / "out", "FedNova").values())
+
+
+def test_a_negative_variance_is_refused_and_named(tmp_path):
+    """It is of usual size, but its square root is not a number."""
+    file = app(tmp_path / "app")
+    site = tmp_path / "app" / "site.py"
+    site.write_text(site.read_text().replace("nn.Tanh()", "nn.BatchNorm1d(5)"))
+
+    def below_zero(values, tensors):
+        tensors["buffers 1.running_var"].fill_(-0.5)
+
+    wild = dishonest(file, tmp_path / "s", "work", below_zero)
+    (outcome,) = deployed(file, tmp_path / "out", wild, rounds=3)
+    assert outcome.status == "finished"
+    assert {(site, why) for _, site, why in rejected(tmp_path / "out")} == {
+        ("b", "refused: the variance '1.running_var' is negative")
+    }
+    assert (model(tmp_path / "out", "FedAvg")["1.running_var"] > 0).all()
+    assert math.isfinite(records(tmp_path / "out")[-1]["metrics"]["test_loss"])
 
 
 def test_the_bound_can_be_turned_off_or_changed(tmp_path):

@@ -1,6 +1,7 @@
 """A dishonest server gets nothing from a site but the answers of honest rounds."""
 
 import json
+import time
 from copy import deepcopy
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from guide import DOCS, blocks
 from test_deploy import assert_same, deployed, records, simulated
 from undrift.deploy.orders import parse_evaluation_order, parse_work_order
 from undrift.deploy.policy.approval import asking
+from undrift.deploy.policy.ledger import HOUR_SECONDS
 from undrift.deploy.policy.limits import Limits
 from undrift.deploy.server import serve
 from undrift.deploy.site import Site
@@ -393,6 +395,22 @@ def test_orders_are_counted_by_run_and_by_hour(honest, tmp_path):
         assert "has had 2 orders" in refusal(site, of(order, round=2, turn=2))
 
 
+def test_a_clock_that_is_set_changes_no_count_of_orders(honest, tmp_path, monkeypatch):
+    """Neither ahead, which would let a server ask again, nor back, which would silence the site."""
+    order, real = first_order(honest), time.time
+    site = fresh_site(honest, tmp_path, Limits(max_orders_per_hour=2))
+    for round, offset in ((0, 0), (1, -(10**6))):
+        monkeypatch.setattr("undrift.deploy.policy.ledger.time.time", lambda by=offset: real() + by)
+        assert "error" not in ask(site, of(order, round=round, turn=round))[0]
+    monkeypatch.setattr("undrift.deploy.policy.ledger.time.time", lambda: real() + 10**6)
+    assert "has had 2 orders within an hour" in refusal(site, of(order, round=2, turn=2))
+    steady = time.monotonic
+    monkeypatch.setattr(
+        "undrift.deploy.policy.ledger.time.monotonic", lambda: steady() + HOUR_SECONDS
+    )
+    assert "error" not in ask(site, of(order, round=2, turn=2))[0]
+
+
 def test_endless_work_is_refused_before_it_begins(tmp_path):
     file = app(tmp_path / "app")
     text = file.read_text().replace("epochs = 1", f"steps = {10**15}")
@@ -542,10 +560,11 @@ def test_a_person_is_asked_once_per_run_and_the_answer_is_kept(honest, tmp_path)
     assert "error" not in ask(site(), of(order, round=1, turn=1))[0]
     text = "\n".join(shown)
     assert "rounds: 3" in text and "sends moved (all parameters)" in text and "train_" not in text
-    other = of(order, run="another run")
+    other = of(order, run="another run\x1b[2J\r\nseen by nobody")
     assert "a person there declined it" in refusal(site(), other)
     assert "a person there declined it" in refusal(site(), other)
     assert not answers
+    assert "run another run seen by nobody:" in "\n".join(shown)
 
 
 def test_a_dry_run_shows_what_the_first_round_sends(honest, tmp_path):

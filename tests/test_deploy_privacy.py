@@ -10,11 +10,11 @@ import undrift as ud
 from deployments import InProcess, app
 from undrift.cli.run import resume
 from undrift.core.clients import Roster
+from undrift.deploy.guards.releases import RELEASES, ReleaseLedger
 from undrift.deploy.launch import CONNECTION
 from undrift.deploy.loops import DeployedSynchronous
 from undrift.deploy.orders import with_prefix
 from undrift.deploy.policy.limits import Limits
-from undrift.deploy.releases import RELEASES, ReleaseLedger
 from undrift.deploy.server import serve
 from undrift.deploy.wire_format import decode, encode
 from undrift.experiments.experiment import Experiment

@@ -1,6 +1,7 @@
 """Secure aggregation in a deployment: the sums of masked uploads, with sites in this process."""
 
 import json
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -303,6 +304,71 @@ class TestRefusals:
         assert all("raise 'range' in [privacy]" in why for _, why in run.records[1].rejected)
         works = [each for each in transport.exchanged if decode(each[1], 10**9)[0]["kind"] == WORK]
         assert works and all(not decode(answer, 10**9)[1] for _, _, answer in works)
+
+
+PRIVATE = "secure = true\nthreshold = 3\nclip = 0.001\nnoise = 2.0\ndelta = 1e-5\n"
+
+
+class TestWithDifferentialPrivacy:
+    """Uploads are clipped to almost nothing, so that a round moves the model by its noise."""
+
+    @pytest.mark.parametrize(
+        ("more", "variance"),
+        [
+            ("", 1.0),
+            ('noise_at = "sites"\n', 5 / 3),  # five sites, each with a third of the variance
+        ],
+    )
+    def test_the_noise_in_the_sum(self, deployed, more, variance):
+        transport, folder = deployed(
+            privacy=PRIVATE + more + "\n[evaluation]\nevery = 5\n", text='objective = "clients"\n'
+        )
+        x = {key: [] for key in ("before", "after")}
+        for site, request, _ in transport.exchanged:
+            values, tensors = decode(request, 10**9)
+            if site == "a" and values["kind"] == WORK:
+                x["after"].append(tensors["down x"].double())
+        moves = torch.cat([b - a for a, b in pairwise(x["after"])])
+        # The mean of five uploads with weight 1/5: z·C/5, and C/5 at most from the uploads.
+        ratio = float(moves.square().mean()) / ((2.0 * 0.001 / 5) ** 2 * variance)
+        freedom = len(moves)
+        # χ² with 212 degrees of freedom: five deviations are exceeded once in 1.7 million tests.
+        assert abs(ratio - 1) < 5 * np.sqrt(2 / freedom) + 0.01
+        (run,) = read_runs(folder)
+        assert run.records[-1].privacy["epsilon"] > 0
+
+    def test_each_site_adds_noise_of_its_own_before_the_masks(self, deployed, monkeypatch):
+        from undrift.deploy.secure import sums
+
+        seen = []
+        encode_words = sums.FixedPoint.encode
+
+        def watched(self, values):
+            seen.append(values.copy())
+            return encode_words(self, values)
+
+        monkeypatch.setattr(sums.FixedPoint, "encode", watched)
+        deployed(privacy=PRIVATE + 'noise_at = "sites"\n', text='objective = "clients"\n')
+        noise = np.stack(seen)
+        wanted = 2.0 * 0.001 / 5 / np.sqrt(3)
+        assert noise.std() == pytest.approx(wanted, rel=0.1)
+        correlation = np.corrcoef(noise)
+        assert np.abs(correlation - np.eye(len(noise))).max() < 6 / np.sqrt(noise.shape[1])
+
+    @pytest.mark.parametrize(
+        ("privacy", "more", "words"),
+        [
+            ('clip = 1.0\nnoise = 1.0\nnoise_at = "sites"\n', "", "needs secure = true"),
+            ('secure = true\nnoise_at = "sites"\n', "", "there is no noise"),
+            (PRIVATE + 'noise_at = "sites"\ncolluding = 1\n', "", "colluding is 1"),
+            (PRIVATE + "noise_at = 'nowhere'\n", "", "noise_at"),
+            (PRIVATE, '[sampling]\nkind = "uniform"\ncohort = 4\n', "every site knows the cohort"),
+        ],
+    )
+    def test_refusals(self, tmp_path, privacy, more, words):
+        file = secure_app(tmp_path / "app", privacy=privacy + more)
+        with pytest.raises(UndriftError, match=words):
+            serve(Experiment.load(file), tmp_path / "runs", SecureInProcess(file, tmp_path / "s"))
 
 
 def test_late_and_repeated_answers_change_nothing(deployed, tmp_path):

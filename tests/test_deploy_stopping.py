@@ -39,7 +39,7 @@ PROGRAM = """
 import sys, time
 from pathlib import Path
 from undrift.deploy.site import Site
-from undrift.deploy.stopping import Stopping
+from undrift.deploy.ending.stopping import Stopping
 from undrift.experiments.experiment import Experiment
 
 experiment, state, request = sys.argv[1:]
@@ -169,7 +169,7 @@ def test_a_site_whose_watchdog_was_killed_still_ends(tmp_path, order):
     wait_for(file.with_name("stuck"), process)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     for each in children:
-        if b"stopping_watchdog" in Path(f"/proc/{each}/cmdline").read_bytes():
+        if b"watchdog.py" in Path(f"/proc/{each}/cmdline").read_bytes():
             os.kill(int(each), signal.SIGKILL)
     status, seconds, said = stopped(process, signal.SIGTERM)
     assert seconds < MAX_SECONDS and status == 128 + signal.SIGTERM

@@ -4,7 +4,7 @@ Every strategy that may be chosen for a model is run over three rounds in double
 clients of unequal sizes, one of which has a single sample.
 """
 
-from itertools import count, cycle
+from itertools import cycle
 
 import pytest
 import torch
@@ -277,7 +277,7 @@ def losses_of(name, dtype=torch.float64, data=None):
 
 def strategies(losses, threads=2):
     """All candidates, and chunk sizes that do not divide the number of clients."""
-    found = candidates(losses, len(SIZES), threads, memory=1000).strategies
+    found = candidates(losses, SOLVERS["plain"], len(SIZES), threads, memory=1000).strategies
     more = [Strategy(s.network, 2, threads) for s in found if s.network in ("stacked", "vmap")]
     return list(dict.fromkeys([*found, *more]))
 
@@ -290,7 +290,7 @@ def run(method, losses, local, engine, rounds=ROUNDS, **options):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_how_a_model_can_be_computed(name):
-    found = candidates(losses_of(name), len(SIZES), 2, memory=1000)
+    found = candidates(losses_of(name), SOLVERS["plain"], len(SIZES), 2, memory=1000)
     assert {s.network for s in found.strategies} == MODELS[name][3] | {"module"}
     assert bool(found.reason) == (not MODELS[name][3])
     turned = {s.network for s in found.strategies if s.channels_last}
@@ -322,7 +322,7 @@ def test_every_method_meets_every_solver():
 
 def test_a_model_with_other_random_numbers_is_trained_serially():
     losses = ModuleLosses(Noisy().double(), ROWS)
-    found = candidates(losses, 5, 2, memory=1000)
+    found = candidates(losses, SOLVERS["plain"], 5, 2, memory=1000)
     assert found.strategies == [SERIAL]
     assert found.reason == "it uses random numbers other than nn.Dropout's"
 
@@ -546,12 +546,8 @@ def test_models_that_are_easily_mistaken(name, engine, monkeypatch):
     local = SOLVERS["clip, step schedule"]
     serial = run(ud.FedAvg(), losses, local, SerialEngine)
     options = ud.EngineOptions(engine, threads=2)
-    found = candidates(losses, len(SIZES), 2, memory=1000).strategies
+    found = candidates(losses, local, len(SIZES), 2, memory=1000).strategies
     for winner in found if engine == "auto" else found[:1]:  # whichever is the fastest
-        order = [winner, *(each for each in found if each is not winner)]
-        choice = Candidates(order)
-        monkeypatch.setattr(auto, "candidates", lambda *_, choice=choice: choice)
-        monkeypatch.setattr(auto.time, "perf_counter", count().__next__)
-        monkeypatch.setattr(auto.strategy_cache, "lookup", lambda name: None)
-        monkeypatch.setattr(auto.strategy_cache, "store", lambda name, chosen, candidates: chosen)
+        choice = Candidates([winner])
+        monkeypatch.setattr(auto, "candidates", lambda *_, choice=choice, **options: choice)
         assert_same(serial, run(ud.FedAvg(), losses, local, options))

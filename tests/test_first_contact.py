@@ -18,8 +18,8 @@ import undrift as ud
 from commands import called
 from undrift.bench.workloads import WORKLOADS
 from undrift.cli import completion
-from undrift.cli import demo_run as demo
 from undrift.cli.app import FIRST_COMMANDS, PANEL_OF, app, open_page
+from undrift.cli.demo import demo_run as demo
 from undrift.core.records import Record
 from undrift.engines.options import ENGINES
 from undrift.experiments.catalogue import GROUPS

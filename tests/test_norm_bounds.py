@@ -140,5 +140,5 @@ def test_norms_of_stacked_uploads_are_those_of_their_rows():
 def test_invalid_bounds_are_refused():
     with pytest.raises(ud.UndriftError, match="ratio"):
         ud.NormBound(0.5)
-    with pytest.raises(ud.UndriftError, match="robust is 10, but must be a bound"):
+    with pytest.raises(ud.UndriftError, match=r"robust is 10, but must be ud.NormBound"):
         trained(ud.FedAvg(), data(), robust=10)

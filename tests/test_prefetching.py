@@ -48,7 +48,7 @@ def filled(store, memory=0, clients=range(6)):
 
 def test_a_cohort_is_read_in_one_transaction(store):
     states = filled(store)
-    together = states.gather([4, 1, 9])
+    together = Keep.stack(states.gather([4, 1, 9]))
     assert store.reads == [[4, 1]]  # client 9 has not taken part
     assert together.c.tolist() == [[4.0] * 3, [1.0] * 3, [0.0] * 3]
     assert together.n.tolist() == [[4.0], [1.0], [0.0]]
@@ -58,7 +58,7 @@ def test_prefetched_states_are_not_read_again(store):
     states = filled(store, memory=1000)
     states.prefetch([1, 2, 9])
     states.prefetch([3])  # the next round has begun
-    assert states.gather([1, 2]).c[:, 0].tolist() == [1.0, 2.0]
+    assert Keep.stack(states.gather([1, 2])).c[:, 0].tolist() == [1.0, 2.0]
     states.changed()  # waits for the reader
     assert store.reads == [[1, 2], [3]]
 
@@ -68,10 +68,10 @@ def test_a_new_state_replaces_a_prefetched_one(store):
     states.prefetch([1, 2])
     states.prefetch([])
     states.put(1, Keep(c=torch.full((3,), 7.0), n=7.0))
-    assert states.gather([1, 2]).n.tolist() == [[7.0], [2.0]]
+    assert Keep.stack(states.gather([1, 2])).n.tolist() == [[7.0], [2.0]]
     store.commit(2, {}, states.changed(), "{}")
     states.committed()
-    assert states.gather([1, 2]).n.tolist() == [[7.0], [2.0]]
+    assert Keep.stack(states.gather([1, 2])).n.tolist() == [[7.0], [2.0]]
 
 
 def test_prefetching_respects_the_memory_limit(store):

@@ -223,7 +223,7 @@ def test_the_audit_stays_below_the_claim_and_exceeds_it_if_the_noise_is_halved()
     assert bounds[z / 2] > claimed
 
 
-def increments(z, pull, rounds=2500):
+def increments(z, pull, rounds=1500):
     """The server's moves in a whole run with a client that always wants to move the same way."""
     H = torch.full((2, 1, 1), 1e-12, dtype=torch.float64)
     b = torch.tensor([[pull], [0.0]], dtype=torch.float64)

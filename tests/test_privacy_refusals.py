@@ -127,3 +127,13 @@ def test_fixed_size_cohorts_of_clients_with_state_are_not_amplified():
     sentence = guarantees["FedDyn"].sentence(3)
     assert "replace one client" in sentence and "without amplification" in sentence
     assert "δ = 1e-05" in sentence
+
+
+def test_advice_leaves_out_methods_that_cannot_be_private():
+    advice = ud.advise(problem=QUADRATICS, local=ud.GD(lr=0.05, steps=5), privacy=PRIVATE)
+    left_out = {each.name: each.left_out or "" for each in advice.methods}
+    for name in ("FedNova", "FedLGA", "FedPD", "FedAsync"):
+        assert left_out[name], name
+    assert "privacy is not defined for it: FedNova uploads the number" in left_out["FedNova"]
+    assert "privacy" not in left_out["SCAFFOLD"] + left_out["FedDyn"] + left_out["FedAvg"]
+    assert not any(each.recommended and each.left_out for each in advice.methods)

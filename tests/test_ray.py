@@ -110,6 +110,26 @@ def test_uploads_over_the_bound_are_rejected_like_anywhere():
     assert torch.allclose(loop.server.x, serial.server.x, atol=1e-12)
 
 
+def test_compressed_and_robust_runs_are_those_of_the_serial_engine():
+    compression = ud.compression.Compression(ud.compression.QSGD(4), ud.compression.TopK(0.2))
+    for method, options in (
+        (ud.SCAFFOLD(), {"compression": compression}),
+        (
+            ud.FedAvg(),
+            {
+                "compression": compression,
+                "statistic": ud.robust.MultiKrum(2),
+                "attack": ud.attacks.ALittle(0.3),
+            },
+        ),
+    ):
+        loop, records = trained(TWO, method, losses_of(), rounds=3, **options)
+        serial, others = trained(SerialEngine, method, losses_of(), rounds=3, **options)
+        assert torch.allclose(loop.server.x, serial.server.x, atol=1e-6)
+        assert [r.bytes_up for r in records] == [r.bytes_up for r in others]
+        assert [r.bytes_down for r in records] == [r.bytes_down for r in others]
+
+
 def test_a_round_without_anybody():
     loop, records = trained(
         TWO, ud.FedAvg(), losses_of(), rounds=2, limit=dict.fromkeys(DATA.ids, 0)

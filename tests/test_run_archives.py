@@ -4,11 +4,12 @@ import io
 import json
 import shutil
 import tarfile
+from pathlib import Path
 
 import pytest
 from tools import run_archives
 
-from undrift.reproduce import lab, reproduce
+from undrift.reproduce import find, lab, reproduce
 from undrift.utils.errors import UndriftError
 
 NAME = "fednova-synthetic"
@@ -83,3 +84,26 @@ def test_an_archive_cannot_write_outside_of_its_folder(tmp_path):
     with pytest.raises(UndriftError, match="not a file of a reproduction"):
         run_archives.unpack(archive, tmp_path / "folder")
     assert not (tmp_path / "outside.json").exists()
+
+
+ARCHIVES = Path(__file__).parent.parent / "docs" / "reproductions" / "runs"
+
+
+@pytest.mark.parametrize("archive", sorted(ARCHIVES.glob("*.tar.xz")), ids=lambda path: path.name)
+def test_the_published_findings_are_those_of_the_archived_runs(archive, tmp_path, monkeypatch):
+    name = archive.name.removesuffix(".tar.xz")
+    run_archives.unpack(archive, tmp_path / name)
+    done = json.loads((tmp_path / name / "done.json").read_text())
+    stored = json.loads((ARCHIVES.parent / f"{name}.json").read_text())
+    if stored.get("revision", 1) != find(name).revision:
+        pytest.skip("the published findings are of earlier settings")
+    assert stored["parts"] == done["parts"]
+
+    def refuse(*_, **__):
+        raise AssertionError("a run is missing in the archive")
+
+    monkeypatch.setattr(lab, "run_experiment", refuse)
+    reproduce(name, tmp_path / name, seeds=stored["seeds"], parts=done["parts"])
+    again = findings(tmp_path / name)
+    for key in ("numbers", "claims"):
+        assert again[key] == stored[key]

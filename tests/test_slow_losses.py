@@ -253,7 +253,7 @@ def test_with_dropout_only_the_default_loss_is_fast():
 
 
 def candidates_of(losses):
-    return candidates(losses, 7, 2, TWO.memory).strategies
+    return candidates(losses, LOCAL, 7, 2, TWO.memory).strategies
 
 
 def test_nothing_is_said_where_another_loss_would_not_be_faster():

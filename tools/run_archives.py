@@ -4,9 +4,9 @@
     python -m tools.run_archives unpack docs/reproductions/runs reproductions
 
 `pack` writes NAME.tar.xz for every folder of reproductions: settings, records and computed values,
-without models and stores. `unpack` puts back what a folder lacks. `undrift reproduce` then reads
-the archived runs, and executes only what is missing: more parts or more seeds. The same runs give
-the same archive, byte by byte.
+without models, stores and lists of single clients. `unpack` puts back what a folder lacks.
+`undrift reproduce` then reads the archived runs, and executes only what is missing: more parts or
+more seeds. The same runs give the same archive, byte by byte.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from undrift.utils.errors import UndriftError, require
 from undrift.utils.files import written_whole
 
 SUFFIX = ".tar.xz"
+LISTS = ("cohort", "absent", "lost", "spans", "staleness")
+"""Fields of records that name single clients."""
 USAGE = "usage: python -m tools.run_archives pack|unpack FROM TO"
 
 
@@ -52,9 +54,16 @@ def _entries(folder: Path) -> Iterator[tuple[str, bytes]]:
             told = {**read_run(run / RUN), ARCHIVED: True}
             text = json.dumps(told, indent=2, ensure_ascii=False) + "\n"
             yield _name(run / RUN, folder), text.encode()
-            yield _name(run / RECORDS, folder), (run / RECORDS).read_bytes()
+            yield _name(run / RECORDS, folder), _slimmed((run / RECORDS).read_text("utf-8"))
         for path in (cell / EXPERIMENT, cell / ABOUT, cell / DATA) if runs else ():
             yield _name(path, folder), path.read_bytes()
+
+
+def _slimmed(records: str) -> bytes:
+    """Records without the lists of single clients, which take most of the space."""
+    lines = (json.loads(line) for line in records.splitlines())
+    slim = ({**line, **{name: [] for name in LISTS if name in line}} for line in lines)
+    return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in slim).encode()
 
 
 def _name(path: Path, folder: Path) -> str:

@@ -30,6 +30,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "undrift.core.regularizers": ("Regularizer", "L1", "L2", "Box"),
     "undrift.core.sampling": ("Sampler", "All", "Bernoulli", "Fixed", "Uniform", "Weighted"),
     "undrift.core.evaluation": ("Evaluation",),
+    "undrift.core.uploads": ("Senders", "UploadTransform"),
     "undrift.core.uploads.norm_bounds": ("NormBound",),
     "undrift.local.solvers": ("SGD", "GD", "Exact", "PerClient"),
     "undrift.local.adaptive": ("Adam", "AdamW", "TorchOptimizer"),
@@ -50,11 +51,14 @@ _HOMES: dict[str, tuple[str, ...]] = {
 # fmt: on
 
 _NAMESPACES = {
+    "attacks": "undrift.robust.attacks",
+    "compression": "undrift.compression",
     "data": "undrift.data",
     "devices": "undrift.devices",
     "metrics": "undrift.nets.metrics",
     "models": "undrift.nets.models",
     "privacy": "undrift.privacy",
+    "robust": "undrift.robust",
     "schedules": "undrift.local.schedules",
     "server": "undrift.methods.common.server_optimizers",
     "staleness": "undrift.methods.common.staleness",
@@ -67,9 +71,11 @@ _MODULE_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = sorted({*_MODULE_OF, *_NAMESPACES})
 
 if TYPE_CHECKING:  # the same names for type checkers, editors and the API reference
+    from undrift import compression as compression
     from undrift import data as data
     from undrift import devices as devices
     from undrift import privacy as privacy
+    from undrift import robust as robust
     from undrift import theory as theory
     from undrift.advice import Advice as Advice
     from undrift.advice import advise as advise
@@ -106,6 +112,8 @@ if TYPE_CHECKING:  # the same names for type checkers, editors and the API refer
     from undrift.core.sampling import Sampler as Sampler
     from undrift.core.sampling import Uniform as Uniform
     from undrift.core.sampling import Weighted as Weighted
+    from undrift.core.uploads import Senders as Senders
+    from undrift.core.uploads import UploadTransform as UploadTransform
     from undrift.core.uploads.norm_bounds import NormBound as NormBound
     from undrift.devices import DeviceClasses as DeviceClasses
     from undrift.devices import DeviceFile as DeviceFile
@@ -171,6 +179,7 @@ if TYPE_CHECKING:  # the same names for type checkers, editors and the API refer
     from undrift.nets.personal import Personal as Personal
     from undrift.report.result import Comparison as Comparison
     from undrift.report.result import Result as Result
+    from undrift.robust import attacks as attacks
     from undrift.utils.errors import Diverged as Diverged
     from undrift.utils.errors import UndriftError as UndriftError
 

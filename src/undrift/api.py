@@ -15,12 +15,13 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from undrift.compression import Compression, Compressor, as_compression
 from undrift.core.evaluation import Evaluation
 from undrift.core.losses import Losses
 from undrift.core.method import Method
 from undrift.core.sampling import Sampler
 from undrift.core.targets import Target
-from undrift.core.uploads.norm_bounds import NormBound
+from undrift.core.uploads import UploadTransform
 from undrift.data.federated import FederatedData
 from undrift.devices import KINDS, Profiles
 from undrift.engines import EngineOptions, engine_options
@@ -37,6 +38,10 @@ from undrift.nets.module_losses import ModuleLosses
 from undrift.nets.personal import Personal
 from undrift.privacy.gaussian import Gaussian
 from undrift.report.result import Comparison, Result
+from undrift.robust import as_robust
+from undrift.robust.attacks import Attack
+from undrift.robust.poisoning import poisoned_losses
+from undrift.robust.settings import Robust
 from undrift.runs.arguments import (
     claim_arguments,
     described,
@@ -87,8 +92,11 @@ class Options(TypedDict, total=False):
     pace: Pace | Mapping[str, Pace]
     target: Mapping[str, Target]
     callbacks: Sequence[Callback]
-    robust: NormBound | None
+    compression: Compression | Compressor | None
+    robust: Robust | None
+    attack: Attack | None
     privacy: Gaussian | None
+    transforms: Sequence[UploadTransform]
     out: str | Path
     loggers: Sequence[str | Logger]
     progress: bool | None
@@ -143,9 +151,10 @@ def train(method: Method, **options: Unpack[Options]) -> Result:
         mapping from client ids, a function of (client id, round), with rounds counted from 0, or
         `ud.Unfinished(0.5)`
     engine
-        how the clients' work is computed: "auto" (the default), the fastest strategy, timed on
-        the first round's work and stored; "vectorised", many clients at once by a fixed rule;
-        "serial", one after another; or `ud.EngineOptions(…)`. Results agree to rounding.
+        how the clients' work is computed: "auto" (the default), the strategy that should be
+        fastest, by a rule that reads no clock; "tuned", the fastest one, timed on the first
+        round's work and stored; "vectorised", many clients at once; "serial", one after another;
+        or `ud.EngineOptions(…)`. Results agree to rounding.
     devices
         the device profiles of the clients, such as `ud.Devices(speed=ud.devices.Ladder(50, 100))`:
         with them there is a virtual clock, and clients may be slow, unavailable, or fail
@@ -160,12 +169,22 @@ def train(method: Method, **options: Unpack[Options]) -> Result:
         functions of (run, record), called after every round; one that returns True ends the run.
         They may read `run.model()`, `run.server.x`, `run.records`, `run.roster`,
         `run.client_metrics` and what else the guide's page on own parts lists
+    compression
+        how uploads are made smaller to send, such as `ud.compression.TopK(0.01)`; a
+        `ud.compression.Compression(up=…, down=…)` compresses downloads, too (default: None)
     robust
         `ud.NormBound()` rejects uploads whose norm is more than 10 times the recent median, as
-        deployments do by default (default: None, no bound)
+        deployments do by default; a statistic such as `ud.robust.Median()` takes the place of the
+        mean of the uploads; or a list of one of each (default: None, no bound and the mean)
+    attack
+        what some clients send in place of their uploads, such as `ud.attacks.SignFlip(share=0.2)`,
+        to try robust statistics with (default: None, all clients are honest)
     privacy
         client-level differential privacy, such as `ud.privacy.Gaussian(noise=1.0, clip=0.5)`: the
         clients' uploads are clipped and their sum is noised (default: None, no privacy)
+    transforms
+        `ud.UploadTransform` objects of your own, applied in this order to every client's upload
+        before it is clipped and summed
     out
         a run folder as `undrift run` writes it (default: in memory only). Every round is committed,
         so that a killed process loses at most the round in progress; `ud.resume` continues the
@@ -322,9 +341,12 @@ def _plan(methods: Mapping[str, Method], options: Options, seeds: Sequence[int] 
     """The plan of the arguments; without `seeds` there is one seed."""
     pace = options.get("pace")
     paces = pace if isinstance(pace, Mapping) else dict.fromkeys(methods, pace)
+    bound, statistic = as_robust(options.get("robust"))
+    attack = options.get("attack")
+    losses = _losses_by_seed(options, by_seed=seeds is not None)
     plan = Plan(
         methods=methods,
-        losses=_losses_by_seed(options, by_seed=seeds is not None),
+        losses=poisoned_losses(losses, attack),
         local=_local_work(methods, options.get("local")),
         rounds=options.get("rounds", 100),
         seeds=[options.get("seed", 0)] if seeds is None else seeds,
@@ -336,8 +358,12 @@ def _plan(methods: Mapping[str, Method], options: Options, seeds: Sequence[int] 
         paces={label: each for label, each in paces.items() if each is not None},
         target=options.get("target") or {},
         callbacks=options.get("callbacks", ()),
-        robust=options.get("robust"),
+        compression=as_compression(options.get("compression")),
+        robust=bound,
+        statistic=statistic,
+        attack=attack,
         privacy=options.get("privacy"),
+        transforms=options.get("transforms", ()),
         engine=engine_options(options.get("engine", "auto")),
         description=described(methods, dict(options)),
     )
@@ -504,11 +530,19 @@ def check_arguments(methods: Mapping[str, Method], options: Options) -> None:
     target = options.get("target")
     require_type("target", {} if target is None else target, Mapping, "a mapping from metric names")
     named_metrics(options.get("metrics"))
-    if options.get("robust") is not None:
-        require_type("robust", options.get("robust"), NormBound, "a bound such as ud.NormBound(10)")
+    as_robust(options.get("robust"))
+    as_compression(options.get("compression"))
+    if options.get("attack") is not None:
+        what = "an attack such as ud.attacks.SignFlip(share=0.2)"
+        require_type("attack", options.get("attack"), Attack, what)
     if options.get("privacy") is not None:
         what = "a mechanism such as ud.privacy.Gaussian(noise=1.0, clip=0.5)"
         require_type("privacy", options.get("privacy"), Gaussian, what)
+    own = options.get("transforms", ())
+    require(
+        isinstance(own, list | tuple) and all(isinstance(each, UploadTransform) for each in own),
+        "transforms must be a list of ud.UploadTransform objects.",
+    )
     callbacks = options.get("callbacks", ())
     require(
         isinstance(callbacks, list | tuple) and all(callable(each) for each in callbacks),

@@ -56,6 +56,9 @@ TABLES: tuple[tuple[str, str, str], ...] = (
     ("engine", "EngineTable", ""),
     ("deploy", "DeployTable", ""),
     ("robust", "RobustTable", ""),
+    ("compression", "CompressionTable", ""),
+    ("attack", "", "attacks"),
+    ("privacy", "PrivacyTable", ""),
     ("output", "OutputTable", ""),
     ("sweep", "", ""),
 )
@@ -72,6 +75,13 @@ IN_PLACE: tuple[tuple[str, str, str], ...] = (
     ("staleness", "Staleness", "In `[[method]]`, as `staleness` of FedAsync and FedBuff."),
     ("laws", "Laws of devices", "In `[devices]`, as `speed` and every other quantity."),
     ("availabilities", "Availability", "In `[devices]`, as `availability`."),
+    ("compressors", "Compressors", "In `[compression]`, as `up` and `down`."),
+    ("statistics", "Robust statistics", "In `[robust]`, as `statistic`."),
+    (
+        "privacy",
+        "Privacy",
+        "The keys of `[privacy]`, and of `[privacy.adaptive_clip]` in the place of `clip`.",
+    ),
     ("systems", "Systems", "At the top of the file, as `system`."),
 )
 """Parts that are written in the place of a value."""
@@ -195,7 +205,8 @@ def _parameters(group: str, build: Callable[..., Any]) -> Iterator[Row]:
 
 def _key(name: str, each: Schema) -> Row:
     """Return a key of a table: its name, default and meaning with the allowed words."""
-    value = inline(each["default"]) if "default" in each and not _is_table(each) else ""
+    given = each.get("default")
+    value = "" if given is None or _is_table(each) else inline(given)
     meaning = each.get("description", "")
     words = each.get("enum") or each.get("items", {}).get("enum")
     if words and not all(str(word) in meaning for word in words):

@@ -58,6 +58,10 @@ Each is a short script beside an experiment file, in `src/undrift/reproduce`. Ev
 summary of the claims that hold here, then the details: first what differs from the paper or is not
 printed there, then claims, figure and numbers. In the summaries, the spread is the median over all
 numbers of the standard deviation over seeds, relative to the mean.
+
+The records of studies that are not complete yet are in docs/reproductions/runs: `python -m
+tools.run_archives unpack docs/reproductions/runs reproductions` lets `undrift reproduce` continue
+them with further parts and seeds.
 """
 
 

@@ -21,6 +21,7 @@ from undrift.data.description import plain
 from undrift.loops.paces import AsTheyArrive
 from undrift.methods.primal_dual.feddr import FedDR
 from undrift.methods.traffic import traffic_of
+from undrift.privacy.refusals import check_method
 from undrift.utils.errors import UndriftError
 
 ENDS = {
@@ -117,12 +118,25 @@ def _why_unusable(federation: FederationSetup, facts: Facts, begin: Start) -> st
         )
     if method.starts_with_all:
         return "its first round needs all clients"
+    if federation.privacy is not None and _why_not_private(method):
+        return f"privacy is not defined for it: {_why_not_private(method)}"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             method.check(_conditions(federation, facts, method))
     except UndriftError as error:
         return _short(str(error), method.name)
+    return None
+
+
+def _why_not_private(method: Method) -> str | None:
+    """Why a method cannot run with differential privacy; None if it can."""
+    if method.meant_asynchronous:
+        return "it folds single replies"
+    try:
+        check_method(method)
+    except UndriftError as error:
+        return str(error).partition(", which")[0].partition(": ")[0].rstrip(".")
     return None
 
 

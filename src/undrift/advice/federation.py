@@ -20,6 +20,7 @@ from undrift.loops.paces import AsTheyArrive, Pace
 from undrift.loops.planning import Limit
 from undrift.methods import FedAvg
 from undrift.nets.module_losses import ModuleLosses
+from undrift.privacy.gaussian import Gaussian
 from undrift.utils.errors import require, require_type
 
 
@@ -39,6 +40,7 @@ class FederationSetup:
     pace: Pace | None = None
     regularizer: Regularizer | None = None
     stateless: bool = False
+    privacy: Gaussian | None = None
 
     @cached_property
     def roster(self) -> Roster:
@@ -102,6 +104,7 @@ def federation_of(
         pace=pace,
         regularizer=regularizer,
         stateless=stateless,
+        privacy=options.get("privacy"),
     )
     found.sampler.check(found.roster)
     return found

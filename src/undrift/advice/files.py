@@ -113,6 +113,7 @@ def read(
         pace=_pace(experiment, methods_given),
         regularizer=own if regularizer is None else regularizer,
         stateless=stateless,
+        privacy=experiment.privacy_settings(),
     )
     try:
         federation.sampler.check(federation.roster)

@@ -6,14 +6,17 @@ import math
 from collections.abc import Iterator
 
 from undrift.advice.facts import DISSIMILAR, FEW, SKEWED, UNEQUAL, Facts
-from undrift.utils.formatting import duration
+from undrift.utils.formatting import duration, size
+
+LARGE_MODEL = 1_000_000
+"""From this number of parameters on, compression is worth a sentence."""
 
 
 def meaning(facts: Facts) -> list[str]:
     """Sentences that explain the facts, the most important first."""
     parts = (
         *(_work, _labels, _gradients, _personal, _rate, _participation, _sizes),
-        *(_time, _objective, _state),
+        *(_time, _objective, _state, _traffic),
     )
     return [sentence for part in parts for sentence in part(facts)]
 
@@ -195,6 +198,15 @@ def _state(facts: Facts) -> Iterator[str]:
             f"A client takes part {facts.participation.visits:.2g} times in the whole run, so that "
             f"its state would hardly be used, which excludes all methods with state. More rounds "
             f"or more clients per round may change that."
+        )
+
+
+def _traffic(facts: Facts) -> Iterator[str]:
+    if facts.parameters >= LARGE_MODEL:
+        whole = facts.parameters * facts.bytes_per_number
+        yield (
+            f"A vector of the model has {size(whole)}: if links are slow, [compression] up = "
+            f'{{name = "top-k", ratio = 0.01}} uploads about a fiftieth of it, with error feedback.'
         )
 
 

@@ -9,10 +9,12 @@ from undrift.bench.memory import MemoryPeak, measure_memory
 from undrift.bench.precision import PrecisionTiming, draw_curves, time_precision
 from undrift.bench.profile import Profile, take_profile
 from undrift.bench.scaling import ScalingPoint, scale
+from undrift.bench.strategy_table import StrategyTiming, time_strategies
 from undrift.bench.unequal_steps import UnequalTiming, time_unequal
-from undrift.bench.workloads import WORKLOADS, Workload
+from undrift.bench.workloads import FURTHER, WORKLOADS, Workload
 
 __all__ = [
+    "FURTHER",
     "WORKLOADS",
     "DefaultTiming",
     "MemoryPeak",
@@ -20,6 +22,7 @@ __all__ = [
     "Profile",
     "RoundTiming",
     "ScalingPoint",
+    "StrategyTiming",
     "UnequalTiming",
     "Workload",
     "compare",
@@ -29,5 +32,6 @@ __all__ = [
     "take_profile",
     "time_default",
     "time_precision",
+    "time_strategies",
     "time_unequal",
 ]

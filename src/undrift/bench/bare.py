@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -31,7 +31,11 @@ class Visit(NamedTuple):
 
 @torch.no_grad()
 def bare_round(
-    module: nn.Module, weights: list[Tensor], visits: Iterable[Visit], lr: float
+    module: nn.Module,
+    weights: list[Tensor],
+    visits: Iterable[Visit],
+    lr: float,
+    loss_of: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy,
 ) -> list[Tensor]:
     """Train every client from the given weights and return the weighted mean of their models."""
     parameters = trainable(module)
@@ -40,7 +44,7 @@ def bare_round(
         torch._foreach_copy_(parameters, weights)
         for batch in batches:
             with torch.enable_grad():
-                loss = nn.functional.cross_entropy(module(x[batch]), y[batch])
+                loss = loss_of(module(x[batch]), y[batch])
             torch._foreach_add_(parameters, torch.autograd.grad(loss, parameters), alpha=-lr)
         torch._foreach_add_(total, parameters, alpha=weight)
     return total
@@ -82,7 +86,9 @@ class BareLoop:
             return seconds_of(lambda: self._do(cohort or self.workload.cohort))
 
     def _do(self, cohort: int) -> None:
-        self.weights = bare_round(self.module, self.weights, self._visits(cohort), self.workload.lr)
+        work = self.workload
+        visits = self._visits(cohort)
+        self.weights = bare_round(self.module, self.weights, visits, work.lr, work.loss)
 
     def _visits(self, cohort: int) -> Iterator[Visit]:
         n = self.workload.samples

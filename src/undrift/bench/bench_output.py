@@ -24,6 +24,7 @@ from undrift.bench.scaling import (
     MAX_START_SECONDS,
     ScalingPoint,
 )
+from undrift.bench.strategy_table import ALLOWED, StrategyTiming
 from undrift.bench.unequal_steps import UnequalTiming
 
 Row = RoundTiming | UnequalTiming | DefaultTiming | MemoryPeak | PrecisionTiming
@@ -61,6 +62,13 @@ def renderables(found: Sequence[Measurement], first: bool = True) -> Iterator[Re
         elif isinstance(each, Profile):
             yield _title(each, first)
             yield profile_table(each)
+    strategies = [each for each in found if isinstance(each, StrategyTiming)]
+    if strategies:
+        bare = milliseconds(strategies[0].bare_seconds)
+        yield Text("" if first else "\n").append(
+            f"{strategies[0].workload}, bare loop {bare} ms", style="bold"
+        )
+        yield strategy_table(strategies)
     sizes = [each for each in found if isinstance(each, ScalingPoint)]
     if sizes:
         yield _title(sizes[-1], first)
@@ -83,6 +91,12 @@ def notes(found: Sequence[Measurement]) -> Iterator[str]:
             "averaged over the rounds from one evaluation to the next; every: how many these are. "
             "Ratio: run / plain. Of 100: the ratio of a run of 100 rounds with its start and its "
             "last evaluation, on all samples. Each is the fastest of rounds timed in turn."
+        )
+    if any(isinstance(each, StrategyTiming) for each in found):
+        yield (
+            f"Expected: by the rule that chooses (▸), which reads no clock. Its choice is good if "
+            f"it takes at most {ALLOWED:g} times as long as the fastest strategy, and no longer "
+            "than the bare loop. Ratio: bare / ours."
         )
     if any(isinstance(each, MemoryPeak) for each in found):
         yield (
@@ -153,7 +167,6 @@ def _of_precision(each: PrecisionTiming) -> dict[str, str | Text]:
     return {
         "": each.workload,
         "method": each.method,
-        "bare ms": milliseconds(each.bare_seconds),
         "fp32 ms": milliseconds(each.fp32_seconds),
         "bf16 ms": milliseconds(each.bf16_seconds),
         "ratio": f"{each.ratio:.2f}",
@@ -253,6 +266,21 @@ def scaling_table(sizes: Sequence[ScalingPoint]) -> Table:
             f"{1e6 * size.step_seconds:.1f}",
             f"{size.relative:.2f}",
             _verdict(size.met),
+        )
+    return table
+
+
+def strategy_table(timings: Sequence[StrategyTiming]) -> Table:
+    """Return the table of a workload's strategies, in the order of the rule."""
+    table = _table(("ms", "expected", "ratio"), ("", "strategy"), verdict=True)
+    for each in timings:
+        table.add_row(
+            "▸" if each.chosen else "",
+            each.strategy,
+            milliseconds(each.seconds),
+            milliseconds(each.expected_seconds),
+            f"{each.ratio:.2f}",
+            _verdict(each.met),
         )
     return table
 

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 
-from undrift.bench.temporary_store import TemporaryStore
+from torch import Tensor
+
 from undrift.bench.timing import seconds_of, torch_threads
 from undrift.bench.workloads import Workload
 from undrift.core.clients import ClientStates
 from undrift.core.evaluation import Evaluation
+from undrift.core.losses import require_losses
+from undrift.core.records import Record
 from undrift.core.sampling import Uniform
 from undrift.data.federated import FederatedData
 from undrift.devices import Profiles
 from undrift.engines import EngineOptions
+from undrift.engines.strategies import Strategy
 from undrift.local.solvers import Local
 from undrift.loops import Loop, RunSpec, loop
 from undrift.loops.measuring import measure
+from undrift.loops.spec import EngineFactory
 from undrift.methods import SCAFFOLD, FedAvg, FedDR, FedDyn, FedLGA, FedNova, FedProx, Method
 from undrift.nets.criteria import FP32
 from undrift.nets.module_losses import ModuleLosses
+from undrift.runs.folder import RECORDS, STORE
+from undrift.runs.states import StoredStates
+from undrift.runs.storage import BYTES_PER_MB, FolderStorage, commit
+from undrift.runs.store import Store
 from undrift.utils.errors import require_choice
 
 NEVER_ROUNDS = 10**9
@@ -39,6 +50,37 @@ METHODS: dict[str, Callable[[], Method]] = {
 """The methods that can be timed, with parameters that suit every workload."""
 
 
+class TemporaryStore:
+    """A store in a temporary folder, to time what committing every round costs.
+
+    It commits as `undrift run` does, with its default durability and memory.
+    """
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="undrift-bench-")
+        folder = Path(self._folder.name)
+        keeping = FolderStorage(folder)
+        self._store = Store(folder / STORE, {}, keeping.durability)
+        self._memory = int(keeping.memory * BYTES_PER_MB)
+        self._lines = (folder / RECORDS).open("a", encoding="utf-8")
+
+    def states(self, kinds: Mapping[str, str | Tensor], x0: Tensor) -> StoredStates:
+        """Return the client states of a run, kept in this store."""
+        return StoredStates(kinds, x0, self._store, self._memory)
+
+    def commit(self, run: Loop, record: Record) -> None:
+        """Commit a round and append its record to the file of records."""
+        commit(run, self._store, record)
+        self._lines.write(record.to_json() + "\n")
+        self._lines.flush()
+
+    def close(self) -> None:
+        """Close the store and remove its folder."""
+        self._lines.close()
+        self._store.close()
+        self._folder.cleanup()
+
+
 class BenchRun:
     """A run that is timed round by round.
 
@@ -47,7 +89,7 @@ class BenchRun:
     workload, data
         the model and the data
     method, engine
-        names of `METHODS` and `undrift.engines.ENGINES`
+        names of `METHODS` and `undrift.engines.ENGINES`; the engine may also be a strategy
     threads
         how many threads the engine may use; with Ray, the number of workers
     local, cohort
@@ -65,7 +107,7 @@ class BenchRun:
         workload: Workload,
         data: FederatedData,
         method: str = "FedAvg",
-        engine: str = "auto",
+        engine: str | Strategy = "auto",
         threads: int = 1,
         *,
         local: Local | None = None,
@@ -77,7 +119,7 @@ class BenchRun:
         require_choice("method", method, METHODS)
         self.workload = workload
         self.method = method
-        self.engine = engine
+        self.engine = engine if isinstance(engine, str) else engine.network
         self.threads = threads
         self._store = TemporaryStore() if committed else None
         states = ClientStates if self._store is None else self._store.states
@@ -142,8 +184,10 @@ class BenchRun:
             self._store.close()
 
 
-def _engine(name: str, threads: int, precision: str) -> EngineOptions:
-    """Return the options of an engine with this number of threads, or workers with Ray."""
+def _engine(name: str | Strategy, threads: int, precision: str) -> EngineFactory:
+    """Return what builds an engine with this number of threads, or workers with Ray."""
+    if isinstance(name, Strategy):
+        return lambda losses, job: name.engine(require_losses(losses), job)
     if name == "ray":
         return EngineOptions(name, threads=1, workers=threads, precision=precision)
     return EngineOptions(name, threads, precision=precision)

@@ -25,6 +25,7 @@ from undrift.nets.module_losses import ModuleLosses
 from undrift.runs.driver import SilentObserver, execute
 from undrift.runs.plan import Plan
 from undrift.runs.storage import FolderStorage
+from undrift.utils.errors import require
 
 MOST_TEST_SAMPLES, TEST_SHARE = 10_000, 1 / 5
 """The test part has this share of the training samples, and no more than MNIST's and CIFAR's."""
@@ -126,7 +127,11 @@ def time_default(
         rounds = max(repeats or LEAST_ROUNDS, 2 * schedule.every + 1)
         with tempfile.TemporaryDirectory(prefix="undrift-bench-") as folder:
             watch = _Stopwatch(plain, rounds, tick)
-            execute(replace(plan, rounds=rounds), FolderStorage(Path(folder)), watch)
+            (ended,) = execute(replace(plan, rounds=rounds), FolderStorage(Path(folder)), watch)
+    require(
+        ended.status == "finished",
+        f"The run of {workload.name} was {ended.status} before its last round: {ended.reason}.",
+    )
     return _timing(workload, plain, schedule.every, watch)
 
 

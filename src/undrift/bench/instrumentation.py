@@ -97,6 +97,9 @@ def _clocked_functions(loop: Loop) -> Iterator[tuple[Any, str, str]]:
     yield from [  # several clients at once
         (training, "batch_indices", DRAW),
         (training, "_step", SET_UP),
+        (training, "_train_by_kernel", COMPUTE),
+        (vectorised, "assembled_problem", METHOD),
+        (vectorised, "finished_in_pieces", METHOD),
         (RandomMasks, "__init__", SET_UP),
         (BatchStream, "__init__", GATHER),
         (BatchStream, "at", GATHER),

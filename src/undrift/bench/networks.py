@@ -5,6 +5,8 @@ Plain PyTorch, as a user would write them: they show what undrift does with a mo
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -103,3 +105,56 @@ def adapted_transformer(rank: int = 4, seed: int = 0) -> nn.Module:
                 for name in ADAPTED:
                     setattr(block, name, Adapter(getattr(block, name), rank))
     return model
+
+
+class LastOutput(nn.Module):
+    """An LSTM over `[batch, time, features]` and the scores of classes from its last output."""
+
+    def __init__(self, features: int, hidden: int, classes: int):
+        super().__init__()
+        self.lstm = nn.LSTM(features, hidden, batch_first=True)
+        self.scores = nn.Linear(hidden, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs, _ = self.lstm(x)
+        return self.scores(outputs[:, -1])
+
+
+def series_classifier(seed: int = 0) -> nn.Module:
+    """An LSTM of width 32 over 8 features: 5541 parameters."""
+    with torch_generator_set_to(key(seed, "model"), torch.device("cpu")):
+        return LastOutput(8, 32, 5)
+
+
+def wide_cnn(seed: int = 0) -> nn.Module:
+    """Two convolutions of 32 and 64 channels and a dense layer of 512, as LEAF has for FEMNIST."""
+    with torch_generator_set_to(key(seed, "model"), torch.device("cpu")):
+        return nn.Sequential(
+            *(nn.Conv2d(1, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Flatten(), nn.Linear(64 * 7 * 7, 512), nn.ReLU(), nn.Linear(512, 62)),
+        )
+
+
+def batch_norm_cnn(seed: int = 0) -> nn.Module:
+    """Three convolutions with BatchNorm, whose running statistics are buffers."""
+    with torch_generator_set_to(key(seed, "model"), torch.device("cpu")):
+        blocks = [
+            each
+            for inputs, outputs in ((3, 32), (32, 64), (64, 128))
+            for each in (
+                *(nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs)),
+                *(nn.ReLU(), nn.MaxPool2d(2)),
+            )
+        ]
+        return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(128 * 4 * 4, 10))
+
+
+def autoencoder(seed: int = 0) -> nn.Module:
+    """Dense layers 784-128-32-128-784."""
+    with torch_generator_set_to(key(seed, "model"), torch.device("cpu")):
+        sizes = [784, 128, 32, 128, 784]
+        dense = [nn.Linear(a, b) for a, b in pairwise(sizes)]
+        return nn.Sequential(
+            *[each for layer in dense[:-1] for each in (layer, nn.ReLU())], dense[-1]
+        )

@@ -1,6 +1,6 @@
 """`undrift bench --precision`: mixed precision next to float32, in time and in the loss.
 
-Rounds of both are timed in turn with the bare loop. The loss curves come from a short run of each
+Rounds of both are timed in turn. The loss curves come from a short run of each
 on data with classes that can be learnt, since random labels would tell nothing about accuracy.
 """
 
@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import torch
 
-from undrift.bench.bare import BareLoop
 from undrift.bench.bench_run import BenchRun
-from undrift.bench.timing import Tick, Timed, interleaved
+from undrift.bench.timing import Tick, interleaved
 from undrift.bench.workloads import Workload
 from undrift.data.federated import FederatedData
 from undrift.data.part import Part
@@ -23,7 +21,7 @@ from undrift.nets.criteria import BF16, FP32
 
 CURVE_ROUNDS = 10
 """Rounds of the loss curves."""
-EVALUATED_SAMPLES = 500
+EVALUATED_SAMPLES = 200
 """Training samples on which the curves are evaluated."""
 CONTRAST = 0.15
 """Distance of the classes' mean images from each other, in units of the noise."""
@@ -40,7 +38,6 @@ class PrecisionTiming:
     engine: str
     strategy: str
     """how the rounds in mixed precision were computed"""
-    bare_seconds: float
     fp32_seconds: float
     bf16_seconds: float
     fp32_losses: tuple[float, ...]
@@ -76,26 +73,22 @@ def time_precision(
 ) -> PrecisionTiming:
     """Time rounds in both precisions in turn, then follow the loss of both."""
     data = workload.data(population)
-    bare = BareLoop(workload, data)
     runs = [
         BenchRun(workload, data, method, engine, threads, precision=precision)
         for precision in (FP32, BF16)
     ]
     for run in runs:
         run.warm_up()
-    settings = bare.settings(threads)
-    timed: list[Timed] = [run.round for run in runs]
-    timed += [partial(bare.timed, each) for each in settings]
-    fp32, bf16, *bares = interleaved(timed, repeats, lambda share: tick(TIMED_SHARE * share))
+    timed = [run.round for run in runs]
+    fp32, bf16 = interleaved(timed, repeats, lambda share: tick(TIMED_SHARE * share))
     strategy = runs[1].strategy
-    del runs, bare
+    del runs
     curves = _curves(workload, method, engine, threads, tick)
     return PrecisionTiming(
         workload=workload.name,
         method=method,
         engine=engine,
         strategy=strategy,
-        bare_seconds=min(bares),
         fp32_seconds=fp32,
         bf16_seconds=bf16,
         fp32_losses=curves[0],

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from undrift.bench import networks
 from undrift.data.federated import FederatedData
@@ -42,11 +42,18 @@ class Workload:
     allowance: float | None = None
     vocabulary: int | None = None
     """inputs are integers below this number; None: real numbers in [0, 1)"""
+    reconstructs: bool = False
+    """whether the targets are the inputs, with squared error, instead of classes"""
 
     @property
     def steps(self) -> int:
         """Steps of a client in a round."""
         return self.epochs * -(-self.samples // self.batch)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean loss of a batch."""
+        of = nn.functional.mse_loss if self.reconstructs else nn.functional.cross_entropy
+        return of(outputs, targets)
 
     def local(self) -> SGD:
         """Return the clients' local work."""
@@ -65,7 +72,7 @@ class Workload:
             x = torch.rand(held, *self.shape, generator=g)
         else:
             x = torch.randint(self.vocabulary, (held, *self.shape), generator=g)
-        y = torch.randint(self.classes, (held,), generator=g)
+        y = x if self.reconstructs else torch.randint(self.classes, (held,), generator=g)
         rows = torch.arange(population * self.samples) % held
         bounds = torch.arange(population + 1) * self.samples
         return FederatedData(Part(x, y, rows, bounds), name=self.name)
@@ -234,3 +241,86 @@ WORKLOADS: dict[str, Workload] = {
     )
 }
 """The workloads by name."""
+
+FURTHER: dict[str, Workload] = {
+    workload.name: workload
+    for workload in (
+        Workload(
+            "X1",
+            "MLP of ten narrow layers",
+            "many operators, little arithmetic",
+            partial(models.mlp, 64, *[32] * 10, classes=10),
+            clients=100,
+            samples=100,
+            shape=(64,),
+            classes=10,
+            cohort=20,
+            batch=20,
+            epochs=1,
+            lr=0.05,
+            target=1,
+        ),
+        Workload(
+            "X2",
+            "wide CNN on FEMNIST's shape",
+            "few channels in, a large dense layer",
+            networks.wide_cnn,
+            clients=100,
+            samples=100,
+            shape=_MNIST,
+            classes=62,
+            cohort=10,
+            batch=20,
+            epochs=1,
+            lr=0.05,
+            target=1,
+        ),
+        Workload(
+            "X3",
+            "LSTM over 30 measurements",
+            "short time series",
+            networks.series_classifier,
+            clients=100,
+            samples=64,
+            shape=(30, 8),
+            classes=5,
+            cohort=20,
+            batch=16,
+            epochs=1,
+            lr=0.05,
+            target=1,
+        ),
+        Workload(
+            "X4",
+            "CNN with BatchNorm",
+            "buffers that training changes",
+            networks.batch_norm_cnn,
+            clients=50,
+            samples=100,
+            shape=_CIFAR,
+            classes=10,
+            cohort=6,
+            batch=20,
+            epochs=1,
+            lr=0.05,
+            target=1,
+        ),
+        Workload(
+            "X5",
+            "autoencoder with squared error",
+            "regression",
+            networks.autoencoder,
+            clients=100,
+            samples=200,
+            shape=(784,),
+            classes=0,
+            cohort=10,
+            batch=20,
+            epochs=1,
+            lr=0.05,
+            target=1,
+            reconstructs=True,
+        ),
+    )
+}
+"""Models that no target was set for: undrift must not be slower than the bare loop on them."""

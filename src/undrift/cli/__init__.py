@@ -16,7 +16,6 @@ from undrift.cli import (  # noqa: F401  (importing a module registers its comma
     deploy,
     inspect,
     learn,
-    privacy,
     report,
     reproduce,
     run,

@@ -27,9 +27,10 @@ def bench(
         list[str] | None,
         typer.Argument(
             metavar="W1 … W10",
-            help="Workloads to time. Default: all ten; W1 to W6 with --default and --memory, W1 "
-            "and W2 with --unequal, W3, W5 and W9 with --precision, W1 with --scaling, W2 with "
-            "--profile.",
+            help="Workloads to time, also X1 to X5, models without a target of their own. Default: "
+            "W1 to W10; W1 to W6 with --default and --memory, W1 and W2 with --unequal, W3, W5 and "
+            "W9 with --precision, W1 with --scaling, W2 with --profile, W1 to W10 and X1 to X5 "
+            "with --strategies.",
             show_default=False,
             autocompletion=completion.choices(completion.WORKLOADS),
         ),
@@ -46,7 +47,8 @@ def bench(
     engine: Annotated[
         list[str] | None,
         typer.Option(
-            help="Engine to time: auto (the default), vectorised, serial or ray. Repeatable.",
+            help="Engine to time: auto (the default), tuned, vectorised, serial or ray. "
+            "Repeatable.",
             show_default=False,
             autocompletion=completion.choices(completion.ENGINES),
         ),
@@ -132,6 +134,14 @@ def bench(
         bool,
         typer.Option("--profile", help="Instead, show how a round's time is divided."),
     ] = False,
+    strategies: Annotated[
+        bool,
+        typer.Option(
+            "--strategies",
+            help="Instead, time every strategy that suits a workload, and show which one auto "
+            "chooses.",
+        ),
+    ] = False,
     json: Annotated[
         bool,
         typer.Option(
@@ -166,6 +176,8 @@ def bench(
 
     - `undrift bench --profile W2 --engine serial`: how a round's time is divided
 
+    - `undrift bench --strategies W6`: all strategies, and the one that auto chooses
+
     - `undrift bench --default`: what evaluation, records and commits of a default run cost
 
     - `undrift bench --precision --picture curves.svg`: bf16 against float32, with loss curves
@@ -189,6 +201,7 @@ def bench(
         "--precision": precision,
         "--memory": memory,
         "--profile": profile,
+        "--strategies": strategies,
     }
     chosen = [name for name, asked in modes.items() if asked]
     if len(chosen) > 1:
@@ -211,6 +224,7 @@ def bench(
     defaults = {"--unequal": ["W1", "W2"], "--scaling": ["W1"], "--profile": ["W2"]}
     defaults["--default"] = defaults["--memory"] = [f"W{number}" for number in range(1, 7)]
     defaults["--precision"] = ["W3", "W5", "W9"]
+    defaults["--strategies"] = [*measuring.WORKLOADS, *measuring.FURTHER]
     workloads = _workloads(names or defaults.get(mode) or list(measuring.WORKLOADS))
     threads = threads or cores()
 
@@ -223,6 +237,8 @@ def bench(
             return [measuring.time_unequal(w, m, e, threads, **how)]
         if mode == "--default":
             return [measuring.time_default(w, m, e, threads, **how)]
+        if mode == "--strategies":
+            return measuring.time_strategies(w, m, e, threads, **how)
         if mode == "--precision":
             return [measuring.time_precision(w, m, e, threads, **how)]
         if mode == "--memory":
@@ -265,11 +281,12 @@ def _require_known(methods: list[str], engines: list[str]) -> None:
 
 
 def _workloads(names: list[str]) -> list[Workload]:
-    from undrift.bench import WORKLOADS
+    from undrift.bench import FURTHER, WORKLOADS
 
+    known = {**WORKLOADS, **FURTHER}
     for name in names:
-        require_choice("The workload", name.upper(), WORKLOADS)
-    return [WORKLOADS[name] for name in dict.fromkeys(name.upper() for name in names)]
+        require_choice("The workload", name.upper(), known)
+    return [known[name] for name in dict.fromkeys(name.upper() for name in names)]
 
 
 @contextmanager

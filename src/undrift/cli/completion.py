@@ -54,6 +54,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "laws": ("same", "ladder", "between", "lognormal", "normal"),
     "availabilities": ("always", "duty"),
     "paces": ("all", "deadline", "first", "asynchronous"),
+    "privacy": ("gaussian", "adaptive_clip"),
 }
 """The names that `undrift list` prints, by group."""
 IRREGULAR = {"sizes": "sizes", "staleness": "staleness", "availability": "availabilities"}
@@ -69,8 +70,8 @@ REPRODUCTIONS = (
     *("feddyn-emnist", "feddyn-shakespeare", "feddyn-alpha", "feddyn-fedsplit", "feddr-synthetic"),
     *("feddr-l1", "feddr-async", "feddr-femnist", "fedlga-fmnist", "fedlga-cifar", "niid-cifar10"),
 )
-WORKLOADS = tuple(f"W{number}" for number in range(1, 11))
-ENGINES = ("auto", "vectorised", "serial", "ray")
+WORKLOADS = (*(f"W{number}" for number in range(1, 11)), *(f"X{number}" for number in range(1, 6)))
+ENGINES = ("auto", "tuned", "vectorised", "serial", "ray")
 
 
 def choices(*groups: Iterable[str]) -> Callable[[str], list[str]]:

@@ -190,11 +190,11 @@ def site(
     """
     from platformdirs import user_data_path
 
+    from undrift.deploy.ending.stopping import Stopping
     from undrift.deploy.flower.processes import die_with_parent
     from undrift.deploy.launch import experiment_file, run_site
     from undrift.deploy.policy.approval import asking, require_terminal
     from undrift.deploy.policy.limits import Limits
-    from undrift.deploy.stopping import Stopping
     from undrift.experiments.experiment import Experiment
 
     if with_parent:

@@ -83,7 +83,7 @@ def run(
     engine: Annotated[
         str | None,
         typer.Option(
-            help="Engine that computes the clients' work: auto, vectorised, serial or ray. "
+            help="Engine that computes the clients' work: auto, tuned, vectorised, serial or ray. "
             "Default: the file's engine.name.",
             show_default=False,
             autocompletion=completion.choices(completion.ENGINES),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from json import dumps
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -25,7 +26,9 @@ def verify(
         str | None,
         typer.Argument(
             help="Method to verify: the name of one of undrift's, or your own as file.py:Class or "
-            "module:Class (a class or an instance). Default: all methods of undrift.",
+            "module:Class (a class or an instance); or your own upload transform. Default: all "
+            "methods of undrift. Compressors and robust statistics, ours or your own, can be "
+            "verified, too.",
             show_default=False,
             autocompletion=completion.methods,
         ),
@@ -64,11 +67,19 @@ def verify(
     """
     from undrift.verify import FACTS, as_json, explanations, load, named, ours, remarks, tables
     from undrift.verify import verify as check
+    from undrift.verify.uploads.transforms import TRANSFORM_FACTS, load_transform
 
     if method is None and settings:
         raise UndriftError("--set needs a method: undrift verify METHOD --set NAME=VALUE.")
-    subjects = ours() if method is None else named(method)
-    subjects = subjects or [load(str(method), parse_settings(settings or []))]
+    if method is not None and _verify_part(method, settings or [], json):
+        return
+    subjects: Sequence[Any] = ours() if method is None else named(method)
+    facts = FACTS
+    if not subjects:
+        given = parse_settings(settings or [])
+        transform = load_transform(str(method), given)
+        facts = FACTS if transform is None else TRANSFORM_FACTS
+        subjects = [load(str(method), given) if transform is None else transform]
     verdicts = []
     bar = progress(
         TextColumn("verifying {task.description}"),
@@ -77,8 +88,8 @@ def verify(
         transient=True,
     )
     with bar:
-        task = bar.add_task("", total=len(subjects) * len(FACTS))
-        for verdict in check(subjects):
+        task = bar.add_task("", total=len(subjects) * len(facts))
+        for verdict in check(subjects, facts):
             verdicts.append(verdict)
             bar.update(task, advance=1, description=f"{verdict.method}: {verdict.fact.name}")
     failed = explanations(verdicts)
@@ -89,22 +100,49 @@ def verify(
         measured = [verdict for verdict in verdicts if verdict.finding is not None]
         held = sum(verdict.holds for verdict in measured)
         if held:
-            for table in tables(verdicts):
+            for table in tables(verdicts, facts):
                 console.print(table)
                 console.print()
-            console.print(hanging_table({f"[bold]{f.name}[/]": f.meaning for f in FACTS}.items()))
+            console.print(hanging_table({f"[bold]{f.name}[/]": f.meaning for f in facts}.items()))
             console.print()
         if failed:
             console.print(hanging_table(("[bold red]✗[/]", line) for line in failed))
         noticed = remarks(verdicts)
         if noticed:
             console.print(hanging_table(("[bold yellow]![/]", line) for line in noticed))
-        if failed and explain:
+        if failed and explain and facts is FACTS:
             _explain(console, verdicts, subjects)
         if held:
             console.print(f"{held} of {len(measured)} facts hold.")
     if failed:
         raise typer.Exit(1)
+
+
+def _verify_part(name: str, settings: Sequence[str], json: bool) -> bool:
+    """Verify a compressor or a robust statistic; False if the name is something else's."""
+    from undrift.verify.uploads.parts import part_named, verify_part
+
+    part = part_named(name, parse_settings(list(settings)))
+    if part is None:
+        return False
+    facts = verify_part(part)
+    if json:
+        rows = [{**fact._asdict(), "holds": fact.holds, "part": repr(part)} for fact in facts]
+        typer.echo(dumps(rows, indent=1))
+    else:
+        console = Console(highlight=False)
+        lines = (
+            (
+                f"[bold]{fact.name}[/]" if fact.holds else f"[bold red]✗ {fact.name}[/]",
+                f"{fact.error:.2g} (allowed: {fact.allowed:.3g}). {fact.meaning}",
+            )
+            for fact in facts
+        )
+        console.print(hanging_table(lines))
+        console.print(f"{sum(fact.holds for fact in facts)} of {len(facts)} facts hold.")
+    if not all(fact.holds for fact in facts):
+        raise typer.Exit(1)
+    return True
 
 
 def _explain(console: Console, verdicts: Sequence[Verdict], subjects: Sequence[Subject]) -> None:

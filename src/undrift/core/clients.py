@@ -144,12 +144,9 @@ class ClientStates:
         """A client's state after the oldest round that the run can go back to."""
         return self.get(client)
 
-    def gather(self, clients: Sequence[Hashable]) -> Keep:
-        """The states of several clients, stacked as `[C, …]`."""
-        if not self.kinds:
-            return Keep()
-        kept = [self.get(client) for client in clients]
-        return Keep(**{name: torch.stack([getattr(k, name) for k in kept]) for name in self.kinds})
+    def gather(self, clients: Sequence[Hashable]) -> list[Keep]:
+        """The states of several clients, read at once; none if clients keep nothing."""
+        return [self.get(client) for client in clients] if self.kinds else []
 
     def prefetch(self, clients: Iterable[Hashable]) -> None:
         """Read the states of the next round's clients ahead; in memory there is nothing to do."""

@@ -123,6 +123,10 @@ class Method(ABC):
     formulas
         the method as text, an `undrift.methods.formulas.MethodRow`: `undrift verify` then predicts
         a round from it
+    elementwise
+        whether `problem` and `finish` compute every number of a vector from the numbers at the
+        same place of other vectors, without norms or inner products; engines may then call them on
+        parts of vectors, which is faster for methods that keep vectors
     needs_all
         whether the method is defined only when every client takes part in every round
     needs_steps
@@ -147,6 +151,12 @@ class Method(ABC):
         have none but the model they trained last
     asynchronous, why_synchronous
         whether the fold is valid for single replies, and the reason if it is not
+    averages_moves, why_not_robust
+        whether the fold only averages moves of clients that count alike, so that a robust
+        statistic may take the place of the mean, and the reason if it does not
+    downloads_may_lag
+        whether it ends at the same point if clients work with vectors that lag behind the
+        server's, as compressed downloads do
     meant_asynchronous, buffer
         whether the method runs asynchronously by default, and with how many replies per update
     paper
@@ -159,6 +169,7 @@ class Method(ABC):
     keeps: Mapping[str, str] | Sequence[str] = {}
     uploads: Mapping[str, Weight | tuple[Weight, ...]] = {}
 
+    elementwise: bool = False
     needs_all: bool = False
     draws_by_weight: bool = False
     steps_of_others: bool = False
@@ -172,6 +183,9 @@ class Method(ABC):
 
     asynchronous: bool = False
     why_synchronous: str = "it does not declare (asynchronous = True) that its fold is valid then"
+    downloads_may_lag: bool = False
+    averages_moves: bool = False
+    why_not_robust: str = "it does not declare (averages_moves = True) that it does"
     meant_asynchronous: bool = False
     buffer: int = 1
 

@@ -182,6 +182,12 @@ class Named:
             }
         )
 
+    @classmethod
+    def stack(cls, rows: Sequence[Self]) -> Self:
+        """The tensors of several clients under the same names, stacked as `[C, …]`."""
+        names = list(rows[0].__dict__) if rows else []
+        return cls(**{name: torch.stack([row.__dict__[name] for row in rows]) for name in names})
+
     def replace(self, **values: Tensor | float | None) -> Self:
         """A copy with some values changed or added."""
         return type(self)(**{**self.__dict__, **values})

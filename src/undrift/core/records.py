@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from undrift.utils.formatting import duration, size
@@ -106,7 +106,8 @@ class Record:
 
     def to_json(self) -> str:
         """One line of JSON; `staleness` becomes pairs, because JSON keys cannot be numbers."""
-        values = asdict(self)
+        # Not `asdict`, which copies every entry of the cohort.
+        values = dict(vars(self))
         values["staleness"] = [list(pair) for pair in self.staleness.items()]
         for name in ("metrics", "diagnostics"):
             values[name] = {key: _json_number(value) for key, value in values[name].items()}

@@ -7,8 +7,8 @@ declared without weights are kept one by one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from torch import Tensor
 from undrift.core.problem import Client, Number, Upload
 from undrift.core.unformed import UnformedRows
 from undrift.utils.errors import UndriftError
+
+if TYPE_CHECKING:
+    from undrift.core.uploads.statistic import Statistic
 
 Weight = Callable[[Client], Number]
 """A function that gives the weight of a client's upload in a sum."""
@@ -62,6 +65,11 @@ class Replies:
         N, the number of all clients
     rate
         η, the clients' nominal learning rate in this round
+    statistic
+        a robust statistic that takes the place of the weighted mean of each vector in `robust`;
+        those vectors are kept one by one
+    robust
+        the names of those vectors
     """
 
     def __init__(
@@ -69,10 +77,16 @@ class Replies:
         sums: Mapping[str, tuple[Weight, ...]],
         clients: int,
         rate: float = 1.0,
+        statistic: Statistic | None = None,
+        robust: Collection[str] = (),
     ):
         self.clients = clients
         self.rate = rate
         self._by = dict(sums)
+        self._statistic = statistic
+        self._robust = frozenset(robust)
+        self._centers: dict[str, Tensor] = {}
+        """the statistics of vectors, computed when a fold first asks for them"""
         self._sums: dict[tuple[str, str], Tensor] = {}
         self._single: dict[str, list[Tensor]] = {}
         self._who: list[Client] = []
@@ -89,7 +103,8 @@ class Replies:
             if name not in self._by:
                 number = torch.as_tensor(value, dtype=torch.float64).reshape(-1)
                 self._single.setdefault(name, []).append(number)
-            elif not self._by[name]:
+            elif not self._by[name] or name in self._robust:
+                self._dtypes[name] = value.dtype
                 rows = value if value.ndim == 2 else value[None]
                 self._single.setdefault(name, []).append(rows)
             else:
@@ -107,18 +122,29 @@ class Replies:
             self._dtypes[which[0]] = dtype
             self._add_sum(which, total)
 
-    def merge(self, later: Replies) -> None:
-        """Add the replies of further clients, summed by a chunk or a worker."""
+    def merge(self, later: Replies) -> list[Tensor]:
+        """Add the replies of further clients, summed by a chunk or a worker.
+
+        Returns the sums of `later` that were added to others, and that nobody needs any more.
+        """
         self._who += later._who
         self._dtypes |= later._dtypes
+        added = [part for which, part in later._sums.items() if which in self._sums]
         for which, part in later._sums.items():
             self._add_sum(which, part)
         for name, parts in later._single.items():
             self._single.setdefault(name, []).extend(parts)
+        return added
 
     def make_own(self) -> None:
         """Copy the sums into memory of their own, if they are views of shared memory."""
         self._sums = {which: part.clone() for which, part in self._sums.items()}
+
+    def make_vectors_own(self) -> None:
+        """Copy vectors that are kept one by one into memory of their own."""
+        for name in self._by:
+            if name in self._single:
+                self._single[name] = [part.clone() for part in self._single[name]]
 
     def finite(self) -> bool:
         """Whether all sums and numbers are finite; if not, some upload is not."""
@@ -151,7 +177,12 @@ class Replies:
         return torch.tensor([float(by(client)) for client in self._who], dtype=torch.float64)
 
     def sum(self, name: str, by: Weight) -> Any:
-        """Σ_S by(k)·upload_k, for an uploaded vector or number of this name."""
+        """Σ_S by(k)·upload_k, for an uploaded vector or number of this name.
+
+        With a robust statistic, Σ_S by(k) times the statistic of the uploads.
+        """
+        if name in self._robust and by.__name__ in {each.__name__ for each in self._by[name]}:
+            return self.weight(by) * self._center(name)
         if (name, by.__name__) in self._sums:
             return self._sums[name, by.__name__].to(self._dtypes[name])
         if name in self._single and name not in self._by:
@@ -161,6 +192,15 @@ class Replies:
             f"The sum of {name!r} by {by.__name__!r} is not declared in the method's uploads "
             f"({known})."
         )
+
+    def _center(self, name: str) -> Tensor:
+        """The robust statistic of the uploads of this name."""
+        assert self._statistic is not None
+        if name not in self._centers:
+            rows = self.stack(name)
+            self._single[name] = [rows]  # frees the parts
+            self._centers[name] = self._statistic.checked(rows)
+        return self._centers[name]
 
     def exact_sum(self, name: str, by: Weight) -> Tensor | None:
         """Σ_S by(k)·upload_k of a declared vector in double precision; None without replies."""

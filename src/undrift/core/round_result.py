@@ -6,7 +6,7 @@ Engines fill one per round (or one per chunk or block, which they merge); loops 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -16,6 +16,7 @@ from undrift.core.messages import CHANGE, COHORT, Reply, TrackedModels
 from undrift.core.problem import Client, Keep
 from undrift.core.replies import Replies, Weight, accumulator_dtype, q, q_draws
 from undrift.core.uploads.norm_bounds import NormLimits, Norms
+from undrift.core.uploads.statistic import Statistic
 
 
 class RoundResult:
@@ -31,6 +32,10 @@ class RoundResult:
         the largest allowed norms of uploads; None for no bound
     counts
         the numbers of samples by which buffers are averaged, if they are not the clients' own
+    statistic, robust
+        as in `Replies`
+    attackers
+        clients whose replies are put aside, unchecked, until the attack has changed them
     """
 
     def __init__(
@@ -41,7 +46,13 @@ class RoundResult:
         tracked: TrackedModels,
         limits: NormLimits | None = None,
         counts: Mapping[Hashable, float] | None = None,
+        statistic: Statistic | None = None,
+        robust: Collection[str] = (),
+        attackers: Collection[Hashable] = frozenset(),
     ):
+        self._attackers = attackers
+        self.held: list[Reply] = []
+        """the replies of attackers, as they would be if they were honest"""
         self._tracked = tracked
         self._limits = limits
         self._counts = counts
@@ -49,7 +60,7 @@ class RoundResult:
         """the norms of all finite uploads, also of rejected ones; empty without limits"""
         self.norm_steps: dict[Hashable, int] = {}
         """the steps of the clients in `norms`"""
-        self.replies = Replies(sums, clients=clients, rate=rate)
+        self.replies = Replies(sums, clients, rate, statistic, robust)
         self.kept: dict[Hashable, Keep] = {}
         """the clients' new states; the loop stores them if it accepts the round"""
         self.hold: Callable[[Keep], Keep] = _unchanged
@@ -70,6 +81,9 @@ class RoundResult:
 
     def take(self, reply: Reply) -> None:
         """Add one client's reply; a wrong one is recorded as rejected and not summed."""
+        if reply.client.id in self._attackers:
+            self.held.append(reply)
+            return
         reply = self._within_limits(reply)
         self.down.update(reply.down)
         self.up.update(reply.up)
@@ -107,19 +121,34 @@ class RoundResult:
         faults = map(self._limits.fault, rows, steps)
         return not any(fault is not None for fault in faults)
 
-    def take_several(self, reply: Reply, clients: Sequence[Client]) -> None:
-        """Add the stacked reply, `[C, …]`, of several clients, none of which is wrong."""
+    def take_several(
+        self, reply: Reply, clients: Sequence[Client], keeps: Sequence[Keep] = ()
+    ) -> None:
+        """Add the stacked reply, `[C, …]`, of several clients, none of which is wrong.
+
+        `keeps` are their new states if the reply does not have them stacked.
+        """
         self.down.update(reply.down)
         self.up.update(reply.up)
         self.steps += reply.steps
         self.evaluations += reply.evaluations
         self.partial += len(clients) - reply.complete
         self.replies.add_several(clients, reply.client, reply.upload)
+        if keeps:
+            self.kept |= {client.id: keep for client, keep in zip(clients, keeps, strict=True)}
+            return
         if not any(reply.keep.items()):
             self.kept |= dict.fromkeys((client.id for client in clients), reply.keep)
             return
-        for row, client in enumerate(clients):
-            self.kept[client.id] = reply.keep.row(row)
+        # In memory of their own: views would keep the vectors of all clients of a chunk.
+        rows = {
+            name: torch._foreach_mul(value.unbind(), 1.0)
+            if isinstance(value, Tensor) and value.ndim
+            else [value] * len(clients)
+            for name, value in reply.keep.items()
+        }
+        for client, *own in zip(clients, *rows.values(), strict=True):
+            self.kept[client.id] = Keep(**dict(zip(rows, own, strict=True)))
 
     def take_summed(
         self,
@@ -138,8 +167,9 @@ class RoundResult:
             self.replies.add(reply.client, reply.upload)
         self.replies.add_sums(sums, dtype)
 
-    def merge(self, later: RoundResult) -> None:
-        """Add the result of further clients."""
+    def merge(self, later: RoundResult) -> list[Tensor]:
+        """Add the result of further clients; returns its vectors that nobody needs any more."""
+        self.held += later.held
         self.down.update(later.down)
         self.up.update(later.up)
         self.steps += later.steps
@@ -152,8 +182,8 @@ class RoundResult:
         self.kept |= {client: self.hold(keep) for client, keep in later.kept.items()}
         self.norms |= later.norms
         self.norm_steps |= later.norm_steps
-        self.replies.merge(later.replies)
         self._buffers.merge(later._buffers)
+        return self.replies.merge(later.replies)
 
     def make_own(self, sums: bool) -> None:
         """Copy the new states, and the sums if asked, out of memory that others own.
@@ -164,6 +194,7 @@ class RoundResult:
             client: Keep(**{n: v.clone() if isinstance(v, Tensor) else v for n, v in keep.items()})
             for client, keep in self.kept.items()
         }
+        self.replies.make_vectors_own()
         if sums:
             self.replies.make_own()
 
@@ -176,8 +207,11 @@ class RoundResult:
 
     def finite(self) -> bool:
         """Whether all sums and all new states are finite."""
-        states = (value for keep in self.kept.values() for _, value in keep.items())
-        return self.replies.finite() and all(bool(v.sum().isfinite()) for v in states)
+        states = [value for keep in self.kept.values() for _, value in keep.items()]
+        if not self.replies.finite():
+            return False
+        # Norms of all states in one call: a NaN or infinity in a state is one in its norm.
+        return not states or bool(torch.stack(torch._foreach_norm(states, 1)).isfinite().all())
 
     @property
     def buffers(self) -> dict[str, Tensor]:

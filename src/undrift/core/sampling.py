@@ -252,20 +252,17 @@ class Fixed(Sampler):
 
 def _places_of_ranks(mask: np.ndarray, ranks: np.ndarray) -> np.ndarray:
     """`np.flatnonzero(mask)[ranks]`, without the indices of a million other entries."""
-    size = 1 << 10
-    whole = len(mask) // size * size
-    # Sums of 128 words of eight bytes 0 or 1: no byte overflows, and each has a part of the count.
+    size, clients = 256, len(mask)
+    whole = clients // size * size
+    # Sums of 32 words of eight bytes 0 or 1: no byte overflows, and each has a part of the count.
     words = mask[:whole].view(np.uint64).reshape(-1, size // 8).sum(1)
     counts = words.view(np.uint8).reshape(-1, 8).sum(1, dtype=np.int64)
     ends = np.cumsum(np.append(counts, np.count_nonzero(mask[whole:])))
     blocks = np.searchsorted(ends, ranks, side="right")
-    places = np.empty(len(ranks), dtype=np.int64)
-    for number in np.unique(blocks).tolist():
-        own = blocks == number
-        before = ends[number - 1] if number else 0
-        inside = np.flatnonzero(mask[number * size : (number + 1) * size])
-        places[own] = number * size + inside[ranks[own] - before]
-    return places
+    inside = ranks - np.append(0, ends)[blocks]
+    places = size * blocks[:, None] + np.arange(size)
+    entries = mask[np.minimum(places, clients - 1)] & (places < clients)
+    return size * blocks + (np.cumsum(entries, axis=1) > inside[:, None]).argmax(1)
 
 
 def as_sampler(cohort: int | Sampler | None, by_weight: bool) -> Sampler:

@@ -37,7 +37,8 @@ def _tensors(part: Part) -> Iterator[Tensor]:
     if part.lazy is None:
         yield from tensors_of(part.x)
     else:
-        spread = torch.linspace(0, len(part) - 1, min(len(part), READ_SAMPLES)).long()
+        last = len(part) - 1
+        spread = torch.linspace(0, last, min(len(part), READ_SAMPLES)).long().clamp(max=last)
         for row in part.rows[spread].tolist():
             yield from tensors_of(part.lazy.samples([row]))
         yield torch.frombuffer(bytearray(repr(part.lazy).encode()), dtype=torch.uint8)

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import NoneType
 
+from undrift.deploy.ending.stopping import Stopping
 from undrift.deploy.flower.environment import require_flower
 from undrift.deploy.flower.processes import PARENT, free_port, last_error, stop
 from undrift.deploy.policy.gate import Approve
@@ -21,7 +22,6 @@ from undrift.deploy.remote import Waiting
 from undrift.deploy.server import require_deployable, serve, sites_of
 from undrift.deploy.site import Site
 from undrift.deploy.site_names import require_site_name
-from undrift.deploy.stopping import Stopping
 from undrift.experiments.experiment import Experiment
 from undrift.runs.driver import Observer, RunOutcome
 from undrift.runs.experiment_runs import claim

@@ -12,18 +12,19 @@ from typing import Any
 
 import numpy as np
 
+from undrift.compression.wire import coder_of
 from undrift.core.messages import Assignment, Reply
 from undrift.core.method import Conditions, Method
-from undrift.core.problem import ServerState
+from undrift.core.problem import Download, ServerState
 from undrift.core.records import Record, Span
 from undrift.core.replies import Replies
 from undrift.core.round_result import RoundResult
 from undrift.core.sampling import All, Cohort
 from undrift.core.targets import reached
 from undrift.core.uploads.norm_bounds import NormLimits
+from undrift.deploy.guards.releases import ReleaseLedger
 from undrift.deploy.guards.targets import is_supported
 from undrift.deploy.protocol import REPORTED
-from undrift.deploy.releases import ReleaseLedger
 from undrift.deploy.remote import RemoteEngine
 from undrift.deploy.secure.engine import SecureEngine
 from undrift.devices import ARRIVES
@@ -37,7 +38,7 @@ from undrift.loops.paces import RoundPace, WaitForAll
 from undrift.loops.private_rounds import make_mechanism
 from undrift.loops.spec import EngineFactory, RunSpec, StatesFactory
 from undrift.privacy.mechanism import Mechanism
-from undrift.privacy.noise_sources import SystemNoise
+from undrift.privacy.noise_sources import NoNoise, SystemNoise
 from undrift.privacy.system_coins import secret_cohort
 from undrift.utils.errors import Diverged, UndriftError
 from undrift.utils.keys import generator
@@ -72,6 +73,11 @@ class DeployedLoop(Loop):
     _wasted_rounds = 0
     _failing: frozenset[Hashable] = frozenset()
     """sites whose training failed in the present row of wasted rounds"""
+
+    @property
+    def diagnoses(self) -> bool:
+        # They need a whole vector of every site, which compression is to avoid.
+        return coder_of(self.job.uploads, self.seed) is None
 
     def step(self) -> Record:
         self.engine.begin_round(self.states)
@@ -137,6 +143,15 @@ class DeployedSynchronous(DeployedLoop, Synchronous):
 
     A site that is not connected, or still at work for an earlier round, is not asked. A site that
     does not answer in time is recorded as lost.
+
+    Parameters
+    ----------
+    spec, engine, states
+        as for every loop
+    releases
+        remembers the released rounds of a private run; None for no memory
+    site_noise
+        whether the noise of a private run comes from the sites
     """
 
     def __init__(
@@ -145,7 +160,9 @@ class DeployedSynchronous(DeployedLoop, Synchronous):
         engine: EngineFactory,
         states: StatesFactory,
         releases: ReleaseLedger | None = None,
+        site_noise: bool = False,
     ):
+        self._site_noise = site_noise
         super().__init__(spec, engine, states)
         self._releases = releases
         self._count_releases()
@@ -155,7 +172,8 @@ class DeployedSynchronous(DeployedLoop, Synchronous):
 
     def _make_mechanism(self) -> Mechanism | None:
         # A site that is away makes the others of a fixed-size cohort more likely.
-        return make_mechanism(self, self._given_pace, SystemNoise(), steady=False)
+        source = NoNoise() if self._site_noise else SystemNoise()
+        return make_mechanism(self, self._given_pace, source, steady=False)
 
     def _count_releases(self) -> None:
         """Count rounds that were released and not committed, because the server died."""
@@ -225,7 +243,7 @@ class DeployedSynchronous(DeployedLoop, Synchronous):
         available = self._wait_for_sites()
         # Without a mask the sampler draws as in a simulation, which gives the same cohorts.
         mask = None if available.all() else available
-        if self.mechanism is not None and not self._asks_everyone():
+        if self.mechanism is not None and type(sampler) is not All:
             self.engine.available = None
             return secret_cohort(sampler, self.roster, mask)
         # Every site draws the cohort itself, and needs to know among whom.
@@ -281,7 +299,7 @@ class DeployedSynchronous(DeployedLoop, Synchronous):
         # They need single uploads.
         return super()._diagnosed(round) and not isinstance(self.engine, SecureEngine)
 
-    def _dispatch(self, cohort: Cohort, draw: Callable[[str], float]) -> Dispatch:
+    def _dispatch(self, cohort: Cohort, draw: Callable[[str], float], down: Download) -> Dispatch:
         self._round_start = self._clock.now
         return dispatch_without_clock(self.planner, self.method, cohort, self.round)
 
@@ -306,7 +324,7 @@ class DeployedAsynchronous(DeployedLoop, Asynchronous):
     def _launch(self, k: int) -> Dispatched:
         dispatched = super()._launch(k)
         assignment = self._assignment(dispatched)
-        ticket = self.engine.request_work(self.method, assignment, self.states, diagnose=True)
+        ticket = self.engine.request_work(self.method, assignment, self.states, self.diagnoses)
         self.queue.expect(ticket, dispatched.trip)
         return dispatched
 

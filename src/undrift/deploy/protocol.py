@@ -6,17 +6,20 @@ declares before it uses it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from undrift.compression import InvalidEncoding
+from undrift.compression.wire import UploadCoder
 from undrift.core.diagnostics import A_NORM, MOVED, SQUARE
 from undrift.core.messages import CHANGE, COHORT, Reply, TrackedModels, buffer_bytes, bytes_of
 from undrift.core.method import Method
 from undrift.core.problem import Client, Keep, Upload, Work
+from undrift.core.uploads import UploadChain
 from undrift.deploy.orders import DESCRIBE as DESCRIBE
 from undrift.deploy.orders import EVALUATE as EVALUATE
 from undrift.deploy.orders import IDENTIFY as IDENTIFY
@@ -45,6 +48,10 @@ VERSION = "@version"
 server accepted last."""
 REPORTED = "its training failed"
 """The first words of the reason why a reply is rejected that says itself that it is unusable."""
+CODED = "coded "
+"""Beginning of the names of tensors that encode compressed vectors."""
+RUNNING_VARIANCE = "running_var"
+"""What torch's normalising layers call the buffer with their variances."""
 SHOWN_CHARACTERS = 300
 """Records quote at most this much of what a site says."""
 
@@ -56,6 +63,7 @@ class WorkRequest:
     order: WorkOrder
     client: Client
     work: Work
+    method: Method
     diagnose: bool
     """whether the upload has what the diagnostics of a round need"""
 
@@ -70,12 +78,36 @@ class WorkRequest:
         return _reply(self, Upload(), {}, steps, evaluations, down, {}, why)
 
 
+def sent_tensors(
+    reply: Reply,
+    work: Work,
+    coder: UploadCoder | None,
+    masked: Mapping[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """The tensors of a usable reply as they travel: compressed vectors in their encoding.
+
+    With secure aggregation, `masked` takes the place of the uploaded vectors.
+    """
+    _, vectors = split(reply.upload)
+    coded: dict[str, Tensor] = {}
+    if masked is not None:
+        vectors = dict(masked)
+    elif coder is not None:
+        coded = add_prefix(CODED, coder.encode(vectors, work))
+        vectors = {name: value for name, value in vectors.items() if name not in coder.names}
+    return add_prefix("up ", vectors) | coded | add_prefix("buffers ", reply.buffers)
+
+
 def encode_work_answer(
-    order: WorkOrder, reply: Reply, masked: Mapping[str, Tensor] | None = None
+    order: WorkOrder,
+    reply: Reply,
+    work: Work,
+    coder: UploadCoder | None = None,
+    masked: Mapping[str, Tensor] | None = None,
 ) -> bytes:
     """A site's answer to a work order; of an unusable reply it has only the reason.
 
-    With secure aggregation, `masked` takes the place of the uploaded vectors.
+    `coder` and `masked` are as in `sent_tensors`.
     """
     values: dict[str, Any] = {
         "run": order.terms.key,
@@ -88,10 +120,8 @@ def encode_work_answer(
     }
     if reply.wrong is not None:
         return encode(values, {})
-    values["numbers"], vectors = split(reply.upload)
-    vectors = vectors if masked is None else dict(masked)
-    tensors = add_prefix("up ", vectors) | add_prefix("buffers ", reply.buffers)
-    return encode(values, tensors)
+    values["numbers"], _ = split(reply.upload)
+    return encode(values, sent_tensors(reply, work, coder, masked))
 
 
 @dataclass(frozen=True)
@@ -101,11 +131,25 @@ class ExpectedAnswer:
     vectors: Mapping[str, TensorSpec]
     numbers: frozenset[str]
     buffers: Mapping[str, TensorSpec]
+    uploads: UploadChain
+    vector: TensorSpec
+    """the type and shape of the model"""
+    coder: UploadCoder | None = None
+    """decodes compressed vectors, which are not in `vectors`"""
+
+    @property
+    def coded(self) -> dict[str, TensorSpec]:
+        """The tensors of compressed vectors, as they travel."""
+        if self.coder is None:
+            return {}
+        layout = self.coder.layout(self.vector.shape[0], self.vector.dtype)
+        return {name: TensorSpec(*each) for name, each in layout.items()}
 
     @property
     def max_bytes(self) -> int:
         """The largest allowed answer."""
-        return size_bytes(self.vectors) + size_bytes(self.buffers) + OVERHEAD_BYTES
+        sizes = (size_bytes(each) for each in (self.vectors, self.coded, self.buffers))
+        return sum(sizes) + OVERHEAD_BYTES
 
     def parse(self, data: bytes, request: WorkRequest) -> Reply:
         """The reply in an answer; `InvalidMessage` if it is not exactly what was asked for."""
@@ -130,15 +174,28 @@ class ExpectedAnswer:
             raise InvalidMessage("'numbers' is missing")
         found = check_numbers(numbers, self.numbers)
         vectors, buffers = with_prefix("up ", tensors), with_prefix("buffers ", tensors)
-        if len(vectors) + len(buffers) != len(tensors):
+        coded = with_prefix(CODED, tensors)
+        if len(vectors) + len(buffers) + len(coded) != len(tensors):
             raise InvalidMessage("it has tensors that were not asked for")
         check_tensors(vectors, self.vectors)
         check_tensors(buffers, self.buffers)
-        upload = Upload(**vectors, **found)
+        _require_variances(buffers)
+        upload = Upload(**vectors, **self._decoded(coded, request.work), **found)
         counted = {n: v for n, v in upload.items() if n not in NOT_COUNTED}
-        up = bytes_of(Upload(**counted)) | buffer_bytes(buffers)
+        up = self.uploads.sent_bytes(request.method, Upload(**counted)) | buffer_bytes(buffers)
         down = bytes_of(request.order.download) | buffer_bytes(request.buffers)
         return _reply(request, upload, buffers, steps, evaluations, down, up, None)
+
+    def _decoded(self, coded: Mapping[str, Tensor], work: Work) -> dict[str, Tensor]:
+        """The compressed vectors; `InvalidMessage` if the tensors are no encoding of any."""
+        check_tensors(coded, self.coded)
+        if self.coder is None:
+            return {}
+        size, dtype = self.vector.shape[0], self.vector.dtype
+        try:
+            return self.coder.decode(coded, size, dtype, work)
+        except InvalidEncoding as error:
+            raise InvalidMessage(str(error)) from None
 
 
 def raise_site_error(values: Mapping[str, Any]) -> None:
@@ -153,17 +210,18 @@ def expected_answer(
     x: Tensor,
     tracked: TrackedModels,
     draw: Callable[[str], float],
-    added: Collection[str] = (),
+    uploads: UploadChain,
+    coder: UploadCoder | None,
 ) -> ExpectedAnswer:
     """What the answer to a request must contain.
 
     `x` is any model, for its type and shape; `draw` gives the random numbers of the round, on which
-    a method's uploads may depend; `added` are the numbers that upload transforms add.
+    a method's uploads may depend; `uploads` and `coder` are the run's transforms and its coder.
     """
     vector = TensorSpec(x.dtype, tuple(x.shape))
     up = traffic_of(method, draw).up
     vectors = {name: vector for name, is_vector in up.items() if is_vector}
-    numbers = {name for name, is_vector in up.items() if not is_vector} | {*added}
+    numbers = {name for name, is_vector in up.items() if not is_vector} | uploads.numbers()
     if tracked.cohort:
         vectors[COHORT] = vector
     if tracked.last:
@@ -174,7 +232,9 @@ def expected_answer(
     buffers = {
         name: TensorSpec(value.dtype, tuple(value.shape)) for name, value in request.buffers.items()
     }
-    return ExpectedAnswer(vectors, frozenset(numbers), buffers)
+    if coder is not None:
+        vectors = {name: spec for name, spec in vectors.items() if name not in coder.names}
+    return ExpectedAnswer(vectors, frozenset(numbers), buffers, uploads, vector, coder)
 
 
 def _reply(
@@ -200,6 +260,13 @@ def _reply(
         up=up,
         wrong=wrong,
     )
+
+
+def _require_variances(buffers: Mapping[str, Tensor]) -> None:
+    """Refuse negative variances of normalising layers: their square roots would ruin the model."""
+    for name, value in buffers.items():
+        if name.rpartition(".")[2] == RUNNING_VARIANCE and bool((value < 0).any()):
+            raise InvalidMessage(f"the variance {name!r} is negative")
 
 
 def _integer(values: Mapping[str, Any], name: str, most: int) -> int:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from undrift.compression.wire import coder_of
 from undrift.core.client_metrics import ClientMetrics
 from undrift.core.clients import ClientStates
 from undrift.core.messages import Assignment, Reply
@@ -112,6 +113,7 @@ class RemoteEngine(Engine):
     ):
         self.losses = losses
         self.job = job
+        self._coder = coder_of(job.uploads, job.seed)
         self._expelled = expelled
         self._revoked: set[str] = set()
         self._answers: tuple[dict[Hashable, Reply], dict[Hashable, str]] = {}, {}
@@ -208,7 +210,7 @@ class RemoteEngine(Engine):
             buffers=assignment.buffers,
             sealed=self._sealed(str(id)),
         )
-        request = WorkRequest(order, assignment.client, assignment.work, diagnose)
+        request = WorkRequest(order, assignment.client, assignment.work, method, diagnose)
         max_bytes = self._expected(method, request).max_bytes
         ticket = self.transport.send(str(id), order.encoded(), self._seconds(), max_bytes)
         self._open[ticket] = request
@@ -250,14 +252,8 @@ class RemoteEngine(Engine):
         def draw(purpose: str) -> float:
             return generator(self.job.seed, purpose, request.work.round).random()
 
-        return expected_answer(
-            method,
-            request,
-            self.losses.initial(),
-            self.job.tracked,
-            draw,
-            self.job.uploads.numbers(),
-        )
+        job, x = self.job, self.losses.initial()
+        return expected_answer(method, request, x, job.tracked, draw, job.uploads, self._coder)
 
     # Rounds
 

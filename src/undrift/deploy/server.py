@@ -25,9 +25,9 @@ from undrift.deploy.agreement import facts
 from undrift.deploy.federation import RemoteFederation
 from undrift.deploy.guards.claims import claim_line, claim_rows, counted_samples
 from undrift.deploy.guards.expulsions import Expulsions
+from undrift.deploy.guards.releases import ReleaseLedger
 from undrift.deploy.loops import DeployedAsynchronous, DeployedSynchronous
 from undrift.deploy.protocol import DESCRIBE, OVERHEAD_BYTES, VERSION
-from undrift.deploy.releases import ReleaseLedger
 from undrift.deploy.remote import RemoteEngine, Waiting
 from undrift.deploy.secure.engine import SecureEngine
 from undrift.deploy.secure.sums import require_summed
@@ -132,7 +132,8 @@ class Deployment:
         releases = None
         if spec.privacy is not None and self.folder is not None:
             releases = ReleaseLedger(self.folder, f"{label} seed {spec.seed}")
-        return DeployedSynchronous(spec, engine, versions, releases)
+        site_noise = self.secure is not None and self.secure.site_noise
+        return DeployedSynchronous(spec, engine, versions, releases, site_noise)
 
 
 def serve(
@@ -246,6 +247,21 @@ def require_deployable(experiment: Experiment) -> None:
         )
     _require_secure(experiment)
     require(
+        experiment.attack is None,
+        "An attack is an experiment of simulations: remove the table [attack].",
+    )
+    compression = experiment.compression_settings()
+    require(
+        compression is None or compression.down is None,
+        "A deployment compresses uploads only: remove down from [compression].",
+    )
+    secure = experiment.secure_aggregation() is not None
+    require(
+        not secure or (compression is None and experiment.statistic() is None),
+        "Secure aggregation shows the server sums of masked vectors only, which can neither be "
+        "compressed nor combined by a robust statistic: remove [compression] and robust.statistic.",
+    )
+    require(
         experiment.devices is None,
         "A deployment runs on real devices: remove the table [devices].",
     )
@@ -257,6 +273,10 @@ def _require_secure(experiment: Experiment) -> None:
     if secure is None:
         return
     secure.check(len(sites_of(experiment)))
+    require(
+        not secure.site_noise or experiment.privacy_settings() is not None,
+        'privacy.noise_at is "sites", but there is no noise: set clip, and noise or epsilon.',
+    )
     require(
         experiment.norm_bound() is None,
         "Secure aggregation hides the uploads whose norms [robust] would bound: remove [robust].",

@@ -17,6 +17,7 @@ from typing import Any
 from torch import Tensor
 
 import undrift
+from undrift.compression.wire import UploadCoder
 from undrift.core.clients import ClientStates, Roster
 from undrift.core.messages import LAST, PERSONAL, Assignment, Reply
 from undrift.core.method import INITIAL
@@ -50,7 +51,7 @@ from undrift.deploy.policy.gate import Approve, Gate
 from undrift.deploy.policy.ledger import Ledger
 from undrift.deploy.policy.limits import LIMITS_FILE, Limits, secret_key
 from undrift.deploy.policy.time_limit import TookTooLong, time_limit
-from undrift.deploy.protocol import MAX_REQUEST_BYTES, encode_work_answer
+from undrift.deploy.protocol import MAX_REQUEST_BYTES, encode_work_answer, sent_tensors
 from undrift.deploy.secure.messages import StageOrder, parse_stage_order
 from undrift.deploy.secure.site_rounds import SecureRounds, SiteIdentity
 from undrift.deploy.site_data.agreed import NOTHING_AGREED, wanted
@@ -305,8 +306,8 @@ class Site:
             masked = secure.masked(order, run, client, reply)
         if reply.wrong is None and states.kinds:
             self._keep(order, states, reply, admitted.repeated)
-        answer = encode_work_answer(order, reply, masked)
-        self._log_work(order, reply, seconds, len(answer))
+        answer = encode_work_answer(order, reply, work, run.coder, masked)
+        self._log_work(order, reply, work, run.coder, seconds, len(answer))
         return answer
 
     def _require_in_time(self, order: WorkOrder, work: Work) -> None:
@@ -387,9 +388,17 @@ class Site:
             keep_newer=repeated,
         )
 
-    def _log_work(self, order: WorkOrder, reply: Reply, seconds: float, size: int) -> None:
-        numbers, vectors = split(reply.upload)
-        sent = {} if reply.wrong is not None else described({**vectors, **reply.buffers})
+    def _log_work(
+        self,
+        order: WorkOrder,
+        reply: Reply,
+        work: Work,
+        coder: UploadCoder | None,
+        seconds: float,
+        size: int,
+    ) -> None:
+        numbers, _ = split(reply.upload)
+        sent = {} if reply.wrong is not None else described(_logged_tensors(reply, work, coder))
         self.audit.order(
             DONE,
             {
@@ -465,7 +474,7 @@ class Site:
             roster = Roster(losses.ids, losses.sizes)
             job = Job(roster, run.job.local, terms.seed, run.tracked, run.job.uploads)
             options = self.experiment.engine.build()
-            if options.name in ("ray", "auto"):
+            if options.name in ("ray", "auto", "tuned"):
                 options = EngineOptions("serial", precision=options.precision)
             self._engines = {terms.key: options(losses, job)}
         return self._engines[terms.key]
@@ -486,6 +495,12 @@ class Site:
 
 def _with_steps(assignment: Assignment, steps: int) -> Assignment:
     return replace(assignment, work=replace(assignment.work, steps=steps))
+
+
+def _logged_tensors(reply: Reply, work: Work, coder: UploadCoder | None) -> dict[str, Tensor]:
+    """The tensors that were sent, by the names that the audit log has."""
+    found = sent_tensors(reply, work, coder)
+    return {name.partition(" ")[2]: value for name, value in found.items()}
 
 
 def _require(condition: bool, sentence: str) -> None:

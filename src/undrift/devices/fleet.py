@@ -117,8 +117,8 @@ class Fleet:
         """Whether all clients are always available and every reply arrives undamaged."""
         return self.steady and not self.dropout.any() and not self.damage.any()
 
-    def reading(self, bytes: float, who: np.ndarray | slice = EVERYBODY) -> np.ndarray:
-        """Seconds that clients take to receive `bytes`, before jitter."""
+    def reading(self, bytes: float | np.ndarray, who: np.ndarray | slice = EVERYBODY) -> np.ndarray:
+        """Seconds that clients take to receive `bytes`, before jitter; `bytes` may differ."""
         # The clock rejects times that overflow.
         with np.errstate(over="ignore", divide="ignore"):
             return self.latency[who] + bytes / self.down[who]

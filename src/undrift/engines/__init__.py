@@ -7,6 +7,7 @@ from undrift.engines.auto import AutoEngine
 from undrift.engines.base import Engine, Job
 from undrift.engines.options import ENGINES, EngineOptions, engine_options
 from undrift.engines.serial import SerialEngine
+from undrift.engines.tuned import TunedEngine
 from undrift.engines.vectorised import VectorisedEngine
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "EngineOptions",
     "Job",
     "SerialEngine",
+    "TunedEngine",
     "VectorisedEngine",
     "engine_options",
 ]

@@ -7,7 +7,7 @@ A loop uses only `Engine`; what needs the clients' losses in one place asks for 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from undrift.core.messages import CHANGE, COHORT, Assignment, Reply, TrackedMode
 from undrift.core.method import Method
 from undrift.core.replies import Weight, q, q_draws
 from undrift.core.round_result import RoundResult
-from undrift.core.uploads import UploadChain
+from undrift.core.uploads import Statistic, UploadChain
 from undrift.core.uploads.norm_bounds import NormLimits
 from undrift.local.solvers import Local
 from undrift.nets.module_losses import ModuleLosses
@@ -164,6 +164,10 @@ class Job:
     tracked: TrackedModels = field(default_factory=TrackedModels)
     uploads: UploadChain = field(default_factory=UploadChain)
     """the upload transforms between `finish` and `fold`"""
+    statistic: Statistic | None = None
+    """the robust statistic in place of the mean of uploads; None for the mean"""
+    attackers: frozenset[Hashable] = frozenset()
+    """clients whose replies the loop changes before they are added up"""
 
     def __post_init__(self) -> None:
         self.local.check(self.roster.position)
@@ -174,7 +178,18 @@ class Job:
         """An empty result of a round, to which replies are added."""
         sums = method.sums() | self.tracked_sums(diagnose)
         rate, counts = self.local.rate(round), self.roster.counts
-        return RoundResult(sums, len(self.roster), rate, self.tracked, limits, counts)
+        robust = () if self.statistic is None else tuple(method.sums())
+        return RoundResult(
+            sums,
+            len(self.roster),
+            rate,
+            self.tracked,
+            limits,
+            counts,
+            self.statistic,
+            robust,
+            self.attackers,
+        )
 
     def tracked_sums(self, diagnose: bool) -> dict[str, tuple[Weight, ...]]:
         """Vectors that are summed besides the method's uploads, with the weights of the sums."""

@@ -40,8 +40,10 @@ class GradientCheck:
     def __init__(self, losses: ModuleLosses):
         self._losses = losses
         part, flat = losses.train_part, losses.flat
-        positions = torch.linspace(0, len(part) - 1, sum(SIZES)).long().to(part.rows.device)
-        rows = part.rows[positions]
+        # Clamped: with more than 2^24 samples, the last float32 may round to the next integer.
+        last = len(part) - 1
+        positions = torch.linspace(0, last, sum(SIZES)).long().clamp(max=last)
+        rows = part.rows[positions.to(part.rows.device)]
         self._x, self._y = part.samples(rows)
         noise = generator(0, "check").standard_normal(len(flat.x))
         self._parameters = flat.x + NOISE * torch.from_numpy(noise).to(flat.x)

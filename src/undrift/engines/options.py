@@ -14,6 +14,7 @@ from undrift.engines.mixed_precision import mixed_engine, mixed_losses
 from undrift.engines.ray.cluster import require_ray, require_reachable
 from undrift.engines.serial import SerialEngine
 from undrift.engines.strategies import candidates, slow_loss_message
+from undrift.engines.tuned import TunedEngine
 from undrift.local.base import Local
 from undrift.nets.criteria import FP32, PRECISIONS
 from undrift.utils.errors import (
@@ -27,8 +28,9 @@ from undrift.utils.errors import (
 from undrift.utils.reprs import short_repr
 
 ENGINES = {
-    "auto": "the fastest way, timed on the first round's work and remembered",
-    "vectorised": "many clients at once, by a fixed rule",
+    "auto": "the way that should be fastest, by a rule that reads no clock",
+    "tuned": "the fastest way, timed on the first round's work and remembered",
+    "vectorised": "many clients at once wherever the model allows it",
     "serial": "one client after another",
     "ray": "blocks of clients on the workers of a Ray cluster, or of this machine",
 }
@@ -42,7 +44,7 @@ class EngineOptions:
     Parameters
     ----------
     name
-        "auto", "vectorised", "serial" or "ray"
+        "auto", "tuned", "vectorised", "serial" or "ray"
     threads
         how many threads the engine may use, with Ray each worker; None: as many as torch uses, or
         with Ray the cores of this machine divided by the workers
@@ -60,7 +62,7 @@ class EngineOptions:
     gpus
         the share of a GPU that each of Ray's workers gets (0.25: four workers share one)
     inner
-        the engine inside each of Ray's workers: "auto", "vectorised" or "serial"
+        the engine inside each of Ray's workers: "auto", "tuned", "vectorised" or "serial"
     precision
         "fp32", or "bf16" for mixed precision: clients compute gradients in bfloat16, one client
         after another in each thread, while weights, updates, method and evaluation stay in float32.
@@ -124,12 +126,14 @@ class EngineOptions:
         threads = self.threads or torch.get_num_threads()
         if self.precision != FP32:
             return mixed_engine(losses, job, 0 if self.name == "serial" else threads)
-        if self.name == "auto":
-            return AutoEngine(losses, job, threads, self.memory, self.chunk)
+        if self.name in ("auto", "tuned"):
+            kind = AutoEngine if self.name == "auto" else TunedEngine
+            return kind(losses, job, threads, self.memory, self.chunk)
         if self.name == "serial":
             return SerialEngine(losses, job)
-        found = candidates(losses, len(job.roster), threads, self.memory, self.chunk)
-        engine = found.strategies[0].engine(losses, job)
+        clients = len(job.roster)
+        found = candidates(losses, job.local, clients, threads, self.memory, self.chunk)
+        engine = found.many_at_once.engine(losses, job)
         if found.reason:
             engine.strategy = f"{engine.strategy} ({found.reason})"
         return engine

@@ -68,7 +68,8 @@ class SerialEngine(SimulationEngine):
             # Bytes are counted before tracked models and diagnostics are added: in a real
             # federation these would not travel.
             buffers_sent = buffer_bytes(assignment.buffers)
-            down, up = bytes_of(download) | buffers_sent, bytes_of(upload) | buffers_sent
+            down = bytes_of(download) | buffers_sent
+            up = self.job.uploads.sent_bytes(method, upload) | buffers_sent
             if wrong is None:
                 upload, keep = self._with_tracked_models(upload, keep, mine, result.x)
                 if diagnose:

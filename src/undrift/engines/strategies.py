@@ -1,13 +1,13 @@
 """The strategies by which clients' work can be computed, and which of them suit a model.
 
-`AutoEngine` times the candidates; the "vectorised" engine takes the first one.
+`candidates` orders them by the times that `cost_model` estimates: "auto" takes the first one,
+"tuned" times all, and "vectorised" takes the first one that trains many clients at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from undrift.core.losses import Losses
 from undrift.engines.base import Job, SimulationEngine
+from undrift.engines.cost_model import RoundWork
 from undrift.engines.gradient_check import GradientCheck
 from undrift.engines.serial import SerialEngine
 from undrift.engines.vectorised.engine import VectorisedEngine
@@ -25,17 +26,16 @@ from undrift.engines.vectorised.networks import (
     vmapped_network,
 )
 from undrift.engines.vectorised.tracing import stacked_layers
+from undrift.local.base import Local
 from undrift.nets.criteria import cross_entropies, squared_errors
 from undrift.nets.module_losses import ModuleLosses
 from undrift.nets.per_sample import per_sample_form
 from undrift.utils.errors import UndriftError, first_line
 
-CACHE_BYTES = 1_500_000
-"""Parameters of a chunk that stay in the cache of a core."""
 COPIES = 6
 """How often a client's parameters are in memory while it trains: model, gradient, upload, …"""
-LIGHT_PARAMETERS = 100_000
-"""Parameters of all clients together below which one thread may be faster than several."""
+WORTH_TRYING = 3.0
+"""Strategies that should take more than this many times as long as the first are left out."""
 MEGABYTE = 1e6
 
 
@@ -100,22 +100,37 @@ LAZY = "its samples are read when a batch needs them"
 
 @dataclass(frozen=True)
 class Candidates:
-    """The strategies that suit a model, the most promising first."""
+    """The strategies that suit a model, the one that should be fastest first."""
 
     strategies: list[Strategy]
     reason: str = ""
     """why clients do not train many at once, if they do not"""
 
+    @property
+    def many_at_once(self) -> Strategy:
+        """The first strategy whose layers are made for many clients; the first if there is none."""
+        several = (each for each in self.strategies if each.network in ("stacked", "vmap"))
+        return next(several, self.strategies[0])
+
 
 def candidates(
-    losses: Losses, clients: int, threads: int, memory: float, chunk: int | None = None
+    losses: Losses,
+    local: Local,
+    clients: int,
+    threads: int,
+    memory: float,
+    chunk: int | None = None,
+    *,
+    first_only: bool = False,
 ) -> Candidates:
-    """The strategies worth timing whose gradients agree with the serial engine's.
+    """The strategies worth trying whose gradients agree with the serial engine's.
 
     Parameters
     ----------
     losses
         the model and the data
+    local
+        the clients' local work
     clients
         how many clients train in a round
     threads
@@ -124,6 +139,8 @@ def candidates(
         the most megabytes for the models of clients that train
     chunk
         how many clients train at once, if the user chose that
+    first_only
+        whether the first strategy suffices; the gradients of the others are not checked then
     """
     if not isinstance(losses, ModuleLosses):
         return Candidates([SERIAL])
@@ -134,16 +151,25 @@ def candidates(
             return Candidates([SERIAL], "it uses random numbers other than nn.Dropout's")
         if losses.train_part.lazy is not None:
             return Candidates([Strategy("module", 1, threads), SERIAL], LAZY)
-        promising = _promising(losses, clients, threads, memory, chunk)
-        failures = {each: _failure(losses, each) for each in promising.strategies}
+        work = RoundWork.of(losses, local, clients)
+        promising = _promising(losses, work, threads, memory, chunk)
+        fit, failures = [], []
+        for strategy in promising.strategies:
+            failure = _failure(losses, strategy)
+            if failure is not None:
+                failures.append(failure)
+                continue
+            fit.append(strategy)
+            if first_only:
+                break
     except Exception as error:  # any error of the model; if it matters, the engine raises it
         return Candidates([SERIAL], f"it fails on a few samples: {first_line(error)}")
-    fit = [strategy for strategy, failure in failures.items() if failure is None]
-    if any(strategy.network != "module" for strategy in fit):
-        return Candidates(fit, promising.reason)
     if not fit:
-        return Candidates([SERIAL], failures[promising.strategies[-1]] or "")
-    return Candidates(fit, promising.reason or failures[promising.strategies[0]] or "")
+        return Candidates([SERIAL], failures[-1])
+    reason = promising.reason
+    if failures and all(strategy.network == "module" for strategy in fit):
+        reason = reason or failures[0]
+    return Candidates(fit, reason)
 
 
 _failures: WeakKeyDictionary[ModuleLosses, dict[tuple[str, bool, bool], str | None]]
@@ -165,46 +191,63 @@ def _failure(losses: ModuleLosses, strategy: Strategy) -> str | None:
 
 
 def _promising(
-    losses: ModuleLosses, clients: int, threads: int, memory: float, chunk: int | None
+    losses: ModuleLosses, work: RoundWork, threads: int, memory: float, chunk: int | None
 ) -> Candidates:
-    """The strategies worth timing, if their gradients turn out to agree."""
-    alone = [Strategy("module", 1, threads)]
-    images, on_cpu = _has_convolutions(losses), losses.device.type == "cpu"
-    if images and on_cpu:
-        alone.insert(0, Strategy("module", 1, threads, channels_last=True))
-    if losses.criterion.per_sample is None:
-        return Candidates(alone, f"its loss {losses.criterion.not_per_sample}")
+    """The strategies worth trying if their gradients turn out to agree, in the rule's order."""
+    convolves = work.model.convolves
+    alone = [Strategy("module", 1, number) for number in sorted({threads, 1}, reverse=True)]
+    if convolves:
+        alone.append(Strategy("module", 1, threads, channels_last=True))
+    reason, kind = "", "stacked"
     network: Network | str = stacked_network(losses)
-    kind = "stacked"
+    if losses.criterion.per_sample is None:
+        return _ordered(alone, work, f"its loss {losses.criterion.not_per_sample}")
     if isinstance(network, str):
         reason, kind = network, "vmap"
         network = "" if _slow_under_vmap(losses) else vmapped_network(losses)
         if isinstance(network, str):
-            return Candidates(alone, network or reason)
-    if images and on_cpu and chunk is None:
+            return _ordered(alone, work, network or reason)
+    if convolves and chunk is None:
         # On a CPU, a convolution over several clients is slower than one client after another.
-        single = partial(Strategy, kind, 1, threads)
-        return Candidates([single(channels_last=True), single(), *alone])
-    sizes = _chunk_sizes(losses, clients, threads, memory) if chunk is None else [chunk]
-    found = [Strategy(kind, size, threads) for size in sizes]
-    client_bytes = COPIES * losses.dimension * losses.flat.x.element_size()
-    fits = clients <= int(memory * MEGABYTE / client_bytes)
-    light = clients * losses.dimension <= LIGHT_PARAMETERS and fits
-    if chunk is None and threads > 1 and light:
-        found.insert(0, Strategy(kind, clients, 1))
-    return Candidates([*found, *alone])
+        several = [Strategy(kind, 1, threads, channels_last=last) for last in (True, False)]
+    elif chunk is not None:
+        several = [Strategy(kind, chunk, threads)]
+    else:
+        several = _several(losses, kind, work.clients, threads, memory)
+    return _ordered([*several, *alone], work)
 
 
-def _chunk_sizes(losses: ModuleLosses, clients: int, threads: int, memory: float) -> list[int]:
-    """Numbers of clients per chunk worth timing: a few times what fits a core's cache, and more.
+def _ordered(strategies: Sequence[Strategy], work: RoundWork, reason: str = "") -> Candidates:
+    """Strategies by the time that they should take; between equals, the first one stays first."""
 
-    No chunk is larger than a thread's share of the clients and of the memory.
+    def seconds(each: Strategy) -> float:
+        return work.seconds(each.network, each.chunk, each.threads, each.channels_last)
+
+    found = sorted(strategies, key=seconds)
+    fast = [each for each in found if seconds(each) <= WORTH_TRYING * seconds(found[0])]
+    # The user's module is always a candidate: it works where other networks do not.
+    single = [each for each in found if each.network == "module" and each not in fast]
+    return Candidates([*fast, *single[:1]], reason)
+
+
+def _several(
+    losses: ModuleLosses, kind: str, clients: int, threads: int, memory: float
+) -> list[Strategy]:
+    """Strategies that train several clients at once, within the memory.
+
+    There are 1, 2, 4, … chunks, as many as there are threads, or multiples of that.
     """
-    size = losses.dimension * losses.flat.x.element_size()
-    share = -(-clients // threads)
-    most = max(1, min(share, int(memory * MEGABYTE / (COPIES * size * threads))))
-    cached = max(1, CACHE_BYTES // size)
-    return list(dict.fromkeys([*(min(most, times * cached) for times in (4, 2, 8)), most]))
+    client_bytes = COPIES * losses.dimension * losses.flat.x.element_size()
+    found = []
+    number = 1
+    while True:
+        used = min(threads, number)
+        size = max(1, min(-(-clients // number), int(memory * MEGABYTE / (client_bytes * used))))
+        found.append(Strategy(kind, size, used))
+        if number >= clients:
+            return list(dict.fromkeys(found))
+        most = threads if number < threads else clients
+        number = min(most, 2 * number, clients)
 
 
 def _has_convolutions(losses: ModuleLosses) -> bool:

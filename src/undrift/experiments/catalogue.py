@@ -14,6 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from undrift.compression import COMPRESSORS, Compressor
 from undrift.core.regularizers import L1, L2, Box, Regularizer
 from undrift.core.sampling import All, Bernoulli, Fixed, Sampler, Uniform, Weighted, as_sampler
 from undrift.data import (
@@ -58,6 +59,9 @@ from undrift.methods.common.server_optimizers import (
 from undrift.methods.common.staleness import Staleness
 from undrift.nets.metrics import METRICS as LIBRARY_METRICS
 from undrift.nets.models import MODELS
+from undrift.privacy.gaussian import AdaptiveClip, Gaussian
+from undrift.robust import STATISTICS, Statistic
+from undrift.robust.attacks import ATTACKS, Attack
 from undrift.utils.errors import UndriftError, first_line, require_range
 
 SOLVERS: dict[str, type[Solver]] = {
@@ -157,6 +161,9 @@ STEP = UserCode(("model", "batch"))
 SAMPLER = Family("kind", Sampler, SAMPLERS, "sampler", UserCode(check=_check_sampler))
 AUGMENTATION = Family("name", Augmentation, AUGMENTATIONS, "augmentation", UserCode())
 PACE = Family("kind", Pace, PACES, "pace")
+COMPRESSOR = Family("name", Compressor, COMPRESSORS, "compressor", UserCode())
+STATISTIC = Family("name", Statistic, STATISTICS, "robust statistic", UserCode())
+ATTACK = Family("name", Attack, ATTACKS, "attack", UserCode())
 FAMILIES = (
     Family(
         "schedule",
@@ -181,6 +188,9 @@ FAMILIES = (
     Family("kind", Availability, AVAILABILITIES, "law of availability"),
     AUGMENTATION,
     PACE,
+    COMPRESSOR,
+    STATISTIC,
+    ATTACK,
 )
 
 GROUPS: dict[str, Mapping[str, Any]] = {
@@ -203,6 +213,10 @@ GROUPS: dict[str, Mapping[str, Any]] = {
     "laws": LAWS,
     "availabilities": AVAILABILITIES,
     "paces": PACES,
+    "compressors": COMPRESSORS,
+    "statistics": STATISTICS,
+    "attacks": ATTACKS,
+    "privacy": {"gaussian": Gaussian, "adaptive_clip": AdaptiveClip},
 }
 """The groups of `undrift list`, each with its members by name."""
 

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from undrift.core.clients import Roster
 from undrift.core.losses import Losses
-from undrift.core.method import Method
+from undrift.core.method import NUMBER, Method
 from undrift.core.sampling import Sampler
 from undrift.data.federated import FederatedData
 from undrift.devices import Fleet
@@ -196,12 +196,14 @@ def estimate(
                 limit=experiment.limits(),
                 devices=devices,
                 pace=paces.get(label),
+                compression=experiment.compression_settings(),
             )
         except UndriftError as error:
             raise UndriftError(f"method.{label}: {error}") from None
         privacy = _spending(run, method, experiment)
         clients = seen.clients_after(experiment.rounds, len(roster))
-        vectors = traffic.kept_vectors + last
+        residuals = run.job.uploads.init().values()
+        vectors = traffic.kept_vectors + last + sum(kind != NUMBER for kind in residuals)
         kept = vectors * parameters.numel() + traffic.kept_numbers
         rounds = max(1, seen.rounds)
         pace = pace_of(method, paces.get(label))

@@ -16,19 +16,22 @@ import tomlkit
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
 from pydantic_core import ErrorDetails
 
+from undrift.compression import Compression
 from undrift.core.evaluation import Evaluation
 from undrift.core.method import Method
 from undrift.core.sampling import All, Bernoulli, Sampler, Uniform, Weighted, as_sampler
 from undrift.core.targets import PARTS, Target, reached
+from undrift.core.uploads import Statistic
 from undrift.core.uploads.norm_bounds import NormBound
 from undrift.devices import Devices, Profiles
 from undrift.engines import EngineOptions
-from undrift.experiments.catalogue import NONE
-from undrift.experiments.components import InvalidValue, anchored, pace_from, shown
+from undrift.experiments.catalogue import ATTACK, NONE
+from undrift.experiments.components import InvalidValue, anchored, member, pace_from, shown
 from undrift.experiments.pace_checks import PaceChecks, require_longest
 from undrift.experiments.presets import filled
 from undrift.experiments.settings import applied
 from undrift.experiments.tables import (
+    CompressionTable,
     DataTable,
     DeployTable,
     EngineTable,
@@ -42,6 +45,7 @@ from undrift.experiments.tables import (
     RobustTable,
     SamplingTable,
 )
+from undrift.experiments.tables.compression import component
 from undrift.experiments.tables.criterion import (
     MEASURES,
     checked_loss,
@@ -69,6 +73,7 @@ from undrift.loops.comparison import same_regularizer
 from undrift.loops.paces import Pace
 from undrift.privacy.gaussian import Gaussian
 from undrift.privacy.secure.settings import SecureAggregation
+from undrift.robust.attacks import Attack
 from undrift.utils.errors import (
     UndriftError,
     first_line,
@@ -80,6 +85,10 @@ from undrift.utils.errors import (
 )
 from undrift.utils.files import slug, written_whole
 
+Attacked = Annotated[
+    dict[str, Any] | None,
+    BeforeValidator(component(ATTACK, '{name = "sign-flip", share = 0.2}')),
+]
 MOST_NESTED = 16
 """How deeply the tables of a file may be nested."""
 LABEL_CHARACTERS = 150
@@ -272,8 +281,18 @@ class Experiment(ClosedTable):
     )
     robust: Annotated[RobustTable | None, BeforeValidator(or_none)] = Field(
         default=None,
-        description="Which uploads the server rejects for their size; left out, none in a "
-        "simulation, and those above 10 times the recent median in a deployment.",
+        description="Which uploads the server rejects for their size, and the robust statistic "
+        "that takes the place of their mean; left out, the mean of all in a simulation, and of "
+        "those up to 10 times the recent median in a deployment.",
+    )
+    compression: Annotated[CompressionTable | None, BeforeValidator(or_none)] = Field(
+        default=None,
+        description="How uploads and downloads are made smaller to send; left out, not at all.",
+    )
+    attack: Attacked = Field(
+        default=None,
+        description="What some clients of a simulation send in place of their uploads, to try "
+        "robust statistics with; left out, all are honest.",
     )
     privacy: Annotated[PrivacyTable | None, BeforeValidator(or_none)] = Field(
         default=None,
@@ -402,7 +421,19 @@ class Experiment(ClosedTable):
             # Clipping bounds every upload of a private run already, without looking at others', and
             # norms of masked uploads say nothing.
             return NormBound() if deployed and self.privacy is None else None
-        return self.robust.build()
+        return self.robust.build(deployed)
+
+    def statistic(self) -> Statistic | None:
+        """The robust statistic in place of the mean of uploads; None for the mean."""
+        return None if self.robust is None else self.robust.build_statistic()
+
+    def compression_settings(self) -> Compression | None:
+        """How uploads and downloads are compressed; None for not at all."""
+        return None if self.compression is None else self.compression.build()
+
+    def attack_settings(self) -> Attack | None:
+        """What some clients send in place of their uploads; None if all are honest."""
+        return None if self.attack is None else member(ATTACK, self.attack)
 
     def secure_aggregation(self) -> SecureAggregation | None:
         """How a deployment hides single uploads from its server; None if it does not."""
@@ -562,6 +593,7 @@ CLOSED: dict[tuple[str, ...], type[ClosedTable]] = {
     ("deploy",): DeployTable,
     ("privacy",): PrivacyTable,
     ("robust",): RobustTable,
+    ("compression",): CompressionTable,
     ("output",): OutputTable,
     ("limit",): LimitTable,
     ("data", "validation"): HoldOut,

@@ -116,7 +116,9 @@ def forecast_run(
     assert isinstance(run.engine, IdleEngine)
     # Asynchronous trips are simulated one by one, about ten times as slowly as a round's cohort.
     asked = run.per_round * 10 if isinstance(run, Asynchronous) else len(ids)
-    most = 1 if rounds_alike(run) else max(1, min(rounds, drawn, FORECAST_CLIENTS // asked))
+    # A client's first download is sent whole, and later ones compressed.
+    alike = rounds_alike(run) and run.downloads is None
+    most = 1 if alike else max(1, min(rounds, drawn, FORECAST_CLIENTS // asked))
     while found.rounds < most and run.stopped is None:
         record = run.step()
         found.rounds += 1
@@ -172,6 +174,7 @@ class IdleEngine(SimulationEngine):
     def __init__(self, job: Job, traffic: Traffic, parameters: Tensor):
         self.job = job
         self._up = traffic.bytes_up(parameters.numel(), parameters.element_size())
+        self._vector = job.uploads.vector_bytes(parameters.numel(), parameters.dtype)
         self._first_gradient = traffic.first_gradient
         self._gradients_per_step = traffic.gradients_per_step
         self.steps: defaultdict[Hashable, list[int]] = defaultdict(list)
@@ -183,6 +186,7 @@ class IdleEngine(SimulationEngine):
         states: ClientStates,
         diagnose: bool = True,
     ) -> Iterator[Reply]:
+        vectors = {name: self._vector for name in method.sums() if name in self._up}
         for assignment in assignments:
             client, work = assignment.client, assignment.work
             samples, travels = int(client.samples), buffer_bytes(assignment.buffers)
@@ -199,7 +203,7 @@ class IdleEngine(SimulationEngine):
                 evaluations=gradients + first,
                 complete=work.steps >= work.expected,
                 down=bytes_of(assignment.download) | travels,
-                up=self._up | travels,
+                up=self._up | vectors | travels,
                 wrong="damaged" if work.damaged else None,
             )
 

@@ -95,6 +95,7 @@ def json_schema() -> Schema:
         "additionalProperties": False,
     }
     _describe_time(schema["properties"], tables)
+    _describe_uploads(schema["properties"], tables)
     for name in ("test", "validation"):
         held = tables["DataTable"]["properties"][name]
         share = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
@@ -162,6 +163,21 @@ def _describe_time(own: Schema, tables: Schema) -> None:
                 "minProperties": 1,
                 "additionalProperties": one,
             }
+
+
+def _describe_uploads(own: Schema, tables: Schema) -> None:
+    """Complete the schema of [attack], [compression] and [robust], which name components."""
+    places = (
+        (own, "attack", "attack"),
+        (tables["CompressionTable"]["properties"], "up", "compressor"),
+        (tables["CompressionTable"]["properties"], "down", "compressor"),
+        (tables["RobustTable"]["properties"], "statistic", "robust-statistic"),
+    )
+    for place, key, definition in places:
+        place[key] = {
+            "description": place[key]["description"],
+            "anyOf": [{"$ref": f"#/definitions/{definition}"}, {"const": NONE}],
+        }
 
 
 def text() -> str:

@@ -48,6 +48,10 @@ SINGULAR = {
     "law": "laws",
     "availability": "availabilities",
     "pace": "paces",
+    "compressor": "compressors",
+    "statistic": "statistics",
+    "attack": "attacks",
+    "privacy": "privacy",
 }
 """The kinds that `undrift show` accepts, with the group of each."""
 
@@ -71,6 +75,10 @@ WHERE = {
     "laws": "[devices] speed and other quantities",
     "availabilities": "[devices] availability",
     "paces": "[pace] kind, or [[method]] pace",
+    "compressors": "[compression] up and down",
+    "statistics": "[robust] statistic",
+    "attacks": "[attack] name",
+    "privacy": "[privacy], and [privacy.adaptive_clip]",
 }
 """The key of an experiment file that takes the names of a group."""
 
@@ -103,6 +111,12 @@ USER_CODE = {
         "file.py:Class",
         "Your own augmentation, derived from undrift.data.Augmentation.",
     ),
+    "compressors": (
+        "file.py:Class",
+        "Your own compressor, derived from undrift.compression.Compressor.",
+    ),
+    "statistics": ("file.py:Class", "Your own statistic, derived from undrift.robust.Statistic."),
+    "attacks": ("file.py:Class", "Your own attack, derived from undrift.attacks.Attack."),
 }
 """How a file names the user's own member of a group, and what it may be."""
 
@@ -322,6 +336,17 @@ def example(group: str, name: str) -> str:
         return _lines("[devices]", {"availability": {"kind": name, **values}})
     if group == "paces":
         return _pace(name, values)
+    if group == "compressors":
+        values |= {"ratio": 0.01} if "ratio" in parameters(build) else {}
+        return _lines("[compression]", {"up": {"name": name, **values}})
+    if group == "statistics":
+        return _lines("[robust]", {"statistic": {"name": name, **values}})
+    if group == "attacks":
+        return _lines("[attack]", {"name": name, **values})
+    if group == "privacy":
+        if name == "gaussian":
+            return _lines("[privacy]", {"noise": 1.0, "clip": 0.5})
+        return _tables({"privacy": {"noise": 1.0}, "privacy.adaptive_clip": values})
     return _lines("[data]", {"augment": [f"{name}:{next(iter(values.values()))}"]})
 
 

@@ -27,6 +27,7 @@ from undrift.core.uploads.norm_bounds import OVER_BOUND, Norms
 from undrift.devices import ARRIVES, Devices, Profiles, share_done
 from undrift.engines.base import require_simulation
 from undrift.engines.serial import SerialEngine
+from undrift.loops.adversaries import attacked
 from undrift.loops.base import Loop
 from undrift.loops.dispatch import compute_units, work_done
 from undrift.loops.event_queue import ANYBODY, WAKES, EventQueue, Trip, VirtualEventQueue
@@ -68,6 +69,16 @@ class Asynchronous(Loop):
             raise UndriftError(f"An asynchronous run needs the pace AsTheyArrive, not {pace!r}.")
         self.pace = pace
         super().__init__(spec, engine, states)
+        require(
+            self.downloads is None,
+            "Downloads can be compressed only in synchronous rounds: in asynchronous training "
+            "every client reads another version, so leave out down.",
+        )
+        require(
+            spec.attack is None or not spec.attack.together,
+            f"{type(spec.attack).__name__} needs the uploads of all attackers of a round, which "
+            f"asynchronous training does not have: choose SignFlip, Gaussian or LabelFlip.",
+        )
         require(
             self.planner.limit is None,
             "limit is for synchronous rounds: in asynchronous training a client works at its own "
@@ -127,6 +138,9 @@ class Asynchronous(Loop):
     def _successor_of(self, k: int) -> int:
         """Who starts in the place of client k: itself if everyone is at work, else anybody."""
         return k if self.concurrency == len(self.roster) else ANYBODY
+
+    def _most_replies(self) -> int:
+        return self.buffer
 
     @property
     def concurrency(self) -> int:
@@ -278,7 +292,15 @@ class Asynchronous(Loop):
 
     def _take(self, dispatched: Dispatched, staleness: int, record: Record) -> None:
         """Accept or reject a reply, fold if the buffer is full, and end the client's trip."""
-        reply = self._bounded(self._reply(dispatched), dispatched)
+        sent = attacked(
+            self.spec.attack,
+            self.job,
+            self.method,
+            self._reply(dispatched),
+            dispatched.work.turn,
+            self.buffer,
+        )
+        reply = self._bounded(sent, dispatched)
         record.bytes_down = dict(Counter(record.bytes_down) + Counter(reply.down))
         record.bytes_up = dict(Counter(record.bytes_up) + Counter(reply.up))
         id = reply.client.id
@@ -359,7 +381,8 @@ class Asynchronous(Loop):
 
     def _fold(self, record: Record) -> None:
         """Update the server with the replies in the buffer."""
-        result = self.job.result(self.method, self.round, diagnose=True)
+        honest = replace(self.job, attackers=frozenset())  # their replies were forged already
+        result = honest.result(self.method, self.round, self.diagnoses)
         for reply in self._buffer:
             result.take(reply)
         before, last_mean = self.server, self.last_mean
@@ -374,7 +397,7 @@ class Asynchronous(Loop):
         self._buffer = []
         self.version += 1
         record.updates += 1
-        if self._evaluated(self.round + 1):
+        if self.diagnoses and self._evaluated(self.round + 1):
             record.diagnostics = diagnose(self.method, before, self.server, result.replies)
 
     def _drop_buffer(self, fault: str, record: Record) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from undrift.compression.downloads import DownloadCompressor
 from undrift.core.client_metrics import ClientMetrics
 from undrift.core.clients import ClientStates, Roster
 from undrift.core.messages import COHORT, LAST, PERSONAL, TrackedModels, buffer_bytes
@@ -42,6 +43,7 @@ from undrift.nets.modes import unmark_eval_parts
 from undrift.nets.module_losses import ModuleLosses
 from undrift.privacy.mechanism import Mechanism
 from undrift.privacy.noise_sources import KeyedNoise, NoiseSource
+from undrift.robust.settings import check_statistic
 from undrift.utils.errors import Diverged, UndriftError, require, require_type
 from undrift.utils.threads import one_thread
 
@@ -113,14 +115,27 @@ class Loop(ABC):
         devices = self._devices()
         self.fleet: Fleet | None = devices.fleet(self.roster, seed) if devices else None
         tracked = TrackedModels.of(evaluation.models, method.own_model)
+        self.x0 = losses.initial()
         chain = UploadChain(
-            transforms_of(method, spec.local, own=spec.transforms, privacy=spec.privacy)
+            transforms_of(
+                method,
+                spec.local,
+                own=spec.transforms,
+                compression=spec.compression,
+                privacy=spec.privacy,
+            )
         )
-        self.job = Job(self.roster, spec.local, seed, tracked, chain)
+        attack = spec.attack if spec.attack is not None and spec.attack.forges else None
+        attackers = frozenset() if attack is None else attack.attackers(self.roster, seed)
+        self.job = Job(self.roster, spec.local, seed, tracked, chain, spec.statistic, attackers)
         self.planner = WorkPlanner(self.job, spec.limit)
-        method.check(self.conditions())
+        conditions = self.conditions()
+        method.check(conditions)
         self.mechanism = self._make_mechanism()
         """the Gaussian mechanism of a private run; None without privacy"""
+        self._check_statistic(conditions)
+        self.downloads = self._make_downloads()
+        """compresses what is sent to clients; None if it is sent as it is"""
         self.schedule = self._evaluation_schedule()
         """when the run is evaluated, and on how many training samples"""
         self.engine = engine(losses, self.job)
@@ -128,7 +143,6 @@ class Loop(ABC):
         self.round = 0
         self.now = 0.0
         """the time of the virtual clock, in seconds"""
-        self.x0 = losses.initial()
         self.server = method.init(self.x0.clone())
         self.buffers = losses.initial_buffers()
         kinds: dict[str, str | Tensor] = {**method.kept(), **self.job.uploads.init()}
@@ -154,6 +168,40 @@ class Loop(ABC):
         self.norms = None if spec.robust is None else NormHistory(spec.robust)
         """the norms of uploads so far; None if they are not bounded"""
         self._span_count = 0
+
+    @property
+    def diagnoses(self) -> bool:
+        """Whether replies have what the diagnostics of evaluated rounds need."""
+        return True
+
+    def _check_statistic(self, conditions: Conditions) -> None:
+        """Raise if the run has a robust statistic that is not defined for it."""
+        spec, up = self.spec, traffic_of(self.method).up
+        require(
+            spec.statistic is None or spec.privacy is None,
+            "A robust statistic looks at single uploads, which a private run does not: leave out "
+            "the statistic or privacy.",
+        )
+        numbers = [name for name, is_vector in up.items() if not is_vector]
+        most = self._most_replies()
+        check_statistic(self.method, spec.statistic, conditions.participation, most, numbers)
+
+    def _make_downloads(self) -> DownloadCompressor | None:
+        """What compresses the downloads of the run; None if they are sent as they are."""
+        down = None if self.spec.compression is None else self.spec.compression.down
+        if down is None:
+            return None
+        require(
+            self.method.downloads_may_lag,
+            f"{self.method.name} does not declare (downloads_may_lag = True) that it ends at the "
+            f"same point if clients work with vectors that lag behind the server's: compress "
+            f"uploads only, or choose FedAvg, SCAFFOLD or FedDR.",
+        )
+        return DownloadCompressor(down, self.seed)
+
+    def _most_replies(self) -> int:
+        """The largest number of replies of one fold."""
+        return self.sampler.most(self.roster)
 
     @abstractmethod
     def conditions(self) -> Conditions:
@@ -245,7 +293,9 @@ class Loop(ABC):
         more: dict[str, Any] = {} if self.norms is None else {"norms": self.norms.saved()}
         if self.mechanism is not None:
             more["privacy"] = self.mechanism.saved()
+        downloads = {} if self.downloads is None else {"downloads": self.downloads.saved()}
         return {
+            **downloads,
             "server": dict(self.server.items()),
             "buffers": dict(self.buffers),
             "means": {"cohort": self.cohort_mean, "last": self.last_mean},
@@ -275,6 +325,8 @@ class Loop(ABC):
         self.engine.restore(part("engine"))
         if self.norms is not None and "norms" in clock:  # missing if the run began without a bound
             self.norms.restore(clock["norms"])
+        if self.downloads is not None:
+            self.downloads.restore(part("downloads"))
         if self.mechanism is not None:
             self.mechanism.restore(clock["privacy"])
         self._span_count = sum(len(record.spans) for record in self.records)
@@ -296,9 +348,13 @@ class Loop(ABC):
         traffic = traffic_of(self.method, draw)
         shape = self.x0.numel(), self.x0.element_size()
         buffers = buffer_bytes(self.buffers)
+        sent = traffic.bytes_up(*shape)
+        for name in self.method.sums():
+            if traffic.up.get(name):
+                sent[name] = self.job.uploads.vector_bytes(self.x0.numel(), self.x0.dtype)
         return FixedCost(
             traffic.bytes_down(*shape) | buffers,
-            traffic.bytes_up(*shape) | buffers,
+            sent | buffers,
             traffic.first_gradient,
             traffic.gradients_per_step,
         )

@@ -7,7 +7,7 @@ what clients compute. Only the clients whose replies will be used need to be tra
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -75,6 +75,12 @@ class FixedCost:
     """whether the client computes its full gradient before the first step"""
     gradients_per_step: int = 1
     """how many gradients a step of the local work stands for"""
+    down_by: Mapping[Hashable, Mapping[str, int]] = field(default_factory=dict)
+    """by client, the bytes received, if they differ from `down`"""
+
+    def down_for(self, client: Hashable) -> Mapping[str, int]:
+        """The bytes that a client receives, by tensor."""
+        return self.down_by.get(client, self.down)
 
 
 def compute_units(
@@ -118,13 +124,18 @@ def dispatch_with_clock(
     """The dispatch of a cohort that starts at time `now`; the pace decides when the round ends."""
     job = planner.job
     roster = job.roster
-    down, up = sum(cost.down.values()), sum(cost.up.values())
+    up = sum(cost.up.values())
+
+    def received(clients: Iterable[Hashable]) -> np.ndarray:
+        """The bytes that each of these clients receives."""
+        return np.array([sum(cost.down_for(id).values()) for id in clients], dtype=float)
+
     places = np.array([roster.position[id] for id in cohort], dtype=np.int64)
     factor, reading, sending = (
         dict(zip(cohort, values.tolist(), strict=True))
         for values in (
             fleet.factor(round, places),
-            fleet.reading(down, places),
+            fleet.reading(received(cohort), places),
             fleet.sending(up, places),
         )
     )
@@ -154,6 +165,7 @@ def dispatch_with_clock(
         ],
         dtype=float,
     )
+    down = received(client.id for client in work)
     transfers = fleet.reading(down, who), fleet.sending(up, who)
     trips = fleet.trips(who, computed, now, *transfers, round)
     used, over = pace.closes(now, trips.end, trips.outcome == ARRIVES)
@@ -182,7 +194,7 @@ def dispatch_with_clock(
             found.wasted_steps += steps
             found.wasted_gradients += gradients
             if end[place] >= trips.computing[place]:  # it had received everything
-                found.wasted_down.update(cost.down)
+                found.wasted_down.update(cost.down_for(client.id))
         computes, sends, stops = (float(at[place]) for at in (trips.computing, trips.sending, end))
         found.spans.append(Span(client.id, now, computes, sends, stops, outcome).until(stops))
     return found

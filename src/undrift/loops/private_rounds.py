@@ -77,12 +77,13 @@ def make_mechanism(
     stateful = is_stateful(spec.method, spec.local, list(loop.job.uploads.init()))
     steady = steady and (loop.fleet is None or loop.fleet.steady)
     law = law_of(spec.sampler, len(loop.roster), stateful, steady)
+    clipped = privacy.clip is not None
     return Mechanism(
         privacy,
         guarantee_of(privacy, law, spec.rounds),
         spec.method,
         loop.roster,
-        upload_scales(spec.method, spec.local, privacy.steps),
+        upload_scales(spec.method, spec.local, privacy.steps) if clipped else lambda rate: {},
         source,
     )
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from undrift.compression import Compression
 from undrift.core.clients import ClientStates
 from undrift.core.evaluation import Evaluation
 from undrift.core.losses import Federation
@@ -19,7 +20,7 @@ from undrift.core.method import Method
 from undrift.core.records import Record
 from undrift.core.sampling import Sampler
 from undrift.core.targets import Target
-from undrift.core.uploads import UploadTransform
+from undrift.core.uploads import Statistic, UploadTransform
 from undrift.core.uploads.norm_bounds import NormBound
 from undrift.devices import Profiles
 from undrift.engines.base import Engine, Job
@@ -27,6 +28,7 @@ from undrift.local.solvers import Local
 from undrift.loops.paces import AsTheyArrive, Pace, WaitForAll
 from undrift.loops.planning import Limit
 from undrift.privacy.gaussian import Gaussian
+from undrift.robust.attacks import Attack
 from undrift.utils.errors import require_whole
 
 if TYPE_CHECKING:
@@ -71,9 +73,15 @@ class RunSpec:
         when the server goes on; None for the method's default
     transforms
         upload transforms of the user's own, applied in this order between `finish` and `fold`;
-        those of `privacy` follow them, see `undrift.loops.upload_transforms`
+        those of `compression` and `privacy` follow, see `undrift.loops.upload_transforms`
+    compression
+        how uploads and downloads are compressed; None for not at all
     robust
         which uploads the server rejects for their size; None for none
+    statistic
+        the robust statistic in place of the mean of uploads; None for the mean
+    attack
+        what some clients of a simulation send in place of their uploads; None for no attack
     privacy
         client-level differential privacy; None for none
     """
@@ -92,7 +100,10 @@ class RunSpec:
     devices: Profiles | None = None
     pace: Pace | None = None
     transforms: Sequence[UploadTransform] = ()
+    compression: Compression | None = None
     robust: NormBound | None = None
+    statistic: Statistic | None = None
+    attack: Attack | None = None
     privacy: Gaussian | None = None
 
     def __post_init__(self) -> None:

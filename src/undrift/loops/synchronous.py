@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Hashable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from undrift.core.clients import ClientStates
 from undrift.core.diagnostics import diagnose
-from undrift.core.messages import Assignment
+from undrift.core.messages import Assignment, buffer_bytes
 from undrift.core.method import Conditions, Draw, Method
-from undrift.core.problem import ServerState
+from undrift.core.problem import Download, ServerState
 from undrift.core.records import Record
 from undrift.core.replies import Replies
 from undrift.core.round_result import RoundResult
 from undrift.core.sampling import All, Cohort, Fixed
 from undrift.core.uploads.norm_bounds import OVER_BOUND, NormLimits
 from undrift.engines.serial import SerialEngine
+from undrift.loops.adversaries import add_attackers
 from undrift.loops.base import Loop
 from undrift.loops.cohorts import draw_cohort
 from undrift.loops.dispatch import Dispatch, dispatch_with_clock, dispatch_without_clock
@@ -79,10 +82,8 @@ class Synchronous(Loop):
 
         draw = draw_of_round(self.seed, t)
         server = method.begin(self.server, draw)
-        down = method.download(server)
-        if self.mechanism is not None:
-            down = down.replace(**self.mechanism.settings())
-        dispatch = self._dispatch(cohort, draw)
+        down = self._download(server)
+        dispatch = self._dispatch(cohort, draw, down)
         if method.needs_all and dispatch.absent:
             raise UndriftError(
                 f"In round {t + 1} client {dispatch.absent[0]!r} does no work, but {method.name} "
@@ -104,6 +105,10 @@ class Synchronous(Loop):
                 f"In round {t + 1} no client of the cohort sent a usable update "
                 f"(client {first!r}: {reason}); a smaller learning rate may help."
             )
+        if self.downloads is not None:
+            replied = [*result.kept, *result.rejected]
+            result.down = self._received(replied, down)
+            self.downloads.received(replied, down)
         record = Record(
             round=t + 1,
             cohort=list(cohort),
@@ -121,7 +126,7 @@ class Synchronous(Loop):
         folded = None
         # A private round is never skipped: that would tell how many clients replied.
         private = self.mechanism is not None and self.pace.min_replies <= 1
-        if private or result.replies.count >= self.pace.min_replies:
+        if private or result.replies.count >= self._min_replies():
             folded = self._folded(server, result, record)
         if folded is not None:
             before = self.server
@@ -144,7 +149,7 @@ class Synchronous(Loop):
     def _diagnosed(self, round: int) -> bool:
         """Whether the diagnostics of a round are computed."""
         # They come from single clients' uploads, which a private run does not publish.
-        return self.mechanism is None and self._evaluated(round)
+        return self.diagnoses and self.mechanism is None and self._evaluated(round)
 
     def _run(
         self, method: Method, assignments: Sequence[Assignment], diagnosed: bool
@@ -152,6 +157,7 @@ class Synchronous(Loop):
         """Have the engine do the work of the round, within the bounds on norms if there are any."""
         limits = self._norm_limits(self.server.x, self.buffers)
         result = self.engine.run(method, assignments, self.states, self.round, diagnosed, limits)
+        self._add_attackers(method, result, assignments, diagnosed, limits)
         if self.norms is None or limits is None:
             return result
         norms, steps = result.norms, result.norm_steps
@@ -169,7 +175,41 @@ class Synchronous(Loop):
         limits: NormLimits,
     ) -> RoundResult:
         """The same work with other limits: it gives the same bits, as `run` changes no state."""
-        return self.engine.run(method, assignments, self.states, self.round, diagnosed, limits)
+        result = self.engine.run(method, assignments, self.states, self.round, diagnosed, limits)
+        self._add_attackers(method, result, assignments, diagnosed, limits)
+        return result
+
+    def _add_attackers(
+        self,
+        method: Method,
+        result: RoundResult,
+        assignments: Sequence[Assignment],
+        diagnosed: bool,
+        limits: NormLimits | None,
+    ) -> None:
+        """Add the replies of attackers, which the engine has put aside, as the attack has them."""
+        add_attackers(self.spec.attack, self.job, method, result, assignments, diagnosed, limits)
+
+    def _min_replies(self) -> int:
+        """With fewer replies a round is skipped, because of the pace or the robust statistic."""
+        statistic = self.spec.statistic
+        return max(self.pace.min_replies, 0 if statistic is None else statistic.min_replies)
+
+    def _download(self, server: ServerState) -> Download:
+        """What clients have of the server's vectors in this round."""
+        down = self.method.download(server)
+        if self.downloads is not None:
+            down = self.downloads.compress(down, self.round)
+        return down if self.mechanism is None else down.replace(**self.mechanism.settings())
+
+    def _received(self, clients: Iterable[Hashable], down: Download) -> Counter[str]:
+        """The bytes that clients receive in this round, by tensor, if downloads are compressed."""
+        assert self.downloads is not None
+        found: Counter[str] = Counter()
+        for client in clients:
+            found.update(self.downloads.bytes_for(client, down))
+            found.update(buffer_bytes(self.buffers))
+        return found
 
     def _folded(
         self, server: ServerState, result: RoundResult, record: Record
@@ -212,13 +252,14 @@ class Synchronous(Loop):
         if isinstance(sampler, Fixed):
             given = draw_cohort(sampler, self.roster, self.seed, self.round)
             wanted = [self.roster.position[client] for client in given]
-        if not self.fleet.available(self.now)[wanted].any():
+        available = self.fleet.available(self.now)
+        if not available[wanted].any():
             next_time = float(self.fleet.next_available(self.now)[wanted].min())
             if math.isinf(next_time):
                 self.stopped = "no client is available any more"
                 return {}
             self.now = next_time
-        available = self.fleet.available(self.now)
+            available = self.fleet.available(self.now)
         return draw_cohort(sampler, self.roster, self.seed, self.round, available)
 
     def _next_cohort(self, cohort: Cohort) -> Iterator[Hashable]:
@@ -231,13 +272,15 @@ class Synchronous(Loop):
                 if client not in cohort:
                     yield client
 
-    def _dispatch(self, cohort: Cohort, draw: Draw) -> Dispatch:
+    def _dispatch(self, cohort: Cohort, draw: Draw, down: Download) -> Dispatch:
         """Who does how much of the cohort's work, and whose replies are used."""
         if self.fleet is None:
             return dispatch_without_clock(self.planner, self.method, cohort, self.round)
         # Only a method with its own `begin` may send different vectors from round to round.
         same = type(self.method).begin is Method.begin
         cost = self.fixed_cost if same else self._fixed_cost(draw)
+        if self.downloads is not None:
+            cost = replace(cost, down_by={k: dict(self._received([k], down)) for k in cohort})
         return dispatch_with_clock(
             self.planner, self.method, cohort, self.round, self.fleet, self.pace, self.now, cost
         )

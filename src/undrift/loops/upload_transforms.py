@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from undrift.compression import Compression
 from undrift.core.method import Method
 from undrift.core.uploads import UploadTransform
 from undrift.local.base import Local
@@ -21,10 +22,14 @@ def transforms_of(
     local: Local,
     *,
     own: Sequence[UploadTransform] = (),
+    compression: Compression | None = None,
     privacy: Gaussian | None = None,
 ) -> tuple[UploadTransform, ...]:
-    """All transforms of a run: the user's own, then the clipping of `privacy`."""
-    return (*own, *_clipping(method, local, privacy))
+    """All transforms of a run: the user's own, compression, then the clipping of `privacy`."""
+    clipping = _clipping(method, local, privacy)
+    if compression is None:
+        return (*own, *clipping)
+    return (*own, *compression.transforms(method, clipping))
 
 
 def _clipping(method: Method, local: Local, privacy: Gaussian | None) -> tuple[JointClip, ...]:

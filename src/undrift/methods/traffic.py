@@ -13,7 +13,7 @@ import torch
 
 from undrift.core.clients import ClientStates
 from undrift.core.method import NUMBER, Method
-from undrift.core.problem import Client, LocalResult, Named
+from undrift.core.problem import Client, LocalResult, Named, Upload
 
 PROBE_PARAMETERS = 2
 """Size of the model on which a method is tried; with one, vectors would look like numbers."""
@@ -33,6 +33,10 @@ class Traffic:
     gradients_per_step: int = 1
     """how many gradients a step of the local work stands for: one for each local problem that a
     client solves in a round, two with sharpness-aware gradients"""
+
+    mirrored: bool = False
+    """whether a client's state advances by what was sent, so that what an upload transform leaves
+    out of an upload is part of the next one"""
 
     @property
     def first_gradient(self) -> bool:
@@ -69,7 +73,9 @@ def traffic_of(method: Method, draw: Callable[[str], float] = lambda purpose: 0.
         )
         more = tuple(torch.ones(PROBE_PARAMETERS) for _ in range(1, method.problems))
         result = replace(result, later=more)
-        upload, _ = method.finish(down, mine, result, client)
+        upload, keep = method.finish(down, mine, result, client)
+        error = Upload(**{name: torch.ones(PROBE_PARAMETERS) for name in method.sums()})
+        settled = method.settle(keep, error, result, client) if kinds else keep
         return Traffic(
             _vectors(down),
             _vectors(upload),
@@ -77,6 +83,10 @@ def traffic_of(method: Method, draw: Callable[[str], float] = lambda purpose: 0.
             kept_numbers,
             problem.ask,
             method.problems * (1 if problem.ascent is None else 2),
+            any(
+                not torch.equal(torch.as_tensor(getattr(settled, name)), torch.as_tensor(value))
+                for name, value in keep.items()
+            ),
         )
     except Exception:  # a user's method may need a real model: fall back on what it declares
         return Traffic(
@@ -84,6 +94,7 @@ def traffic_of(method: Method, draw: Callable[[str], float] = lambda purpose: 0.
             dict.fromkeys(method.sums(), True),
             kept_vectors,
             kept_numbers,
+            mirrored=bool(kinds) and type(method).settle is not Method.settle,
         )
 
 

@@ -178,7 +178,8 @@ def _evenly_spread(values: Tensor, most: int) -> Tensor:
     """At most `most` of the values, evenly spread, with the first and the last."""
     if len(values) <= most:
         return values
-    return values[torch.linspace(0, len(values) - 1, most, device=values.device).long()]
+    last = len(values) - 1
+    return values[torch.linspace(0, last, most, device=values.device).long().clamp(max=last)]
 
 
 def _state(value: object, depth: int = STATE_DEPTH) -> list[tuple[object, int]]:

@@ -7,7 +7,7 @@ releases. It counts releases, follows the clipping norm, and says what was spent
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -107,7 +107,8 @@ class Mechanism:
         self._roster = roster
         self._scales = scales
         self._totals = cache(self._total)
-        self._largest = cache(self._most)
+        self.largest = cache(self._most)
+        """max by(k) over all clients, for a weight"""
 
     def settings(self) -> dict[str, float]:
         """What the server sends to the clients' clipping in this round."""
@@ -173,27 +174,34 @@ class Mechanism:
             self._budget = known, rounds if enough else guarantee.most_releases(budget)
         return self._budget[1]
 
+    def deviation(self, rate: float) -> Callable[[str], float]:
+        """The standard deviation of the noise in an uploaded vector, for the weight 1.
+
+        `rate` is the learning rate of the round.
+        """
+        clipped = 0.0 if self.clip is None else self.noise * self.clip
+        scales = self._scales(rate)
+        return lambda name: clipped * scales.get(name, 1.0)
+
     def release(self, replies: Replies, like: Tensor, round: int, rate: float) -> ReleasedReplies:
         """The noisy sums of a round; they count as released, whatever becomes of them.
 
         `like` is a vector of the model's shape, and `rate` the learning rate of the round.
         """
         self.used_clip = self.clip
-        deviation = 0.0 if self.clip is None else self.noise * self.clip
-        scales = self._scales(rate)
+        deviation = self.deviation(rate)
 
         def noise(name: str) -> Tensor:
-            found = self.source.normal(name, round, like.numel())
-            return found.mul_(deviation * scales.get(name, 1.0))
+            return self.source.normal(name, round, like.numel()).mul_(deviation(name))
 
         released = ReleasedReplies(
             replies,
             self._names,
-            noise if deviation else None,
+            noise if self.clip is not None and self.noise else None,
             like,
             self.guarantee.law.probability,
             self._totals,
-            self._largest,
+            self.largest,
         )
         self.releases += 1
         self._adapt(replies, round)

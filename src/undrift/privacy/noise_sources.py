@@ -31,10 +31,16 @@ class KeyedNoise(NoiseSource):
         self.seed = seed
 
     def normal(self, purpose: str, round: int, size: int) -> Tensor:
-        # 64 bits of the key: torch's generator takes no more.
-        number = key(self.seed, f"privacy {purpose}", round) % 2**63
-        generator = torch.Generator().manual_seed(number)
-        return torch.randn(size, generator=generator, dtype=torch.float64)
+        # The fastest of NumPy's generators, twice as fast as torch's in double precision.
+        bits = np.random.SFC64(key(self.seed, f"privacy {purpose}", round))
+        return torch.from_numpy(np.random.Generator(bits).standard_normal(size))
+
+
+class NoNoise(NoiseSource):
+    """No noise at the server, because the clients have added it to what they sent."""
+
+    def normal(self, purpose: str, round: int, size: int) -> Tensor:
+        return torch.zeros(size, dtype=torch.float64)
 
 
 class SystemNoise(NoiseSource):

@@ -59,7 +59,7 @@ class ReleasedReplies(Replies):
                 if found is None:
                     found = torch.zeros_like(like, dtype=torch.float64)
                 if added is not None:
-                    found = found + largest(by) * added.to(found)
+                    found = torch.add(found, added.to(found), alpha=largest(by))
                 self._sums[name, by.__name__] = found
                 self._dtypes[name] = like.dtype
 

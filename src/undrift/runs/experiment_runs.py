@@ -14,6 +14,7 @@ from undrift.data.federated import FederatedData
 from undrift.experiments.building import build_data, build_losses
 from undrift.experiments.experiment import Experiment
 from undrift.loops.private_rounds import PUBLIC_PARTS, private_evaluation
+from undrift.robust.poisoning import poisoned_losses
 from undrift.runs.driver import Observer, RunOutcome, execute
 from undrift.runs.folder import (
     ABOUT,
@@ -42,11 +43,12 @@ def plan_of(
 ) -> Plan:
     """The plan of an experiment; `losses` returns the clients' losses of a seed."""
     methods, evaluation = experiment.methods(), experiment.evaluation_settings()
+    attack = experiment.attack_settings()
     if make_loop is not None:  # as every site derives it, whatever the parts of its data
         evaluation = private_evaluation(evaluation, experiment.privacy_settings(), PUBLIC_PARTS)
     return Plan(
         methods=methods,
-        losses=losses,
+        losses=poisoned_losses(losses, attack),
         local={label: experiment.local_of(label) for label in methods},
         rounds=experiment.rounds,
         seeds=experiment.seeds,
@@ -57,7 +59,10 @@ def plan_of(
         devices=experiment.device_profiles() if make_loop is None else None,
         paces=experiment.paces(),
         target=experiment.targets(),
+        compression=experiment.compression_settings(),
         robust=experiment.norm_bound(deployed=make_loop is not None),
+        statistic=experiment.statistic(),
+        attack=attack,
         privacy=experiment.privacy_settings(),
         engine=experiment.engine_options(),
         description=experiment.resolved(),

@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from undrift.compression import Compression
 from undrift.core.evaluation import Evaluation
 from undrift.core.losses import Federation
 from undrift.core.method import Method
 from undrift.core.sampling import Sampler
 from undrift.core.targets import Target
-from undrift.core.uploads import UploadTransform
+from undrift.core.uploads import Statistic, UploadTransform
 from undrift.core.uploads.norm_bounds import NormBound
 from undrift.devices import Profiles
 from undrift.engines import EngineOptions
@@ -26,6 +27,7 @@ from undrift.loops.paces import Pace
 from undrift.loops.planning import Limit
 from undrift.loops.private_rounds import private_evaluation
 from undrift.privacy.gaussian import Gaussian
+from undrift.robust.attacks import Attack
 from undrift.utils.errors import require, require_type, require_whole
 
 LoopFactory = Callable[[str, RunSpec, StatesFactory], Loop]
@@ -46,7 +48,8 @@ class Plan:
         the number of rounds of each run, and the seeds to run every method with
     cohort
         the number of clients in a round, or a sampler; None for all clients
-    objective, evaluation, limit, devices, target, callbacks, transforms, robust, privacy
+    objective, evaluation, limit, devices, target, callbacks, transforms, compression, robust, \
+    statistic, attack, privacy
         as in `RunSpec`, the same for all methods
     paces
         the paces by label; methods without an entry have their default pace
@@ -72,7 +75,10 @@ class Plan:
     target: Mapping[str, Target] = field(default_factory=dict)
     callbacks: Sequence[Callback] = ()
     transforms: Sequence[UploadTransform] = ()
+    compression: Compression | None = None
     robust: NormBound | None = None
+    statistic: Statistic | None = None
+    attack: Attack | None = None
     privacy: Gaussian | None = None
     engine: EngineOptions = field(default_factory=EngineOptions)
     description: Mapping[str, Any] = field(default_factory=dict)
@@ -106,7 +112,10 @@ class Plan:
             devices=self.devices,
             pace=self.paces.get(label),
             transforms=self.transforms,
+            compression=self.compression,
             robust=self.robust,
+            statistic=self.statistic,
+            attack=self.attack,
             privacy=self.privacy,
         )
 

@@ -7,7 +7,6 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import islice
 
-import torch
 from torch import Tensor
 
 from undrift.core.clients import ClientStates
@@ -50,6 +49,8 @@ class StoredStates(ClientStates):
         """bytes of the new states of the round in progress"""
         self._reader = ThreadPoolExecutor(1)
         self._seen = set(store.clients())
+        self._stored = set(self._seen)
+        """clients whose states are committed"""
 
     def get(self, client: Hashable) -> Keep:
         if client in self._kept:
@@ -62,14 +63,13 @@ class StoredStates(ClientStates):
             return self.first()
         return self._read([client])[client]
 
-    def gather(self, clients: Sequence[Hashable]) -> Keep:
+    def gather(self, clients: Sequence[Hashable]) -> list[Keep]:
         if not self.kinds:
-            return Keep()
+            return []
         # In one transaction, which is faster than one per client in `get`. They are not held for
         # the rest of the round, since the states of a cohort of large models do not fit.
         read = self._read(list(self._only_in_store(clients)))
-        kept = [read[client] if client in read else self.get(client) for client in clients]
-        return Keep(**{name: torch.stack([getattr(k, name) for k in kept]) for name in self.kinds})
+        return [read[client] if client in read else self.get(client) for client in clients]
 
     def _read(self, clients: Sequence[Hashable]) -> dict[Hashable, Keep]:
         """The states of clients that have taken part, from the store."""
@@ -116,11 +116,18 @@ class StoredStates(ClientStates):
         # LMDB forbids to enlarge the map, which a commit may do, while a transaction reads it.
         if self._prefetching is not None:
             wait([self._prefetching])
-        return {client: dict(keep.items()) for client, keep in self._kept.items()}
+        # A state without values says only that its client took part: it is written once.
+        news = (
+            (client, dict(keep.items()))
+            for client, keep in self._kept.items()
+            if self.kinds or client not in self._stored
+        )
+        return dict(news)
 
     def committed(self) -> None:
         """The round is in the store: cache its states, and drop the oldest beyond the memory."""
-        for client, keep in self._kept.items():
+        self._stored.update(self._kept)
+        for client, keep in self._kept.items() if self.kinds else ():
             self._drop(client)  # so that the new state comes last
             self._cached[client] = keep
             self._cached_bytes += _bytes(keep)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,6 +19,16 @@ NUMBERS, ORDER = "numbers", "order"
 
 def pack(values: Mapping[str, Any]) -> bytes:
     """Serialize tensors; numbers, strings and None travel as JSON in the header."""
+    return _pack(values) if values else _nothing()
+
+
+@cache
+def _nothing() -> bytes:
+    """Bytes of no values, which every client of a method without states has."""
+    return _pack({})
+
+
+def _pack(values: Mapping[str, Any]) -> bytes:
     tensors: dict[str, Tensor] = {}
     places: set[int] = set()
     for name, value in values.items():

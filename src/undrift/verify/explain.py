@@ -32,6 +32,9 @@ ALGEBRA: Mapping[str, str] = {
     "theorem": "the proof's inequality for one round, with the constants of undrift.theory",
     "moves": "x_k − x = −η Σ_s a_s g_s, and ‖a‖₁ = Σ_s a_s",
     "own": "λ(v_k − x) + ∇f_k(v_k) = 0 at rest",
+    "divides": "with every client qN = |S| and q·Σ by(k) = Σ_S by(k), so that fixed denominators "
+    "change nothing",
+    "reach": "|(u_1/s_1, u_2/s_2, …)| ≤ C for every client, whatever it keeps",
     "private": "an upload is a function of x and of the shared parameters",
     "weights": "Σ_S w_k = 1 for the weights of moves",
     "acts": "∂x/∂(parameter) ≠ 0",

@@ -22,6 +22,7 @@ from undrift.verify import (
 )
 from undrift.verify.runs import Finding
 from undrift.verify.subjects import Subject
+from undrift.verify.uploads import private_runs
 
 LIBRARY = str(Path(__file__).parent.parent)
 
@@ -176,6 +177,20 @@ FACTS = [
         1e-12,
         invariances.buffers,
         "buffers are treated like parameters",
+    ),
+    Fact(
+        "divides",
+        "A private run without noise and clipping, with every client, is the plain run to the bit.",
+        0.0,
+        private_runs.denominators,
+        "the fold divides by something else than count, share or weight(), which privacy fixes",
+    ),
+    Fact(
+        "reach",
+        "No client moves the sums of a private run by more than the clipping norm.",
+        0.0,
+        private_runs.sensitivity,
+        "an upload is added to the sums that clipping does not see",
     ),
     Fact(
         "refuses",

@@ -22,6 +22,7 @@ from undrift.devices import Devices, Ladder
 from undrift.local.solvers import GD, Local
 from undrift.loops import Asynchronous, Loop, RunSpec, Synchronous
 from undrift.loops.planning import Limit
+from undrift.privacy.gaussian import Gaussian
 from undrift.utils.errors import UndriftError
 from undrift.utils.keys import draw_of_round
 from undrift.verify.problems import SIZES, STEPS
@@ -60,6 +61,7 @@ def run_of(
     objective: str = "samples",
     limit: Limit | None = None,
     transforms: Sequence[UploadTransform] = (),
+    privacy: Gaussian | None = None,
 ) -> Synchronous:
     """A synchronous run that the caller steps."""
     return Synchronous(
@@ -74,6 +76,7 @@ def run_of(
             evaluation=NEVER,
             limit=limit,
             transforms=tuple(transforms),
+            privacy=privacy,
         )
     )
 

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -34,14 +35,14 @@ class Verdict:
         return self.finding is None or self.finding.error <= self.fact.allowed
 
 
-def verify(subjects: Iterable[Subject], facts: Sequence[Fact] = FACTS) -> Iterator[Verdict]:
-    """Measure every fact for every subject, one verdict at a time.
+def verify(subjects: Iterable[Any], facts: Sequence[Fact] = FACTS) -> Iterator[Verdict]:
+    """Measure every fact for every subject, one verdict at a time; see `Subject`.
 
     A method that fails in its first round gets that as one more verdict, the fact `RUNS`.
     """
     for subject in subjects:
         with one_thread():
-            broken = first_round_error(subject)
+            broken = first_round_error(subject) if isinstance(subject, Subject) else None
         for fact in facts:
             with one_thread():
                 finding = check_fact(fact, subject) if broken is None else None

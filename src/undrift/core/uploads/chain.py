@@ -17,8 +17,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from undrift.core.messages import bytes_of
 from undrift.core.method import Method
 from undrift.core.problem import Client, Download, Keep, LocalResult, Upload, Work
 from undrift.core.validation import check_declared
@@ -76,6 +78,10 @@ class UploadTransform(ABC):
         `mine` is the client's whole state, with the method's part of it.
         """
 
+    def encoded_bytes(self, size: int, dtype: torch.dtype) -> int | None:
+        """The bytes of an uploaded vector of `size` numbers as it travels; None: as it is."""
+        return None
+
 
 class UploadChain:
     """The upload transforms of a run, in the order in which they are applied; usually none."""
@@ -96,6 +102,25 @@ class UploadChain:
                 require(name not in kinds, f"Two upload transforms keep a state {name!r}.")
                 kinds[name] = kind
         return kinds
+
+    def vector_bytes(self, size: int, dtype: torch.dtype) -> int:
+        """The bytes of an uploaded vector of `size` numbers as it travels."""
+        plain = size * dtype.itemsize
+        if size == 1:  # counted and sent as a number
+            return 8
+        found = (each.encoded_bytes(size, dtype) for each in self.transforms)
+        return next((each for each in found if each is not None), plain)
+
+    def sent_bytes(self, method: Method, upload: Upload) -> dict[str, int]:
+        """The bytes of one client's upload on the way, by name."""
+        found = bytes_of(upload)
+        if not self.transforms:
+            return found
+        for name in method.sums():
+            if name in upload:
+                value = getattr(upload, name)
+                found[name] = self.vector_bytes(value.shape[-1], value.dtype)
+        return found
 
     def numbers(self) -> set[str]:
         """The names of all numbers that transforms add to an upload."""

@@ -39,10 +39,14 @@ ORPHAN_SECONDS = 900.0
 """How long the process lives on without a server, so that one that was killed can come back."""
 CHECK_SECONDS = 1.0
 """How often the process checks whether its server lives."""
-HTTP = {"http": "h11", "ws": "none", "access_log": False, "timeout_graceful_shutdown": 1}
-"""How requests are read: by the parser that limits their headers to 64 kB, and without a line in
-the log for each, which would let anybody fill the disk. At the end, questions of sites that wait
-are not waited for."""
+HTTP = {
+    "ws": "none",
+    "access_log": False,
+    "timeout_graceful_shutdown": 1,
+    "h11_max_incomplete_event_size": 16384,
+}
+"""How requests are read: with heads of at most 16 kB, and without a line in the log for each, which
+would let anybody fill the disk. At the end, questions of sites that wait are not waited for."""
 
 
 def _end_without_server(alive: Path) -> None:
@@ -65,17 +69,22 @@ def main() -> None:
     from flwr.superlink.servicer.runtime import runtime_handlers
     from starlette.middleware import Middleware
 
+    from undrift.deploy.flower.superlink_side import connections
+
+    connections.allow_many_files()
     use_steady_clock(SUPERLINK_MODULES, given_offset())
     widen_clock_tolerance()
     deliveries = wrap_handlers(fleet_handlers, runtime_handlers)
-    keys, limits = None, Limits.on_one_machine(int(os.environ[SITES]))
+    sites = int(os.environ[SITES])
+    keys, limits = None, Limits.on_one_machine(sites)
     if os.environ[KEYS]:
         keys, limits = RegisteredKeys(Path(os.environ[KEYS])), Limits()
     held, token = Polls(deliveries), os.environ[TOKEN]
     guard = Middleware(Guard, token=token, keys=keys, limits=limits, held=held)
     extensions.get_middleware = lambda: (guard,)
     run: Any = uvicorn.run
-    uvicorn.run = lambda *arguments, **options: run(*arguments, **{**options, **HTTP})
+    http = {**HTTP, "http": connections.bounded_protocol(connections.most_waiting(sites))}
+    uvicorn.run = lambda *arguments, **options: run(*arguments, **{**options, **http})
     flower_superlink()
 
 

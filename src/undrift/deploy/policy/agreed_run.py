@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from undrift.compression.wire import coder_of
 from undrift.core.clients import Roster
 from undrift.core.messages import TrackedModels
 from undrift.core.method import Method
@@ -63,8 +64,17 @@ class AgreedRun:
         self.roster = WeightedRoster(roster, experiment.objective)
         self.tracked = TrackedModels.of(self.evaluation.models, self.method.own_model)
         local = experiment.local_of(label)
-        chain = UploadChain(transforms_of(self.method, local, privacy=self.privacy))
+        chain = UploadChain(
+            transforms_of(
+                self.method,
+                local,
+                compression=experiment.compression_settings(),
+                privacy=self.privacy,
+            )
+        )
         self.job = Job(self.roster, local, seed, self.tracked, chain)
+        self.coder = coder_of(chain, seed)
+        """encodes compressed uploads; None if they are sent as they are"""
         self._planner = WorkPlanner(self.job, experiment.limits())
         by_weight = all(method.draws_by_weight for method in methods.values())
         self._sampler = as_sampler(experiment.cohort(), by_weight)
@@ -108,8 +118,11 @@ class AgreedRun:
         return {CLIP: self.privacy.first_clip}
 
     def diagnosed(self, order: WorkOrder) -> bool:
-        """Whether the upload of an order has what the diagnostics of its round need."""
-        if self.privacy is not None:
+        """Whether the upload of an order has what the diagnostics of its round need.
+
+        Private uploads have not, and compressed ones neither: it includes a whole vector.
+        """
+        if self.privacy is not None or self.coder is not None:
             return False
         return self.asynchronous or self.evaluated(order.round + 1)
 

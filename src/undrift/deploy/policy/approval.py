@@ -11,6 +11,7 @@ from undrift.deploy.policy.gate import Approve
 from undrift.experiments.experiment import Experiment
 from undrift.methods.traffic import traffic_of
 from undrift.utils.errors import require
+from undrift.utils.plain_text import plain_text
 
 QUESTION = "Take part in this run? [y/N] "
 STATISTICS_QUESTION = "Send these statistics? [y/N] "
@@ -60,7 +61,8 @@ def summary(experiment: Experiment, name: str, terms: RunTerms) -> list[str]:
     samples, weight = terms.roster[name]
     seeds = ", ".join(map(str, experiment.seeds))
     lines = [
-        f"The server asks site {name!r} to take part in run {terms.run}:",
+        # The server chose this name, and could otherwise rewrite the lines that follow.
+        f"The server asks site {name!r} to take part in run {plain_text(terms.run)}:",
         f"  sites: {', '.join(terms.roster)}; this one counts as {samples:g} samples, weight "
         f"{weight:.4g}",
         f"  rounds: {experiment.rounds} for every method and seed; seeds: {seeds}",
@@ -84,9 +86,11 @@ def summary(experiment: Experiment, name: str, terms: RunTerms) -> list[str]:
 def _uploads(run: AgreedRun) -> list[str]:
     """What travels from the site in a round, by name."""
     up = traffic_of(run.method).up
-    found = [
-        f"{name} ({'all parameters' if vector else 'a number'})" for name, vector in up.items()
-    ]
+    coder = run.coder
+    vectors = "all parameters" if coder is None else f"compressed by {coder.compressor!r}"
+    found = [f"{name} ({vectors if vector else 'a number'})" for name, vector in up.items()]
     if run.tracked.cohort or run.tracked.last:
         found.append("its model")
+    if coder is not None:
+        return found
     return [*found, "its change of the model in evaluated rounds"]

@@ -82,7 +82,7 @@ class Ledger:
         self.runs: dict[str, RunEntry] = {}
         self._histories: dict[str, History] = {}
         self._times: deque[float] = deque()
-        """when orders were accepted within the last hour, in seconds since 1970"""
+        """when orders were accepted within the last hour, by the monotonic clock"""
         try:
             self._read()
         except OSError as error:
@@ -94,14 +94,14 @@ class Ledger:
 
     def orders_within_hour(self) -> int:
         """The number of orders accepted within the last hour, repetitions included."""
-        oldest = time.time() - HOUR_SECONDS
+        oldest = time.monotonic() - HOUR_SECONDS
         while self._times and self._times[0] < oldest:
             self._times.popleft()
         return len(self._times)
 
     def count_repetition(self) -> None:
         """Count an order that is answered again exactly as before: it needs no line."""
-        self._times.append(time.time())
+        self._times.append(time.monotonic())
 
     def add_run(self, terms: RunTerms, approved: bool) -> None:
         """Remember a run, its roster, and whether a person approved it."""
@@ -195,8 +195,11 @@ class Ledger:
         else:
             known.add(line["digest"])
         self.runs[line["run"]].orders += 1
-        if line["time"] > time.time() - HOUR_SECONDS:
-            self._times.append(line["time"])
+        # Of the lines that an earlier process wrote only the time of day is known. One that lies
+        # ahead was written before the clock was set back: it counts as new, for an hour at most.
+        age = max(0.0, time.time() - line["time"])
+        if age < HOUR_SECONDS:
+            self._times.append(time.monotonic() - age)
 
 
 def _place(terms: RunTerms) -> dict[str, Any]:

@@ -188,6 +188,10 @@ class SecureEngine(RemoteEngine):
         assert self._server is not None
         return hex_by_site(self._server.sealed_for(site))
 
+    def _require_transformed(self, request: WorkRequest, reply: Reply) -> None:
+        # Nobody can tell from a masked upload whether it was clipped: the sites do it.
+        pass
+
     def _expected(self, method: Method, request: WorkRequest) -> ExpectedAnswer:
         """As without secure aggregation, but with a masked vector of words for every sum."""
         plain = super()._expected(method, request)

@@ -27,6 +27,7 @@ from undrift.deploy.secure.messages import (
     hex_by_site,
     names_in,
 )
+from undrift.deploy.secure.site_noise import NoiseShare
 from undrift.deploy.secure.sums import as_tensors, words_of
 from undrift.deploy.signing.keys import PEERS, SigningKey, SiteKeys
 from undrift.deploy.wire_format import InvalidMessage
@@ -115,7 +116,11 @@ class SecureRounds:
         sums = run.method.sums() | run.job.tracked_sums(diagnose=False)
         coding = FixedPoint.finest(len(run.roster), self._settings.range)
         try:
-            words = words_of(reply.upload, client, sums, coding)
+            noise = None
+            if run.privacy is not None and self._settings.site_noise:
+                full = len(run.cohort(order.round, None))
+                noise = NoiseShare(run, order.round, self._settings.noise_shares(full))
+            words = words_of(reply.upload, client, sums, coding, noise)
             sealed = by_site(order.sealed, bytes_in)
             return as_tensors(self._of(attempt).mask(sealed, words))
         except (SecureError, UndriftError) as error:

@@ -15,6 +15,7 @@ from torch import Tensor
 from undrift.core.problem import Client, Upload
 from undrift.core.replies import Weight
 from undrift.deploy.orders import split
+from undrift.deploy.secure.site_noise import NoiseShare
 from undrift.privacy.secure.fixed_point import FixedPoint, Words
 from undrift.utils.errors import require
 
@@ -32,14 +33,25 @@ def require_summed(sums: Sums, label: str) -> None:
         )
 
 
-def words_of(upload: Upload, client: Client, sums: Sums, coding: FixedPoint) -> dict[str, Words]:
-    """The weighted vectors of an upload, encoded, by the names of their sums."""
+def words_of(
+    upload: Upload,
+    client: Client,
+    sums: Sums,
+    coding: FixedPoint,
+    noise: NoiseShare | None = None,
+) -> dict[str, Words]:
+    """The weighted vectors of an upload, with the site's noise, encoded, by their sums' names."""
     _, vectors = split(upload)
     found = {}
     for name, value in vectors.items():
         plain = value.detach().cpu().to(torch.float64).numpy()
+        # One noise vector for all sums of a vector: they are multiples of each other.
+        added = np.zeros(0) if noise is None else noise.vector(name, len(plain))
         for weight in sums[name]:
-            found[sum_name(name, weight)] = coding.encode(float(weight(client)) * plain)
+            weighted = float(weight(client)) * plain
+            if noise is not None:
+                weighted = weighted + noise.largest(weight) * added
+            found[sum_name(name, weight)] = coding.encode(weighted)
     return found
 
 

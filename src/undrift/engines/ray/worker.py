@@ -22,8 +22,8 @@ from undrift.core.method import Method
 from undrift.core.problem import Client, Download, Keep, Work
 from undrift.core.round_result import RoundResult
 from undrift.core.uploads.norm_bounds import NormLimits
-from undrift.engines.auto import AutoEngine
 from undrift.engines.base import Job, OwnModel, SimulationEngine
+from undrift.engines.choosing import ChoosingEngine
 from undrift.engines.options import EngineOptions
 from undrift.engines.ray.serialization import SerializedObject, deserialize, serialize
 from undrift.engines.thread_pool import use_cores
@@ -163,7 +163,7 @@ class Worker:
         engine prefers to get at once.
         """
         engine, method = self._engine(shared), self._broadcast(shared).method
-        if isinstance(engine, AutoEngine):
+        if isinstance(engine, ChoosingEngine):
             with one_thread():
                 engine.chosen_engine(method, *self._assignments(shared, request))
         return engine.saved(), engine.strategy, engine.preferred_assignments

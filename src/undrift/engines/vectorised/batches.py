@@ -21,6 +21,8 @@ from undrift.data.samples.structure import Tree, map_tensors, rows_of, tensors_o
 from undrift.local.minibatches import MinibatchSolver
 from undrift.utils.keys import generator, orders
 
+BANDS = 4
+"""Parts of a group's clients whose batches are drawn apart if their numbers of steps differ."""
 GATHER_BYTES = 1 << 20
 """Inputs that are gathered at once: the batches of several steps, if these are small."""
 
@@ -95,9 +97,11 @@ def batch_indices(
     rows = np.zeros((steps[0], len(places), width), dtype=np.int64)
     sizes = np.zeros((steps[0], len(places)), dtype=np.int64)
     # Clients of equal size are drawn together: most of the time is spent per call, not per client.
-    for size in different:
-        who = np.flatnonzero(client_sizes == size) if len(different) > 1 else slice(None)
-        most = steps[who][0]
+    groups = [np.flatnonzero(client_sizes == size) for size in different]
+    for size, who in (
+        (s, w) for s, g in zip(different, groups, strict=True) for w in _bands(g, steps)
+    ):
+        most = steps[who[0]]
         own, filled = _batch_positions(size, solver, keys[who], most)
         # Padding repeats the batch's own first sample. Its weight is 0, but 0·NaN is NaN: a sample
         # of another client could spoil this client's gradient.
@@ -107,6 +111,15 @@ def batch_indices(
     if steps[-1] < steps[0]:
         sizes[np.arange(steps[0])[:, None] >= steps] = 0
     return BatchIndices(rows, sizes)
+
+
+def _bands(who: np.ndarray, steps: np.ndarray) -> list[np.ndarray]:
+    """Clients, those with most steps first, in parts of similar numbers of steps.
+
+    Those of a part are drawn for as many steps as the first of them has.
+    """
+    similar = steps[who[0]] <= 2 * steps[who[-1]]
+    return [who] if similar else np.array_split(who, min(len(who), BANDS))
 
 
 class BatchStream:

@@ -7,12 +7,15 @@ Client states are read by the calling thread only.
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from threading import local
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,8 +44,14 @@ from undrift.engines.base import Job, SimulationEngine
 from undrift.engines.serial import SerialEngine
 from undrift.engines.thread_pool import ThreadPool, spare_threads
 from undrift.engines.threaded import SingleClientState, ThreadedEngine
-from undrift.engines.vectorised.moves import ChunkMoves
+from undrift.engines.vectorised.moves import ChunkMoves, SpareVectors
 from undrift.engines.vectorised.networks import Network
+from undrift.engines.vectorised.pieces import (
+    PIECE_NUMBERS,
+    ClientVectors,
+    assembled_problem,
+    finished_in_pieces,
+)
 from undrift.engines.vectorised.training import Group, Trained, a_norms, train
 from undrift.local.minibatches import MinibatchSolver
 from undrift.nets.module_losses import ModuleLosses
@@ -50,6 +59,10 @@ from undrift.utils.errors import UndriftError, first_line
 from undrift.utils.keys import key
 from undrift.utils.memory import keep_freed_memory
 
+LARGE_CHUNK_BYTES = 1 << 26
+"""A chunk whose models take more than this is not prepared ahead of the threads."""
+KERNEL = "kernel"
+"""The key under which a run remembers whether the C kernel trains its clients."""
 GROUP_CLIENTS = 256
 """Batches are drawn for this many clients at once: enough to make the cost per call small, few
 enough that the indices of a large cohort's batches are never all in memory."""
@@ -64,8 +77,13 @@ class Chunk:
     group: Group
     client: Client
     """all clients as one, with `[C, 1]` tensors"""
-    mine: Keep
-    """the states of all clients, `[C, …]`"""
+    states: list[Keep]
+    """the clients' states; empty if they keep nothing"""
+
+    @cached_property
+    def mine(self) -> Keep:
+        """The states of all clients, `[C, …]`; stacked by the thread that trains them."""
+        return Keep.stack(self.states)
 
     @property
     def clients(self) -> list[Client]:
@@ -128,6 +146,8 @@ class TrainedChunk:
     """buffers that training changed; only a network of one client at a time has any"""
     moves: ChunkMoves | None = None
     """the moves, if the models were not formed"""
+    keeps: Sequence[Keep] = ()
+    """each client's new state, if `keep` does not have them stacked"""
 
 
 class VectorisedEngine(SimulationEngine):
@@ -161,14 +181,30 @@ class VectorisedEngine(SimulationEngine):
         self.threads = threads
         self.preferred_assignments = self.chunk * threads
         self.strategy = _strategy_name(network, self.chunk, threads)
+        size = losses.dimension * losses.flat.x.element_size()
+        self._large = self.chunk * size > LARGE_CHUNK_BYTES
         self._network = network
         self._thread = local()
         self._single_client_engine = ThreadedEngine(losses, job, threads)
         if losses.device.type == "cpu":
             keep_freed_memory()
+        self._spare = SpareVectors()
         self._pool = ThreadPool(threads)
         # Cores without a training thread gather the samples of the next batches.
         self._gatherers = spare_threads(threads) if losses.device.type == "cpu" else None
+
+    def saved(self) -> dict[str, Any]:
+        return {KERNEL: self._network.chain is not None}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        if not saved.get(KERNEL):
+            self._network.chain = None  # the kernel's last bits differ from those of torch
+        elif self._network.chain is None:
+            warnings.warn(
+                "The run began with the compiled kernel, which this machine cannot build: its "
+                "results will differ in the last bits.",
+                stacklevel=2,
+            )
 
     def run(
         self,
@@ -189,11 +225,13 @@ class VectorisedEngine(SimulationEngine):
                 self._pool.submit(self._chunk_result, method, chunk, round, diagnose, limits)
             )
             # One chunk more than there are threads: while they train, this thread reads the states
-            # of the next chunk. More would hold the states of a whole cohort in memory.
-            if len(pending) > self.threads:
-                result.merge(pending.popleft().result())  # oldest first: a fixed order of sums
+            # of the next chunk. More would hold the states of a whole cohort in memory. Chunks of
+            # large models do not wait at all: each holds several copies of a model.
+            if len(pending) >= self.threads + (not self._large):
+                # oldest first: a fixed order of sums
+                self._spare.give(result.merge(pending.popleft().result()))
         while pending:
-            result.merge(pending.popleft().result())
+            self._spare.give(result.merge(pending.popleft().result()))
         if single:
             alone = self._single_client_engine
             result.merge(alone.run(method, single, states, round, diagnose, limits))
@@ -283,8 +321,8 @@ class VectorisedEngine(SimulationEngine):
         client = Client.stack([assignment.client for assignment in assignments], self.losses.flat.x)
         for a, b in pairwise(ends):
             some = slice(a - ends[0], b - ends[0])
-            mine = states.gather([work.client for work in works[some]])
-            yield Chunk(assignments[some], group.of(some), client.of(some), mine)
+            kept = states.gather([work.client for work in works[some]])
+            yield Chunk(assignments[some], group.of(some), client.of(some), kept)
 
     def _chunk_result(
         self,
@@ -296,11 +334,20 @@ class VectorisedEngine(SimulationEngine):
     ) -> RoundResult:
         """Train a chunk and sum its replies."""
         solved = self._solve(method, chunk)
-        damage = any(assignment.work.damaged for assignment in chunk.assignments)
-        unformed = None if damage else self._finish_unformed(method, solved, diagnose)
+        # Damaged replies and those of attackers are changed one by one.
+        damage = any(
+            assignment.work.damaged or assignment.client.id in self.job.attackers
+            for assignment in chunk.assignments
+        )
+        unformed = None
+        if not damage:
+            unformed = self._finish_unformed(method, solved, diagnose)
+        if not damage and unformed is None and limits is None:
+            unformed = self._finish_in_pieces(method, solved, diagnose)
         if unformed is not None and limits is None:
             result = self.job.result(method, round, diagnose)
-            result.take_several(self._stacked_reply(unformed, diagnose), chunk.clients)
+            reply = self._stacked_reply(method, unformed, diagnose)
+            result.take_several(reply, chunk.clients, unformed.keeps)
             # A NaN or Inf of one client makes a sum NaN or Inf: a few sums tell that all rows are
             # finite, without a check of each row.
             if result.finite():
@@ -309,13 +356,14 @@ class VectorisedEngine(SimulationEngine):
         result = self.job.result(method, round, diagnose, limits)
         shaped = well_shaped(method, trained.upload, trained.result.x)
         if shaped and not damage and not trained.buffers:
-            reply = self._stacked_reply(trained, diagnose)
+            reply = self._stacked_reply(method, trained, diagnose)
             steps = [assignment.work.steps for assignment in chunk.assignments]
             if result.allows(reply, chunk.clients, steps):
                 # Bounds need every client's upload. The sums are those of a run without bounds, so
                 # that bounds that reject nobody change no bit.
-                summed = reply if unformed is None else self._stacked_reply(unformed, diagnose)
-                result.take_several(summed, chunk.clients)
+                if unformed is not None:
+                    reply = self._stacked_reply(method, unformed, diagnose)
+                result.take_several(reply, chunk.clients)
                 if result.finite():
                     return result
             result = self.job.result(method, round, diagnose, limits)
@@ -334,11 +382,17 @@ class VectorisedEngine(SimulationEngine):
         network = self._own_network()
         group, works = chunk.group, chunk.group.works
         down, client = chunk.assignments[0].download, chunk.client
-        problem = method.problem(down, chunk.mine, client)
+        pieces = self._in_pieces(method, chunk)
+        with torch.no_grad():
+            if pieces is None:
+                problem = method.problem(down, chunk.mine, client)
+            else:
+                problem = assembled_problem(method, pieces)
+        mine = chunk.mine if self.job.local.keeps else Keep()
         network.load_buffers(chunk.assignments[0].buffers)
         try:
             with torch.no_grad():
-                trained = train(network, problem, group, chunk.mine)
+                trained = train(network, problem, group, mine)
         except UndriftError:
             raise
         except Exception as error:
@@ -358,7 +412,7 @@ class VectorisedEngine(SimulationEngine):
             network.load_buffers(chunk.assignments[0].buffers)
             following = method.next_problem(down, chunk.mine, solved, client)
             with torch.no_grad():
-                more = train(network, following, group, chunk.mine).formed()
+                more = train(network, following, group, mine).formed()
             later.append(more.x)
             evaluations += more.evaluations
         return SolvedChunk(chunk, problem, trained, evaluations, tuple(later), buffers)
@@ -369,6 +423,11 @@ class VectorisedEngine(SimulationEngine):
             self._thread.network = self._network.copy()
         network: Network = self._thread.network
         return network
+
+    @property
+    def _each_upload_counts(self) -> bool:
+        """Whether sums do not suffice: transforms and robust statistics need each upload."""
+        return bool(self.job.uploads.transforms) or self.job.statistic is not None
 
     def _finish_unformed(
         self, method: Method, solved: SolvedChunk, diagnose: bool
@@ -381,11 +440,13 @@ class VectorisedEngine(SimulationEngine):
         chunk, tracked = solved.chunk, self.job.tracked
         if method.kept() or solved.later or solved.trained.state or solved.buffers:
             return None
-        if self.job.uploads.transforms or tracked.cohort or tracked.last or solved.center.ndim > 1:
+        if self._each_upload_counts:
+            return None
+        if tracked.cohort or tracked.last or solved.center.ndim > 1:
             return None
         usual = torch.as_tensor(q_draws(chunk.client))
         trained, works = solved.trained, chunk.group.works
-        moves = ChunkMoves(trained.x, solved.center, usual, trained.factored, diagnose)
+        moves = ChunkMoves(trained.x, solved.center, usual, trained.factored, diagnose, self._spare)
         result = solved.result(UnformedRows.models(moves))
         down, senders = chunk.assignments[0].download, Senders(self.job.seed, works)
         try:
@@ -404,6 +465,34 @@ class VectorisedEngine(SimulationEngine):
                 return None
         return TrainedChunk(
             chunk, solved.problem, solved.center, result, upload, keep, solved.buffers, moves
+        )
+
+    def _in_pieces(self, method: Method, chunk: Chunk) -> ClientVectors | None:
+        """The chunk's vectors if the method's algebra may be done in pieces, and has several."""
+        size, keeps = self.losses.dimension, chunk.states
+        usual = method.elementwise and method.problems == 1 and not self.job.local.keeps
+        if not keeps or not usual or len(keeps) * size <= PIECE_NUMBERS:
+            return None
+        return ClientVectors(chunk.assignments[0].download, keeps, chunk.client, size)
+
+    def _finish_in_pieces(
+        self, method: Method, solved: SolvedChunk, diagnose: bool
+    ) -> TrainedChunk | None:
+        """The uploads as sums and the new states, in one pass; None if that does not suffice."""
+        chunk, tracked = solved.chunk, self.job.tracked
+        pieces = self._in_pieces(method, chunk)
+        if pieces is None or self._each_upload_counts or tracked.cohort or tracked.last:
+            return None
+        # Vectors that are declared without weights are kept one by one.
+        if solved.buffers or not all(method.sums().values()):
+            return None
+        x = solved.trained.formed().x
+        with torch.no_grad():
+            result = solved.result(x)
+            upload, keeps = finished_in_pieces(method, pieces, result)
+        return TrainedChunk(
+            *(chunk, solved.problem, solved.center, result, upload, Keep(), solved.buffers),
+            keeps=keeps,
         )
 
     def _finish(self, method: Method, solved: SolvedChunk, lasting: bool = False) -> TrainedChunk:
@@ -437,10 +526,10 @@ class VectorisedEngine(SimulationEngine):
         """Train the clients one by one: if the model fails on one, the error names that client."""
         engine = SerialEngine(self.losses.thread_copy(), self.job)
         for row, assignment in enumerate(chunk.assignments):
-            mine = SingleClientState(chunk.mine.row(row))
+            mine = SingleClientState(chunk.states[row] if chunk.states else Keep())
             list(engine.replies(method, [assignment], mine, diagnose=False))
 
-    def _stacked_reply(self, trained: TrainedChunk, diagnose: bool) -> Reply:
+    def _stacked_reply(self, method: Method, trained: TrainedChunk, diagnose: bool) -> Reply:
         """The replies of a chunk as one, `[C, …]`, with sums of bytes, steps and evaluations."""
         upload, keep, x = trained.upload, trained.keep, trained.result.x
         tracked, chunk = self.job.tracked, trained.chunk
@@ -449,7 +538,8 @@ class VectorisedEngine(SimulationEngine):
         # As in the serial engine, bytes are counted without tracked models and diagnostics.
         buffers_sent = buffer_bytes(chunk.assignments[0].buffers)
         received = {n: number * size for n, size in (bytes_of(down) | buffers_sent).items()}
-        sent = {n: number * size for n, size in (bytes_of(upload.row(0)) | buffers_sent).items()}
+        uploaded = self.job.uploads.sent_bytes(method, upload.row(0)) | buffers_sent
+        sent = {n: number * size for n, size in uploaded.items()}
         if tracked.cohort:
             upload = upload.replace(**{COHORT: x})
         if tracked.last:
@@ -479,7 +569,7 @@ class VectorisedEngine(SimulationEngine):
         self, method: Method, trained: TrainedChunk, diagnose: bool
     ) -> Iterator[Reply]:
         """The replies of a chunk one by one, wrong ones with the reason."""
-        stacked = self._stacked_reply(trained, diagnose)
+        stacked = self._stacked_reply(method, trained, diagnose)
         number = len(trained.chunk.assignments)
         first = "first_gradient" in trained.problem.ask
         per_step = method.problems * (1 if trained.problem.ascent is None else 2)

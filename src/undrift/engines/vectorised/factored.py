@@ -15,6 +15,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from undrift.utils.products import pays, product, shared_product
+
+PIECE_BYTES = 1 << 20
+"""Sums are computed in pieces of at most this size, which stay in a core's cache."""
+
 
 def factoring_pays(rows: int, outputs: int, inputs: int) -> bool:
     """Whether a weight should stay unformed over batches with this many rows in all.
@@ -63,10 +68,9 @@ class FactoredWeight:
         self._left = new(clients, rows, outputs)
         self._right = new(clients, rows, width) if inputs is None else inputs
         self._used = 0
-        self._a = self._b = self._base = self._constant_base = self._gram = None
+        self._a = self._b = self._base = self._constant_base = None
         if inputs is not None:
-            self._base = _by_shared(inputs, start)
-            self._gram = torch.bmm(inputs, inputs.transpose(1, 2))
+            self._base = shared_product(inputs, start)
         elif moves_by_itself:
             self._base = new(clients, rows, outputs)
         if moves_by_itself:
@@ -74,7 +78,7 @@ class FactoredWeight:
         if constant is not None:
             self._constant_base = new(clients, rows, outputs)
             if inputs is not None:
-                self._constant_base = _by_shared(inputs, constant)
+                self._constant_base = shared_product(inputs, constant)
         self._inputs_known = inputs is not None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -83,33 +87,34 @@ class FactoredWeight:
         now, past = slice(self._used, self._used + batch), slice(self._used)
         if self._inputs_known:
             assert self._base is not None
-            assert self._gram is not None
-            y, products = self._base[:C, now], self._gram[:C, now, past]
+            y = self._base[:C, now]
         else:
             self._right[:C, now] = x
-            y = _by_shared(x, self._start)
-            products = torch.bmm(x, self._right[:C, past].transpose(1, 2))
+            y = shared_product(x, self._start)
             if self._base is not None:
                 self._base[:C, now] = y
         if self._a is not None and self._b is not None:
             y = y * self._a[:C]
             if self._constant is not None and self._constant_base is not None:
                 if not self._inputs_known:
-                    self._constant_base[:C, now] = _by_shared(x, self._constant)
+                    self._constant_base[:C, now] = shared_product(x, self._constant)
                 y.sub_(self._constant_base[:C, now] * self._b[:C])
-        return torch.baddbmm(y, products, self._left[:C, past], alpha=-1) if self._used else y
+        if not self._used:
+            return y
+        batches = torch.bmm(self._right[:C, now], self._right[:C, past].transpose(1, 2))
+        return torch.baddbmm(y, batches, self._left[:C, past], alpha=-1)
 
     def backward(self, gradient: Tensor) -> Tensor:
         """g_k W_k, the gradient of the inputs, for that of the outputs `[C, B, outputs]`."""
         C, past = len(gradient), slice(self._used)
-        back = _by_shared(gradient, self._start.t())
+        back = shared_product(gradient, self._start.t())
         if self._a is not None and self._b is not None:
             back.mul_(self._a[:C])
             if self._constant is not None:
-                back.sub_(_by_shared(gradient, self._constant.t()).mul_(self._b[:C]))
+                back.sub_(shared_product(gradient, self._constant.t()).mul_(self._b[:C]))
         if self._used:
-            products = torch.bmm(gradient, self._left[:C, past].transpose(1, 2))
-            back.baddbmm_(products, self._right[:C, past], alpha=-1)
+            batches = torch.bmm(gradient, self._left[:C, past].transpose(1, 2))
+            back.baddbmm_(batches, self._right[:C, past], alpha=-1)
         return back
 
     def step(self, gradient: Tensor, rate: float, decay: Tensor | float, pull: float) -> None:
@@ -133,23 +138,31 @@ class FactoredWeight:
                 out.sub_(self._constant * self._b)
         out.baddbmm_(self._left.transpose(1, 2), self._right, alpha=-1)
 
-    def summed_moves(self, weights: Tensor) -> Tensor:
-        """Σ w_k·(W_k − W₀), `[outputs, inputs]`."""
+    def summed_moves(self, weights: Tensor, out: Tensor) -> None:
+        """Write Σ w_k·(W_k − W₀) to `out`, `[outputs, inputs]` in double precision."""
         w = weights.to(self._left.dtype).view(-1, 1, 1)
-        total = -((self._left * w).flatten(0, 1).t() @ self._right.flatten(0, 1))
+        left, right = (self._left * -w).flatten(0, 1).t(), self._right.flatten(0, 1)
+        large = pays(len(left), len(right), right.shape[1], left)
+        start = constant = 0.0
         if self._a is not None and self._b is not None:
-            total.add_(self._start, alpha=float((w * (self._a - 1)).sum()))
-            if self._constant is not None:
-                total.sub_(self._constant, alpha=float((w * self._b).sum()))
-        return total
+            start, constant = float((w * (self._a - 1)).sum()), -float((w * self._b).sum())
+        # By pieces of rows: one is still in the cache when it is converted to double precision.
+        pieces = -(-self.numbers * left.element_size() // PIECE_BYTES)
+        for rows in torch.arange(len(left)).tensor_split(pieces):
+            some = slice(int(rows[0]), int(rows[-1]) + 1)
+            own = left[some]
+            total = product(own.contiguous(), right.t()) if large else own @ right
+            if start:
+                total.add_(self._start[some], alpha=start)
+            if constant and self._constant is not None:
+                total.add_(self._constant[some], alpha=constant)
+            out[some] = total
 
     def square_moves(self) -> Tensor:
         """|W_k − W₀|² of each client, `[C]` in double precision, from products of batches."""
-        gram, L = self._gram, self._left
-        if gram is None:
-            gram = torch.bmm(self._right, self._right.transpose(1, 2))
+        L, R = self._left, self._right
         # |LᵀR|² = ⟨LLᵀ, RRᵀ⟩
-        found = _dots(torch.bmm(L, L.transpose(1, 2)), gram)
+        found = _dots(torch.bmm(L, L.transpose(1, 2)), torch.bmm(R, R.transpose(1, 2)))
         if self._a is None or self._b is None or self._base is None:
             return found
         a, b = (self._a - 1).double().flatten(), self._b.double().flatten()
@@ -159,11 +172,6 @@ class FactoredWeight:
             found += b**2 * K.double().square().sum() - 2 * a * b * (W * K).sum()
             found += 2 * b * _dots(self._constant_base, L)
         return found
-
-
-def _by_shared(x: Tensor, weight: Tensor) -> Tensor:
-    """x_k Wᵀ for a weight that clients share, as one product for all of them."""
-    return (x.flatten(0, 1) @ weight.t()).unflatten(0, x.shape[:2])
 
 
 def _dots(one: Tensor, other: Tensor) -> Tensor:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
+from undrift.engines.compiled.dense import DenseChain
 from undrift.engines.vectorised.factored import FactoredWeight
 from undrift.engines.vectorised.random_masks import RandomMasks
+from undrift.utils.products import products
 
 
 class Sink(ABC):
@@ -68,20 +71,18 @@ class Linear(Layer):
     def __init__(self, weight: int, bias: int | None):
         super().__init__()
         self.weight = weight
-        self._bias = bias
+        self.bias = bias
         self.factored: FactoredWeight | None = None
         """the weight, while it trains without being formed; `parameters` does not have it then"""
 
     def forward(self, x: Tensor, parameters: Sequence[Tensor], masks: RandomMasks | None) -> Tensor:
         self._axes_between = x.shape[1:-1]
         self._x = x = _as_rows(x)
-        bias = None if self._bias is None else parameters[self._bias].unsqueeze(1)
+        bias = None if self.bias is None else parameters[self.bias]
         if self.factored is not None:
             y = self.factored.forward(x)
-            return y if bias is None else y.add_(bias)
-        W = parameters[self.weight].transpose(1, 2)
-        y = torch.bmm(x, W) if bias is None else torch.baddbmm(bias, x, W)
-        return self._restore_axes(y)
+            return y if bias is None else y.add_(bias.unsqueeze(1))
+        return self._restore_axes(products(x, parameters[self.weight], bias))
 
     def backward(self, gradient: Tensor, parameters: Sequence[Tensor], sink: Sink) -> Tensor:
         gradient = _as_rows(gradient)
@@ -89,14 +90,14 @@ class Linear(Layer):
         # is that at the weights before the step.
         back = gradient if self.is_first else self._back(gradient, parameters)
         sink.product(self.weight, gradient.transpose(1, 2), self._x)
-        if self._bias is not None:
-            sink.plain(self._bias, gradient.sum(1))
+        if self.bias is not None:
+            sink.plain(self.bias, gradient.sum(1))
         return self._restore_axes(back)
 
     def _back(self, gradient: Tensor, parameters: Sequence[Tensor]) -> Tensor:
         if self.factored is not None:
             return self.factored.backward(gradient)
-        return torch.bmm(gradient, parameters[self.weight])
+        return products(gradient, parameters[self.weight].transpose(1, 2))
 
     def _restore_axes(self, rows: Tensor) -> Tensor:
         """Restore the axes that the inputs had between clients and features."""
@@ -246,6 +247,27 @@ def link_layers(layers: Sequence[Layer], first: bool = True) -> None:
         overwritable = layer.owns_outputs or (overwritable and isinstance(layer, Flatten))
         if isinstance(layer, Residual):
             layer.link()
+
+
+def dense_chain(layers: Sequence[Layer], shapes: Sequence[torch.Size]) -> DenseChain | None:
+    """The same as a chain of linear layers with ReLU between them, or None if it is none."""
+    at = [0, *accumulate(shape.numel() for shape in shapes)]
+    linears: list[Linear] = []
+    expected: type[Layer] = Linear
+    for layer in layers:
+        if isinstance(layer, Flatten) and not linears:
+            continue
+        if type(layer) is not expected:
+            return None
+        if isinstance(layer, Linear):
+            linears.append(layer)
+        expected = ReLU if isinstance(layer, Linear) else Linear
+    if not linears or expected is Linear:
+        return None
+    places = [(at[each.weight], -1 if each.bias is None else at[each.bias]) for each in linears]
+    weights, biases = zip(*places, strict=True)
+    inputs = shapes[linears[0].weight][1]
+    return DenseChain((inputs, *(shapes[each.weight][0] for each in linears)), weights, biases)
 
 
 def merge_channels(x: Tensor) -> Tensor:

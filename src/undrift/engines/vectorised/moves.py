@@ -7,7 +7,8 @@ through all of them while it is in the cache.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -19,6 +20,33 @@ from undrift.engines.vectorised.factored import FactoredWeight
 PIECE_NUMBERS = 40_000
 """Numbers that go through all operations at a time: in single and double precision together they
 fill half of a core's cache of one megabyte."""
+
+MOST_SPARE = 8
+"""Vectors that are kept for use again, at most."""
+
+
+class SpareVectors:
+    """Vectors whose contents nobody needs any more, to be used again, by any thread.
+
+    The sum of a large model's moves is new memory for every chunk. The system would map and zero
+    its pages each time, which takes longer than to compute the sum.
+    """
+
+    def __init__(self) -> None:
+        self._spare: deque[Tensor] = deque(maxlen=MOST_SPARE)
+
+    def take(self, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """An uninitialised vector."""
+        try:
+            found = self._spare.pop()
+        except IndexError:
+            return torch.empty(size, dtype=dtype, device=device)
+        fits = found.shape == (size,) and found.dtype == dtype and found.device == device
+        return found if fits else torch.empty(size, dtype=dtype, device=device)
+
+    def give(self, vectors: Iterable[Tensor]) -> None:
+        """Let vectors be used again."""
+        self._spare.extend(vectors)
 
 
 class ChunkMoves(Moves):
@@ -36,6 +64,8 @@ class ChunkMoves(Moves):
         weights of linear layers that were not formed, by their first column
     norms
         whether `squares` will be asked for
+    memory
+        where the sums are
     """
 
     def __init__(
@@ -45,7 +75,9 @@ class ChunkMoves(Moves):
         weights: Tensor,
         factored: Sequence[tuple[int, FactoredWeight]] = (),
         norms: bool = True,
+        memory: SpareVectors | None = None,
     ):
+        self._memory = memory or SpareVectors()
         self.center = center
         self.clients = len(x)
         self._x = x
@@ -64,7 +96,11 @@ class ChunkMoves(Moves):
         ratio = self._ratio_to_usual(weights)
         if ratio is None:
             return self._summed(weights)
-        return self._sum_as_usual() * ratio  # a copy: the caller may change it
+        found = self._sum_as_usual()
+        if ratio == 1.0 and self._squares is None:
+            self._usual_sum = None  # the caller may change it
+            return found
+        return found * ratio
 
     def _sum_as_usual(self) -> Tensor:
         """The sum with the usual weights; the first call computes it, with the norms."""
@@ -83,12 +119,12 @@ class ChunkMoves(Moves):
 
     def _summed(self, weights: Tensor, squares: Tensor | None = None) -> Tensor:
         """Σ w_k·(x_k − c); adds |x_k − c|² to `squares`."""
-        total = torch.empty(self._x.shape[1], dtype=self._wide, device=self._x.device)
+        total = self._memory.take(self._x.shape[1], self._wide, self._x.device)
         at = 0
         for begin, weight in self._factored:
             self._add_formed(at, begin, weights, total, squares)
             at = begin + weight.numbers
-            total[begin:at] = weight.summed_moves(weights).view(-1)
+            weight.summed_moves(weights, total[begin:at].view(weight.shape))
             if squares is not None:
                 squares += weight.square_moves()
         self._add_formed(at, len(total), weights, total, squares)

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from undrift.data.samples.structure import Tree, map_tensors, tensors_of
+from undrift.engines.compiled.dense import DenseChain
+from undrift.engines.fast_linear import use_fast_linear
 from undrift.engines.vectorised.batches import Batch
 from undrift.engines.vectorised.layers import (
     Dropout,
@@ -28,6 +30,7 @@ from undrift.engines.vectorised.layers import (
     Sigmoid,
     Sink,
     Tanh,
+    dense_chain,
 )
 from undrift.engines.vectorised.random_masks import RandomMasks
 from undrift.engines.vectorised.steps import ParameterList, vectors_like
@@ -71,6 +74,8 @@ class Network(ABC):
     flat_linears: Sequence[tuple[Linear, bool]] = ()
     """linear layers whose inputs are one vector for each sample, and whether these are the samples
     themselves; their weights need not be formed"""
+    chain: DenseChain | None = None
+    """the model as a chain that the C kernel can train, if it is one"""
     _tensors: ParameterList | None = None
     _tensor_clients: int = 0
     _vectors: Tensor | None = None
@@ -258,6 +263,9 @@ class VmappedNetwork(Network):
             assert criterion.per_sample is not None
             return (mean_of_each_sample(criterion.per_sample(outputs, y)) * w).sum()
 
+        # torch.func computes some operators, such as attention, for one client after another, and
+        # would tell the user so. The choice of the strategy takes care of that.
+        torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
         self._gradient = vmap(grad(loss))
 
     def backward(
@@ -296,7 +304,8 @@ class VmappedNetwork(Network):
         return [(name, named[name]) for name in self._names]
 
     def copy(self) -> Network:
-        return VmappedNetwork(deepcopy(self._module), self._names, self._criterion)
+        module = copy_sharing_frozen(self._module)
+        return VmappedNetwork(module, self._names, self._criterion)
 
 
 class ModuleNetwork(Network):
@@ -313,6 +322,7 @@ class ModuleNetwork(Network):
         self._parameters: list[nn.Parameter] = [
             p for p in self._module.parameters() if p.requires_grad
         ]
+        use_fast_linear(self._module)
         # The mask generators set here are replaced by each client's own in `backward`.
         use_keyed_dropout(self._module, MaskGenerator(losses.device))
         self._dropouts = [m for m in self._module.modules() if isinstance(m, KeyedDropout)]
@@ -344,6 +354,10 @@ class ModuleNetwork(Network):
         for number, gradient in enumerate(gradients):
             sink.plain(number, gradient[None])
 
+    def copy(self) -> Network:
+        frozen = {id(p): p for p in self._module.parameters() if not p.requires_grad}
+        return deepcopy(self, frozen)
+
     def load_buffers(self, buffers: Mapping[str, Tensor]) -> None:
         for name, value in self._module.named_buffers():
             if name in buffers:
@@ -370,7 +384,11 @@ def stacked_network(losses: ModuleLosses, channels_last: bool = False) -> Stacke
     if isinstance(layers, str):
         return layers
     flat_samples = losses.train_part.x.ndim == 2
-    return StackedNetwork(layers, derivative, channels_last, flat_samples)
+    found = StackedNetwork(layers, derivative, channels_last, flat_samples)
+    chain = dense_chain(layers, losses.flat.shapes)
+    if chain is not None and derivative is cross_entropy_derivative:
+        found.chain = chain if chain.suits(losses.train_part, losses.flat.x) else None
+    return found
 
 
 def vmapped_network(
@@ -393,11 +411,21 @@ def vmapped_network(
 
 def _own_copy(losses: ModuleLosses) -> nn.Module:
     """A copy of the module whose parameters are tensors of their own, not views of one vector."""
-    module = deepcopy(losses.flat.module)
+    module = copy_sharing_frozen(losses.flat.module)
     for p in module.parameters():
         p.grad = None
-        p.data = p.data.clone()
+        if p.requires_grad:
+            p.data = p.data.clone()
     return module
+
+
+def copy_sharing_frozen(module: nn.Module) -> nn.Module:
+    """A copy of a module with the same frozen parameters, which training only reads.
+
+    Most of a large model with adapters is frozen, and every thread has a copy.
+    """
+    frozen = {id(p): p for p in module.parameters() if not p.requires_grad}
+    return deepcopy(module, frozen)
 
 
 def _names_of_tied(module: nn.Module) -> dict[str, list[str]]:

@@ -66,7 +66,7 @@ class GroupNorm(Layer):
         self._weight, self._bias = weight, bias
 
     def forward(self, x: Tensor, parameters: Sequence[Tensor], masks: RandomMasks | None) -> Tensor:
-        self._x = merge_channels(x).contiguous()
+        self._x = _dense(merge_channels(x))
         weight, bias = (
             None if number is None else parameters[number].flatten()
             for number in (self._weight, self._bias)
@@ -81,7 +81,7 @@ class GroupNorm(Layer):
         C = len(gradient)
         mask = [not self.is_first, self._weight is not None, self._bias is not None]
         back, weight, bias = torch.ops.aten.native_group_norm_backward(
-            merge_channels(gradient).contiguous(),
+            merge_channels(gradient).contiguous(memory_format=_memory_order(self._x)),
             self._x,
             self._mean,
             self._rstd,
@@ -99,6 +99,23 @@ class GroupNorm(Layer):
         """Samples, channels, pixels and groups of the tensor with merged channels."""
         samples, channels = self._x.shape[:2]
         return samples, channels, self._x[0, 0].numel(), clients * self._groups
+
+
+def _memory_order(x: Tensor) -> torch.memory_format:
+    """The order of an image's numbers in memory; channels first if it is neither."""
+    last = torch.channels_last
+    # Of a single sample, torch cannot tell the order from the strides of a view.
+    if x.ndim == 4 and len(x) > 1 and not x.is_contiguous():
+        return last if x.is_contiguous(memory_format=last) else torch.contiguous_format
+    return torch.contiguous_format
+
+
+def _dense(x: Tensor) -> Tensor:
+    """The same numbers without gaps in memory; images with their channels last stay so.
+
+    Changing the order would cost a copy here, and one for each convolution before and after.
+    """
+    return x.contiguous(memory_format=_memory_order(x))
 
 
 def layer_norm(module: nn.LayerNorm, numbers: Sequence[int]) -> LayerNorm:

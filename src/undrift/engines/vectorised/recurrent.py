@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from undrift.engines.vectorised.layers import Layer, Sink
 from undrift.engines.vectorised.random_masks import RandomMasks
+from undrift.utils import products
 
 sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
 tanh_backward = torch.ops.aten.tanh_backward.grad_input
@@ -75,7 +76,7 @@ class Level:
         space.x.copy_(x)
         before: TimeStep | None = None
         for now in space.time_steps:
-            torch.bmm(now.z, V, out=now.all)
+            products.multiply(now.z, V, now.all)
             now.i_f_o.sigmoid_()
             now.g.tanh_()
             torch.mul(now.i, now.g, out=now.c)
@@ -103,8 +104,8 @@ class Level:
         for t in reversed(range(len(space.time_steps))):
             now = space.time_steps[t]
             now.backward(dh, dc, space.time_steps[t - 1] if t else None, d)
-            dV.baddbmm_(now.z.transpose(1, 2), d.all)
-            dh = torch.bmm(d.all, V, out=now.dz if wanted else space.dh)[..., -H:]
+            products.add_product(dV, now.z.transpose(1, 2), d.all)
+            dh = products.multiply(d.all, V, now.dz if wanted else space.dh)[..., -H:]
             if of_all and t:
                 dh.add_(gradient[t - 1])
         self._emit(dV, inputs, H, sink)

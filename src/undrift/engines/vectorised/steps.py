@@ -19,10 +19,14 @@ from undrift.engines.vectorised.layers import Sink
 from undrift.local.adaptive import FIRST, SECOND, STEPS, Adam
 from undrift.local.minibatches import MinibatchSolver
 from undrift.local.solvers import SGD
+from undrift.utils import products
 
 ALIGNED_NUMBERS = 16
 """The vectors of clients begin at multiples of this many numbers: 64 bytes in single precision,
 a cache line."""
+
+PIECE_BYTES = 1 << 20
+"""Large weights change by pieces of at most this size, which stay in a core's cache."""
 
 ParameterList = list[Tensor]
 """A tensor for each parameter of the network, `[C, …]`, or `[1, …]` if clients share it."""
@@ -163,6 +167,9 @@ class FusedStep(Step):
             gradient = left.transpose(1, 2)
             self._factored[number].step(gradient, self.rate, self._decay, self._pull)
             return
+        if products.pays(left.shape[1], left.shape[2], right.shape[2], left):
+            self._large_product(number, left, right)
+            return
         x, factor = self._started(number)
         x.baddbmm_(left, right, beta=factor, alpha=-self.rate)
         self._add_constant(x, number)
@@ -173,6 +180,33 @@ class FusedStep(Step):
             x.mul_(factor)
         x.add_(gradient, alpha=-self.rate)
         self._add_constant(x, number)
+
+    def _large_product(self, number: int, left: Tensor, right: Tensor) -> None:
+        """The same with a library that cannot add the product to a matrix: piece by piece.
+
+        A piece of the gradient is still in the cache when it is applied.
+        """
+        x, rate, decay = self._x[number], self.rate, self._decay
+        source = x if self._start is None else self._start[number].expand_as(x)
+        constant = self._constant
+        constants = None if constant is None else constant[number].expand_as(x).unbind()
+        decays = decay.tolist() if isinstance(decay, Tensor) else [decay] * len(x)
+        pieces = -(-x[0].numel() * x.element_size() // PIECE_BYTES)
+        rows = -(-x.shape[1] // pieces)
+        each = zip(x.unbind(), source.unbind(), left.unbind(), right.unbind(), decays, strict=True)
+        for k, (own, before, outputs, inputs, own_decay) in enumerate(each):
+            # (1 − ηd)x − ηg in one pass: a share ηd of the way from x to −g/d
+            factor = -1 / own_decay if own_decay else -rate
+            outputs, inputs = outputs * factor, inputs.t()
+            for first in range(0, len(own), rows):
+                piece = slice(first, first + rows)
+                change = products.product(outputs[piece], inputs)
+                if constants is not None:
+                    change.add_(constants[k][piece], alpha=factor)
+                if own_decay:
+                    torch.lerp(before[piece], change, rate * own_decay, out=own[piece])
+                else:
+                    torch.add(before[piece], change, out=own[piece])
 
     def _started(self, number: int) -> tuple[Tensor, float]:
         """A parameter before the step, and the factor 1 − η(s·λ + r) still to be applied to it.

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from undrift.core.problem import Keep, LocalProblem, Number, Work
+from undrift.engines.compiled.dense import DenseChain
 from undrift.engines.vectorised.ascending import backward_ascending
 from undrift.engines.vectorised.batches import BatchStream, batch_indices
 from undrift.engines.vectorised.factored import FactoredWeight, factoring_pays
@@ -136,6 +137,10 @@ def train(network: Network, problem: LocalProblem, group: Group, mine: Keep = Ke
         return network.in_memory_order(split(vectors, shapes))
 
     flat = network.vectors(losses.flat.x, clients)
+    usual = problem.ascent is None and not losses.data.augmentations
+    if network.chain is not None and usual and _fuses(network, solver, problem):
+        _train_by_kernel(network.chain, problem, group, flat)
+        return Trained(flat, int(group.indices.sizes.sum()))
     views = split(flat, shapes)
     x = network.parameter_tensors(views)
     start = parameter_list(problem.start)
@@ -194,6 +199,17 @@ def train(network: Network, problem: LocalProblem, group: Group, mine: Keep = Ke
     columns = [0, *accumulate(shape.numel() for shape in shapes)]
     unformed = [(columns[number], weight) for number, weight in sorted(factored.items())]
     return Trained(flat, evaluations, first, last, state, unformed)
+
+
+def _train_by_kernel(chain: DenseChain, problem: LocalProblem, group: Group, x: Tensor) -> None:
+    """Take all steps of plain SGD at once; `x`, `[C, P]`, receives the clients' models."""
+    rows, counts = group.indices.rows, group.indices.sizes
+    rates = [group.rates.at(step) for step in range(len(rows))]
+    scale, pull = number(problem.scale), _pull(problem)
+    x.copy_(problem.start)
+    decay = scale * group.solver.penalty + pull
+    constant = _constant(problem, pull)
+    chain.train(group.losses.train_part, rows, counts, x, rates, scale, decay, constant)
 
 
 def _solver_state(step: Step, like: Tensor, shapes: Sequence[torch.Size]) -> dict[str, Tensor]:
@@ -260,10 +276,7 @@ def _step(
             return AdamStep(solver, x, start, terms, _kept_moments(solver, mine, parameter_list))
         assert isinstance(solver, SGD)
         return SGDStep(solver, x, start, terms)
-    constant = v
-    if z is not None and not (isinstance(r, float) and r == 0.0):
-        own = r[:, None] if isinstance(r, Tensor) else r
-        constant = z * -own if v is None else v - own * z
+    constant = _constant(problem, r)
     decay = s * solver.penalty + r
     constants = None if constant is None else parameter_list(constant)
     pull = r if z is problem.start and isinstance(r, float) else 0.0
@@ -280,6 +293,15 @@ def _fuses(network: Network, solver: MinibatchSolver, problem: LocalProblem) -> 
 def _pull(problem: LocalProblem) -> Tensor | float:
     """r, zero without a center."""
     return number(problem.weight) if problem.center is not None else 0.0
+
+
+def _constant(problem: LocalProblem, r: Tensor | float) -> Tensor | None:
+    """v − r·z, the part of the local gradient that does not depend on x; None for zero."""
+    v, z = problem.linear, problem.center
+    if z is None or (isinstance(r, float) and r == 0.0):
+        return v
+    own = r[:, None] if isinstance(r, Tensor) else r
+    return z * -own if v is None else v - own * z
 
 
 def _factored(

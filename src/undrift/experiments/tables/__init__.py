@@ -4,6 +4,7 @@ Validation completes every table with all defaults and makes paths absolute, so 
 the executed and the written experiment are the same.
 """
 
+from undrift.experiments.tables.compression import CompressionTable
 from undrift.experiments.tables.data import DataTable, HoldOut
 from undrift.experiments.tables.engine import DeployTable, EngineTable
 from undrift.experiments.tables.evaluation import EvaluationTable
@@ -16,6 +17,7 @@ from undrift.experiments.tables.robust import RobustTable
 from undrift.experiments.tables.sampling import SamplingTable
 
 __all__ = [
+    "CompressionTable",
     "DataTable",
     "DeployTable",
     "EngineTable",

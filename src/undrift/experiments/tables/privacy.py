@@ -18,7 +18,7 @@ from undrift.experiments.tables.fields import (
     one_of,
 )
 from undrift.privacy.gaussian import ACCOUNTANTS, AdaptiveClip, Gaussian
-from undrift.privacy.secure.settings import SecureAggregation
+from undrift.privacy.secure.settings import NOISE_AT, SITES, SecureAggregation
 from undrift.utils.errors import UndriftError
 
 
@@ -84,12 +84,32 @@ class PrivacyTable(ClosedTable):
         description="Largest absolute value in a weighted upload, for secure aggregation.",
     )
 
+    noise_at: Annotated[str, BeforeValidator(one_of(NOISE_AT)), allowed_words(NOISE_AT)] = Field(
+        default="server",
+        description="Who adds the noise: the server, or with secure aggregation the sites, which "
+        "then need not trust it.",
+    )
+    colluding: NotNegative = Field(
+        default=0,
+        description="Sites that may collude with the server: their shares of the noise do not "
+        "count, with noise_at = sites.",
+    )
+
     @model_validator(mode="after")
     def _check(self) -> PrivacyTable:
         if self.clip is not None and self.adaptive_clip is not None:
             raise InvalidValue("Give either clip or adaptive_clip, not both.", "clip")
         if self.threshold is not None and not self.secure:
             raise InvalidValue("A threshold needs secure = true.", "threshold")
+        if self.noise_at == SITES:
+            if not self.secure:
+                raise InvalidValue("Noise of the sites needs secure = true.", "noise_at")
+            if self.adaptive_clip is not None:
+                raise InvalidValue(
+                    "Noise of the sites needs a fixed clip: adaptive_clip sends the server one bit "
+                    "of every site.",
+                    "noise_at",
+                )
         try:
             self.build()
             self.build_secure()
@@ -99,7 +119,10 @@ class PrivacyTable(ClosedTable):
 
     def build_secure(self) -> SecureAggregation | None:
         """Secure aggregation; None without it."""
-        return SecureAggregation(self.threshold, self.range) if self.secure else None
+        if not self.secure:
+            return None
+        noise = self.noise_at == SITES
+        return SecureAggregation(self.threshold, self.range, noise, int(self.colluding))
 
     def build(self) -> Gaussian | None:
         """The mechanism, as `train` takes it; None with secure aggregation alone."""

@@ -36,6 +36,8 @@ class FedAsync(Averaging):
         s(u), e.g. `ud.staleness.Polynomial(0.5)`, `Hinge(10, 4)` or `Constant()`
     """
 
+    averages_moves = False
+    why_not_robust = "it mixes models one by one"
     paper = "Xie et al., Asynchronous Federated Optimization, 2019"
     converges_to = "averaging"
     asynchronous = True

@@ -33,6 +33,8 @@ class FedCM(FedAvg):
         as for FedAvg; the paper's global rate η_g is ours divided by ητ
     """
 
+    averages_moves = False
+    why_not_robust = "it also uses numbers that clients report"
     sends = ("x", "d")
     needs_steps = True
     paper = "Xu et al., FedCM: Federated Learning with Client-level Momentum, 2021"

@@ -24,6 +24,8 @@ class FedExP(UniformAveraging):
         start from the last one
     """
 
+    averages_moves = False
+    why_not_robust = "it also uses numbers that clients report"
     converges_to = None
     paper = "Jhunjhunwala et al., FedExP: Speeding Up FedAvg via Extrapolation, ICLR 2023"
 

@@ -48,6 +48,8 @@ class FedLGA(Averaging):
         the server optimiser, which gets the mean move; `ud.server.Plain(lr)` sets η_g
     """
 
+    averages_moves = False
+    why_not_robust = "it also uses numbers that clients report"
     converges_to = "averaging"
     draws_by_weight = True
     needs_steps = True

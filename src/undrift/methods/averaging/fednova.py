@@ -46,7 +46,10 @@ class FedNova(Averaging):
         the server optimiser, which gets the update, e.g. `ud.server.Momentum(0.9)`
     """
 
+    averages_moves = False
+    why_not_robust = "it also uses numbers that clients report"
     needs_steps = True
+    elementwise = True
     paper = "Wang et al., Tackling the Objective Inconsistency Problem, NeurIPS 2020"
     why_synchronous = "its effective number of steps is an average over a cohort"
 

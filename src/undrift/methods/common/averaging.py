@@ -32,6 +32,8 @@ class Averaging(Method):
     uploads: Mapping[str, Weight | tuple[Weight, ...]] = {"moved": q}
     server: ServerOptimizer = Plain()
     why_synchronous = "it averages moves that began at the same model"
+    averages_moves = True
+    downloads_may_lag = True
 
     def init(self, x: Tensor) -> ServerState:
         return ServerState(x=x, **self.server.start(x))

@@ -25,7 +25,10 @@ class FedVARP(Averaging):
         the server optimiser, which gets the average move; `ud.server.Plain(lr)` sets η_g
     """
 
+    averages_moves = False
+    why_not_robust = "its mean is the exact sum of what clients keep"
     keeps = {"y": ZERO}
+    elementwise = True
     uploads = {"change": q}
     converges_to = "averaging"
     converges_when_sampled = True

@@ -34,6 +34,7 @@ class Scaffnew(Method):
     """
 
     keeps = {"h": ZERO, "x": INITIAL, "inverse": NUMBER}  # inverse = p/η, of the last round
+    elementwise = True
     uploads = {"moved": q}
     needs_all = True
     needs_steps = True

@@ -36,8 +36,11 @@ class SCAFFOLD(Averaging):
         the server optimiser, which gets the average move; `ud.server.Plain(lr)` sets η_g
     """
 
+    averages_moves = False
+    why_not_robust = "its control variate is the exact sum of what clients keep"
     sends = ("x", "c")
     keeps = {"c": ZERO}
+    elementwise = True
     uploads = {"moved": q, "c_change": q}
     paper = "Karimireddy et al., SCAFFOLD, ICML 2020"
     why_synchronous = "its control variates are differences from the model a round began with"

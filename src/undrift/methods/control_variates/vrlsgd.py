@@ -24,6 +24,7 @@ class VRLSGD(Method):
     """
 
     keeps = {"delta": ZERO, "x": INITIAL, "inverse": NUMBER}  # inverse = 1/(ητ_k)
+    elementwise = True
     uploads = {"moved": q}
     needs_all = True
     needs_steps = True

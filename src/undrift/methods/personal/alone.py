@@ -22,6 +22,7 @@ class Alone(Method):
     """
 
     keeps = {"x": INITIAL}
+    elementwise = True
     own_model = "x"
     sends: Sequence[str] = ()
     uploads: Mapping[str, Weight | tuple[Weight, ...]] = {}

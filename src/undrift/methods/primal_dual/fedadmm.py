@@ -28,6 +28,7 @@ class FedADMM(Method):
     """
 
     keeps = {"multiplier": ZERO, "u": INITIAL}
+    elementwise = True
     uploads = {"change": q}
     paper = "Gong et al., FedADMM: Adaptivity to System Heterogeneity, ICDE 2022"
     why_synchronous = "its multipliers are for the model that a round began with"

@@ -41,7 +41,9 @@ class FedDR(Method):
     """
 
     keeps = {"y": INITIAL, "x": INITIAL}
+    elementwise = True
     uploads = {"change": q}
+    downloads_may_lag = True
     paper = "Tran-Dinh et al., FedDR, NeurIPS 2021"
     asynchronous = True
     why_synchronous = "start='everyone' begins with a round of all clients"

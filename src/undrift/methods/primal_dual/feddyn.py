@@ -30,6 +30,7 @@ class FedDyn(Method):
     """
 
     keeps = {"h": ZERO}
+    elementwise = True
     uploads = {"moved": once}
     paper = "Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021"
     why_synchronous = "its server state h needs the cohort's moves from one common model"

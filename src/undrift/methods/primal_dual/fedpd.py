@@ -35,6 +35,7 @@ class FedPD(Method):
     """
 
     keeps = {"x0": INITIAL, "multiplier": ZERO}
+    elementwise = True
     uploads = {"x0": q}
     needs_all = True
     uploads_models = True

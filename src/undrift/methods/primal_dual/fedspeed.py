@@ -42,6 +42,7 @@ class FedSpeed(Method):
     """
 
     keeps = {"g": ZERO}
+    elementwise = True
     paper = (
         "Sun et al., FedSpeed: Larger Local Interval, Less Communication Round, and Higher "
         "Generalization Accuracy, ICLR 2023"

@@ -32,6 +32,7 @@ class FedSplit(Method):
     """
 
     keeps = {"z": INITIAL, "u": INITIAL}
+    elementwise = True
     paper = "Pathak and Wainwright, FedSplit, NeurIPS 2020"
     why_synchronous = "it reflects all clients at one common model (AsyncFedDR is its relaxed form)"
 

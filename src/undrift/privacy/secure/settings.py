@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from undrift.privacy.secure.attempt import MIN_SITES, Attempt, default_threshold
 from undrift.utils.errors import require, require_range, require_whole
 
+SITES = "sites"
+NOISE_AT = ("server", SITES)
+"""Who adds the noise of differential privacy."""
+
 
 @dataclass(frozen=True)
 class SecureAggregation:
@@ -20,12 +24,19 @@ class SecureAggregation:
         ⌊2n/3⌋ + 1, where n is the size of the cohort when all sites are there
     range
         R, the largest absolute value of a coordinate of an upload times its weight
+    site_noise
+        whether the sites add the noise of differential privacy, each a share of it
+    colluding
+        c, the number of sites that may collude with the server
     """
 
     threshold: int | None = None
     range: float = 1000.0
+    site_noise: bool = False
+    colluding: int = 0
 
     def __post_init__(self) -> None:
+        require_whole("privacy.colluding", self.colluding, at_least=0)
         if self.threshold is not None:
             require_whole("privacy.threshold", self.threshold, at_least=2)
         require_range("privacy.range", self.range, above=0)
@@ -38,8 +49,17 @@ class SecureAggregation:
         `full` is the size of the cohort if all sites were there: a server that says that sites are
         away must not lower the threshold by that.
         """
-        threshold = default_threshold(full) if self.threshold is None else self.threshold
-        return Attempt(run, round, number, tuple(cohort), threshold)
+        return Attempt(run, round, number, tuple(cohort), self._threshold(full))
+
+    def noise_shares(self, full: int) -> int:
+        """The fewest shares of noise that a decoded sum has from sites that do not collude: t − c.
+
+        Every site adds 1/(t − c) of the variance, so that t − c sites add enough.
+        """
+        return self._threshold(full) - self.colluding
+
+    def _threshold(self, full: int) -> int:
+        return default_threshold(full) if self.threshold is None else self.threshold
 
     def check(self, sites: int) -> None:
         """Refuse settings with which no round of so many sites could be completed."""
@@ -54,3 +74,9 @@ class SecureAggregation:
                 f"privacy.threshold is {self.threshold}, but must be from {sites // 2 + 1} to "
                 f"{sites} with {sites} sites: above half of them.",
             )
+        require(
+            2 * self._threshold(sites) > sites + self.colluding,
+            f"With {sites} sites, a threshold of {self._threshold(sites)} is secure while at most "
+            f"{2 * self._threshold(sites) - sites - 1} sites collude with the server, but "
+            f"privacy.colluding is {self.colluding}.",
+        )

@@ -50,7 +50,9 @@ def record_round(key: bytes) -> int | None:
 
 def client_key(id: Hashable) -> bytes:
     """The name of a client's state; JSON tells the number 1 from the string "1"."""
-    key = CLIENT + json.dumps(id, ensure_ascii=False).encode()
+    # JSON of a whole number is its digits.
+    text = str(id) if type(id) is int else json.dumps(id, ensure_ascii=False)
+    key = CLIENT + text.encode()
     require(
         len(key) <= MAX_KEY_BYTES - SUFFIX_BYTES,
         f"The id of client {str(id)[:40]!r}… is too long for the store: it may have at most "

@@ -2,7 +2,7 @@
 
 A thread waits for signals, since the main thread may be inside a long operation of torch, the
 user's code that reads data, or a call to a server that is gone. If not even the thread can run, the
-process of `stopping_watchdog` kills the site. Ending the process at any moment is safe: files of
+process of `watchdog` kills the site. Ending the process at any moment is safe: files of
 states are written whole, and an order is on disk before its work begins.
 """
 
@@ -21,7 +21,7 @@ from typing import Any, Self
 
 GRACE_SECONDS = 2.0
 """How long a site may go on after the signal before it is ended; it must end within 5 seconds."""
-WATCHDOG = Path(__file__).with_name("stopping_watchdog.py")
+WATCHDOG = Path(__file__).with_name("watchdog.py")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 

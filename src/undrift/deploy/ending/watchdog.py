@@ -18,7 +18,7 @@ KILL_SECONDS = 4.0
 def main() -> None:
     """Pass signals on until the site ends; the arguments are its pid and name, and two pipes."""
     for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, signal.SIG_IGN)  # they are for the site, which then ends this process
+        signal.signal(each, signal.SIG_IGN)  # they are for the site, whose end ends this process
     site, name, signals, forward = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     until, interrupted, last = float("inf"), False, signal.SIGTERM
     while True:
@@ -29,10 +29,10 @@ def main() -> None:
         if not found:
             return  # the site has ended
         os.write(forward, found)
-        number = found[0]
-        if number == signal.SIGTERM or (number == signal.SIGINT and interrupted):
-            until, last = min(until, time.monotonic() + KILL_SECONDS), signal.Signals(number)
-        interrupted |= number == signal.SIGINT
+        arrived = found[0]
+        if arrived == signal.SIGTERM or (arrived == signal.SIGINT and interrupted):
+            until, last = min(until, time.monotonic() + KILL_SECONDS), signal.Signals(arrived)
+        interrupted |= arrived == signal.SIGINT
     sentence = f"Site {name!r} did not react to {last.name} and is killed: what it was doing is "
     os.write(2, f"{sentence}left undone, and nothing of it was sent.\n".encode())
     os.kill(site, signal.SIGKILL)

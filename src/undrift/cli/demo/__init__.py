@@ -44,7 +44,7 @@ def demo(
     table shows the progress.
     """
     from undrift.bench.stopwatch import Stopwatch, seconds_since_start
-    from undrift.cli.demo_run import PARTS, run_demo
+    from undrift.cli.demo.demo_run import PARTS, run_demo
     from undrift.report.html.html_page import require_page
 
     console = Console()

@@ -1,0 +1,118 @@
+"""Small dense networks that the C kernel trains: which they are, and the call of the kernel.
+
+torch's operators take a microsecond each, whatever their size, and a step needs ten of them. On a
+small network that is most of the time, above all if clients take different numbers of steps. The
+kernel does all steps of a chunk's clients in one call, during which other threads run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from undrift.data.part import Part
+from undrift.engines.compiled.building import kernel
+
+MOST_NUMBERS = 8_192
+"""Parameters of the largest network for the kernel; torch's products are faster on larger ones."""
+
+
+@dataclass(frozen=True)
+class DenseChain:
+    """A chain of linear layers with ReLU between them.
+
+    Parameters
+    ----------
+    sizes
+        numbers of a sample, of every hidden layer, and of classes
+    weights, biases
+        the places of the layers' parameters in the model's vector; −1 without a bias
+    """
+
+    sizes: tuple[int, ...]
+    weights: tuple[int, ...]
+    biases: tuple[int, ...]
+
+    def suits(self, part: Part, like: Tensor) -> bool:
+        """Whether the kernel can train on some samples, with numbers like those of `like`."""
+        x, y = part.x, part.y
+        numbers = sum((a + 1) * b for a, b in pairwise(self.sizes))
+        if not isinstance(x, Tensor) or not isinstance(y, Tensor) or numbers > MOST_NUMBERS:
+            return False
+        plain = x.device.type == "cpu" and x.dtype == like.dtype and y.dtype == torch.int64
+        shaped = y.ndim == 1 and len(y) > 0 and x[0].numel() == self.sizes[0]
+        if not plain or not shaped or not x.is_contiguous() or not y.is_contiguous():
+            return False
+        # The kernel does not check labels, so that it would write to other memory.
+        labelled = int(y.min()) >= 0 and int(y.max()) < self.sizes[-1]
+        return labelled and kernel(like.dtype) is not None
+
+    def train(
+        self,
+        part: Part,
+        rows: np.ndarray,
+        counts: np.ndarray,
+        x: Tensor,
+        rates: Sequence[float],
+        scales: Tensor | float,
+        decays: Tensor | float,
+        constant: Tensor | None,
+    ) -> None:
+        """Take all steps of plain SGD of several clients, in place in `x`, `[C, P]`.
+
+        `rows`, `[steps, C, B]`, are the samples' positions in the part, and `counts`, `[steps, C]`,
+        how many of them are a client's batch; 0 after its last step.
+        A step is x ← (1 − η·decay)x − η(scale·∇f + constant); numbers are `[C]` or the same for
+        all clients, and the constant is `[C, P]` or `[P]`.
+        """
+        library = kernel(x.dtype)
+        assert library is not None
+        assert isinstance(part.x, Tensor)
+        clients, layers = len(x), len(self.weights)
+        if not part.in_order:
+            rows = part.rows.numpy()[rows]
+        if rows.strides[2] != rows.itemsize:
+            rows = np.ascontiguousarray(rows)
+        if constant is not None:
+            constant = constant.contiguous()
+        steps = np.count_nonzero(counts, axis=0)
+        width = rows.shape[2]
+        places = self.sizes, self.weights, self.biases
+        integers = [np.array(each, dtype=np.int64) for each in places]
+        numbers = int(library.scratch_numbers(_long(layers), _address(integers[0]), _long(width)))
+        scratch = torch.empty(numbers, dtype=x.dtype)
+        floats = [np.array(rates, dtype=np.float64), _each(scales, clients), _each(decays, clients)]
+        library.train(
+            *(_long(clients), _long(layers), *map(_address, integers)),
+            *(_pointer(part.x), _pointer(part.y)),
+            *(_address(rows), *(_long(each // rows.itemsize) for each in rows.strides[:2])),
+            *(_address(counts), *(_long(each // counts.itemsize) for each in counts.strides)),
+            *(_long(width), _address(steps), *map(_address, floats)),
+            _pointer(constant),
+            _long(0 if constant is None or constant.ndim == 1 else constant.stride(0)),
+            *(_pointer(x), _long(x.stride(0)), _pointer(scratch)),
+        )
+
+
+def _each(value: Tensor | float, clients: int) -> np.ndarray:
+    """A number of each client, in double precision."""
+    own = value.double().numpy() if isinstance(value, Tensor) else value
+    return np.ascontiguousarray(np.broadcast_to(np.asarray(own, dtype=np.float64), clients))
+
+
+def _long(value: int) -> ctypes.c_int64:
+    return ctypes.c_int64(int(value))
+
+
+def _address(array: np.ndarray) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)
+
+
+def _pointer(tensor: Tensor | None) -> ctypes.c_void_p:
+    return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())

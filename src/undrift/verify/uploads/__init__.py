@@ -1,0 +1,1 @@
+"""Facts about what happens to uploads: private runs, transforms, compressors, robust statistics."""

@@ -1,0 +1,129 @@
+"""The C kernel for small dense networks: it trains as torch's operators do, or is not used."""
+
+import pytest
+import torch
+from torch import nn
+
+import undrift as ud
+from agreement import assert_same
+from looping import synchronous
+from test_vectorised import DATA, METHODS, engine
+from undrift.engines import SerialEngine
+from undrift.engines.compiled import building
+from undrift.engines.compiled.dense import DenseChain
+from undrift.engines.vectorised import stacked_network
+from undrift.nets.module_losses import ModuleLosses
+
+needs_kernel = pytest.mark.skipif(
+    building.kernel(torch.float64) is None, reason="there is no C compiler"
+)
+UNEQUAL = ud.SGD(
+    lr=0.05,
+    batch_size=9,
+    steps={k: 1 + 5 * (k % 4) for k in range(11)},
+    weight_decay=0.02,
+    step_schedule=ud.Inverse(1.0, 0.1),
+)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Counts the calls of the kernel."""
+    found = []
+    train = DenseChain.train
+
+    def counted(self, *arguments):
+        found.append(self)
+        train(self, *arguments)
+
+    monkeypatch.setattr(DenseChain, "train", counted)
+    return found
+
+
+def deep(dtype=torch.float64):
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(60, 19), nn.ReLU(), nn.Linear(19, 33, bias=False), nn.ReLU(), nn.Linear(33, 10)
+    ).to(dtype)
+
+
+def run(method, local, engine, model, rounds=2):
+    losses = ModuleLosses(model, DATA)
+    objective = "clients" if method.name == "FedLGA" else "samples"
+    loop = synchronous(method, losses, local, ud.All(), rounds, engine=engine, objective=objective)
+    return loop, list(loop.rounds())
+
+
+@needs_kernel
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_the_kernel_agrees_with_the_serial_engine(method, calls):
+    local = UNEQUAL if not method.draws_steps else ud.SGD(lr=0.05, batch_size=9, steps=3)
+    ours = run(method, local, engine(chunk=4, threads=2), deep())
+    assert_same(ours, run(method, local, SerialEngine, deep()))
+    # The kernel keeps no gradients, and takes none at shifted points.
+    asks = method.name == "MimeLite" or repr(method) == "SCAFFOLD(option='I')"
+    assert bool(calls) != (asks or method.ascent is not None)
+
+
+@needs_kernel
+def test_the_number_of_threads_changes_no_bit():
+    one, two = (
+        run(ud.SCAFFOLD(), UNEQUAL, engine(chunk=4, threads=n), deep(torch.float32))[0]
+        for n in (1, 2)
+    )
+    assert torch.equal(one.server.x, two.server.x)
+
+
+@needs_kernel
+def test_single_precision_is_as_exact_as_torch():
+    local = ud.SGD(lr=0.1, batch_size=10, epochs=2)
+    exact = run(ud.FedAvg(), local, SerialEngine, deep())[0].server.x
+    ours = run(ud.FedAvg(), local, engine(chunk=4, threads=1), deep(torch.float32))[0].server.x
+    torchs = run(ud.FedAvg(), local, SerialEngine, deep(torch.float32))[0].server.x
+    error = (ours.double() - exact).abs().max()
+    assert error <= 4 * (torchs.double() - exact).abs().max()
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Sequential(nn.Linear(60, 8), nn.Tanh(), nn.Linear(8, 10)),
+        nn.Sequential(nn.Linear(60, 8), nn.Linear(8, 10)),
+        nn.Sequential(nn.Linear(60, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 10)),
+        nn.Sequential(nn.Linear(60, 10), nn.ReLU()),
+        nn.Sequential(nn.Linear(60, 200), nn.ReLU(), nn.Linear(200, 10)),
+    ],
+    ids=["tanh", "no activation", "dropout", "ReLU at the end", "large"],
+)
+def test_other_networks_are_left_to_torch(model):
+    assert stacked_network(ModuleLosses(model.double(), DATA)).chain is None
+
+
+def test_labels_outside_the_classes_are_left_to_torch():
+    losses = ModuleLosses(nn.Linear(60, 10).double(), DATA)
+    few = DenseChain((60, 3), (0,), (180,))
+    assert not few.suits(losses.train_part, losses.flat.x)
+
+
+def test_without_a_compiler_there_is_no_kernel(monkeypatch, calls):
+    monkeypatch.setattr(building, "COMPILERS", ("no-such-compiler",))
+    building.kernel.cache_clear()
+    try:
+        assert building.kernel(torch.float64) is None
+        run(ud.FedAvg(), UNEQUAL, engine(chunk=4, threads=1), deep(), rounds=1)
+        assert not calls
+    finally:
+        building.kernel.cache_clear()
+
+
+@pytest.mark.parametrize("broken", ["int main(", ""], ids=["does not compile", "has no function"])
+def test_a_kernel_that_cannot_be_built_or_loaded_is_not_used(monkeypatch, tmp_path, broken):
+    monkeypatch.setattr(building, "_folder", lambda: tmp_path)
+    (tmp_path / "dense.c").write_text(broken)
+    monkeypatch.setattr(building, "files", lambda package: tmp_path)
+    building.kernel.cache_clear()
+    try:
+        assert building.kernel(torch.float64) is None
+    finally:
+        building.kernel.cache_clear()
