@@ -62,7 +62,8 @@ def test_everyone_has_what_is_its_own_and_nothing_else(made):
     }
     assert files(made.server) == server
     for site in SITES:
-        assert files(made.site(site)) == {"ca.crt", "key", "key.pub", "secret"}
+        peers = {f"peers/{each}.pub" for each in SITES}
+        assert files(made.site(site)) == {"ca.crt", "key", "key.pub", "secret", *peers}
     assert {path.name for path in made.folder.iterdir()} == {"ca.key", "server", "sites"}
     assert {path.name for path in (made.folder / "sites").iterdir()} == set(SITES)
     assert {str(path.relative_to(made.folder)) for path in made.written} == files(made.folder)

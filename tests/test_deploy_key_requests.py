@@ -44,7 +44,8 @@ def test_a_key_that_a_site_made_signs_what_the_server_accepts(tmp_path, certs):
     fingerprint = read_request(own / "a.request").fingerprint
     assert fingerprint in done.stdout and fingerprint in signed.stdout
     # Nothing secret is where the CA is, and the server knows both sites.
-    assert names(certs.site("a")) == {"ca.crt", "key.pub"}
+    assert names(certs.site("a")) == {"ca.crt", "key.pub", "peers"}
+    assert names(certs.site("a") / "peers") == {"a.pub", "b.pub"}
     assert names(certs.server / "sites") == {"a.pub", "b.pub"}
     private = (own / "key").read_bytes()
     assert not any(private in path.read_bytes() for path in certs.folder.rglob("*.*"))
@@ -59,7 +60,7 @@ def test_a_key_that_a_site_made_signs_what_the_server_accepts(tmp_path, certs):
     before = certs.public_key("a").read_bytes()
     made = make_certificates(certs.folder, [], ["a", "c"])
     assert certs.public_key("a").read_bytes() == before and "a" in made.sites
-    assert names(certs.site("a")) == {"ca.crt", "key.pub"}
+    assert names(certs.site("a")) == {"ca.crt", "key.pub", "peers"}
 
 
 def test_a_request_made_again_has_the_same_key(tmp_path):

@@ -16,7 +16,7 @@ from rich.console import Console
 
 import undrift as ud
 from commands import called
-from undrift.bench.workloads import WORKLOADS
+from undrift.bench.workloads import FURTHER, WORKLOADS
 from undrift.cli import completion
 from undrift.cli.app import FIRST_COMMANDS, PANEL_OF, app, open_page
 from undrift.cli.demo import demo_run as demo
@@ -75,7 +75,7 @@ def test_the_words_to_complete_are_those_there_are():
     }
     assert completion.KINDS == SINGULAR
     assert completion.REPRODUCTIONS == NAMES
-    assert tuple(WORKLOADS) == completion.WORKLOADS
+    assert (*WORKLOADS, *FURTHER) == completion.WORKLOADS
     assert tuple(ENGINES) == completion.ENGINES
 
 

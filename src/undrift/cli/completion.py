@@ -24,6 +24,9 @@ NAMES: dict[str, tuple[str, ...]] = {
         *("synthetic", "feddyn-synthetic", "digits", "mnist", "fashion-mnist", "emnist"),
         *("emnist-l", "femnist", "cifar10", "cifar100", "shakespeare"),
     ),
+    "compressors": ("top-k", "random-k", "qsgd", "sign"),
+    "statistics": ("median", "trimmed-mean", "geometric-median", "krum", "multi-krum"),
+    "attacks": ("sign-flip", "gaussian", "a-little", "label-flip"),
     "metrics": ("auc", "f1", "balanced_accuracy", "perplexity", "dice"),
     "models": (
         *("logistic", "mlp", "cifar_cnn", "lenet", "pfl_cnn", "vgg11", "resnet18", "char_lstm"),

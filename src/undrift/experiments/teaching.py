@@ -374,6 +374,7 @@ EXAMPLES: dict[str, Any] = {
     "milestones": [50, 80],
     "gamma": 0.998,
     "rounds": 100,
+    "f": 1,
     "mu": 0.1,
     "L": 1.0,
     "E": 10,

@@ -152,5 +152,12 @@ def _keeps(
     return {client: Keep(**state) for client, state in states.items()}
 
 
+NUMBER_BYTES = 8
+"""The size of a kept number that is not a tensor."""
+
+
 def _bytes(keep: Keep) -> int:
-    return sum(value.numel() * value.element_size() for _, value in keep.items())
+    return sum(
+        value.numel() * value.element_size() if isinstance(value, Tensor) else NUMBER_BYTES
+        for _, value in keep.items()
+    )

@@ -88,6 +88,8 @@ def reason_not_claimed(fact: Fact, subject: Subject) -> str:
         return "`undrift.theory` has no theorem on this method with these options"
     if fact.name == "acts":
         return "it has no parameter and no local term that could be ignored by mistake"
+    if fact.name in ("divides", "reach"):
+        return "private runs are not defined for it"
     if fact.name in ("shift", "still") and method.g is not None:
         return "g depends on the position: a shift changes the problem"
     return ""
