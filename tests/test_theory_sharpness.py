@@ -55,15 +55,13 @@ def test_fedspeed_stops_where_the_mean_gradient_vanishes(share):
     assert torch.allclose(sharpness.fedspeed_point(H, B, Q, 0.3, 0.0), optimum, atol=1e-12)
 
 
-def test_the_steps_of_newtons_method_use_the_derivative():
+@pytest.mark.parametrize("momentum", [LocalMomentum(0.5), LocalMomentum(0.5, nesterov=True)])
+def test_the_steps_of_newtons_method_use_the_derivative(momentum):
     """A wrong Jacobian would converge slowly, or not at all, for a large ρ."""
-    x = torch.tensor([[0.3, -0.7, 1.1]] * 4, dtype=torch.float64)
-    moves, slope = sharpness._moves(H, B, x[0], 0.1, torch.tensor(STEPS), 0.3, LocalMomentum(0.5))
+    x, tau, h = torch.tensor([0.3, -0.7, 1.1], dtype=torch.float64), torch.tensor(STEPS), 1e-6
+    moves, slope = sharpness._moves(H, B, x, 0.1, tau, 0.3, momentum)
     for direction in torch.eye(3, dtype=torch.float64):
-        h = 1e-6
-        after, _ = sharpness._moves(
-            H, B, x[0] + h * direction, 0.1, torch.tensor(STEPS), 0.3, LocalMomentum(0.5)
-        )
+        after, _ = sharpness._moves(H, B, x + h * direction, 0.1, tau, 0.3, momentum)
         assert torch.allclose((after - moves) / h, slope @ direction, atol=1e-5)
 
 

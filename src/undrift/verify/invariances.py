@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from undrift.core.method import Method
-from undrift.core.problem import Client, Keep, LocalProblem, LocalResult
+from undrift.core.problem import Client, Download, Keep, LocalProblem, LocalResult
 from undrift.core.replies import Replies
 from undrift.core.sampling import All, Uniform
 from undrift.local.solvers import GD
@@ -160,7 +161,33 @@ def stacked(subject: Subject) -> Finding:
     for name, value in upload.items():
         values = [getattr(sent, name) for sent, _ in done]
         findings.append(_rows_agree(values, value, f"the upload {name}"))
+    if method.elementwise:
+        findings += _parts_agree(method, down, mine[0], results[0], clients[0])
     return worst(findings)  # type: ignore[return-value]
+
+
+def _parts_agree(
+    method: Method, down: Download, mine: Keep, result: LocalResult, client: Client
+) -> list[Finding]:
+    """Whether the first numbers of every vector are computed from the first numbers of others."""
+
+    def first(value: Any) -> Any:
+        return value[:2] if isinstance(value, Tensor) and value.ndim == 1 else value
+
+    part = type(down)(**{name: first(value) for name, value in down.items()})
+    own = Keep(**{name: first(value) for name, value in mine.items()})
+    short = replace(
+        result, **{each.name: first(getattr(result, each.name)) for each in fields(result)}
+    )
+    findings = []
+    whole, some = method.problem(down, mine, client), method.problem(part, own, client)
+    for name in ("start", "linear", "center", "weight", "scale"):
+        findings.append(_rows_agree([first(getattr(whole, name))], getattr(some, name), name))
+    wholes = method.finish(down, mine, result, client)
+    for made, found in zip(wholes, method.finish(part, own, short, client), strict=True):
+        for name, value in made.items():
+            findings.append(_rows_agree([first(value)], getattr(found, name), f"a part of {name}"))
+    return findings
 
 
 def _rows_agree(values: list[Any], stacked: Any, note: str) -> Finding:

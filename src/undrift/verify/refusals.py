@@ -26,6 +26,20 @@ SCHEMES = {"I": "by weight", "full": "everyone"}
 """How the clients of an averaging scheme must be drawn; uniformly if it is not named here."""
 FOLDS_SINGLE_REPLIES = {"FedDR", "AsyncFedDR", "FedAsync", "FedBuff"}
 MEANT_ASYNCHRONOUS = {"AsyncFedDR", "FedAsync", "FedBuff"}
+MEANS_OF_MOVES = {
+    "DistributedSGD",
+    "FedAvg",
+    "FedAvgMin",
+    "FedProx",
+    "FedACG",
+    "MimeLite",
+    "FedSAM",
+}
+MEANS_OF_MOVES |= {"Ditto", "PFedMe", "FedBuff"}
+"""The server adds a mean of moves and uses nothing else that clients report."""
+EXACT_DOWNLOADS = {"VRLSGD", "Scaffnew", "FedDyn", "FedPD", "FedSplit", "FedSpeed", "FedADMM"}
+EXACT_DOWNLOADS |= {"Alone"}
+"""What a client keeps adds up differences to the server's own model."""
 DIVIDES_BY_STEPS = {"DistributedSGD", "VRLSGD", "FedNova", "FedCM", "Scaffnew", "FedLGA"}
 ASCENDS = {"FedSAM", "FedSpeed"}
 """Takes gradients at shifted points, if its options do not switch that off."""
@@ -55,6 +69,10 @@ def refuses(subject: Subject) -> Finding | None:
         wrong.append("says the wrong thing about whether uploads are models")
     if method.meant_asynchronous != (method.name in MEANT_ASYNCHRONOUS):
         wrong.append("runs in another way by default: synchronously or as replies arrive")
+    if method.averages_moves != (method.name in MEANS_OF_MOVES):
+        wrong.append("says the wrong thing about whether a robust statistic may be its mean")
+    if method.downloads_may_lag != (method.name not in EXACT_DOWNLOADS):
+        wrong.append("says the wrong thing about downloads that lag behind")
     # FedPD's x0 is overwritten by the server's model if every round communicates.
     always = method.name == "FedPD" and method.hyperparameters()["communication"] == 1
     if tuple(method.idle) != (("x0",) if always else ()):
