@@ -5,8 +5,9 @@ import json
 from pathlib import Path
 
 from benchmarks.mutant_runs import SURVIVES, judge
-from benchmarks.mutants import EQUIVALENT_ONE, equivalents, files, write
+from benchmarks.mutants import EQUIVALENT_ONE, equivalents, files, totals, write
 from benchmarks.mutations import METHODS, mutants_of
+from tools.pages.mutants import NUMBERS, page
 
 VERIFY_PAGE = Path(__file__).parents[1] / "docs" / "verify.md"
 
@@ -42,6 +43,24 @@ def test_facts_kill_mutants_and_leave_equivalent_ones_alive(tmp_path):
     chosen = [mutant for mutant in chosen if mutant.name in wanted]
     found = {each.name: each.verdict for each in judge(chosen, tmp_path / "log", 2)}
     assert found == wanted
+
+
+def test_the_stored_score_has_every_mutant_and_no_survivor():
+    stored = json.loads(NUMBERS.read_text())
+    assert stored == totals(stored["files"])
+    assert stored["killed"] == stored["of"] > 1000
+    again = "judge them: python -m benchmarks.mutants --write benchmarks/mutants.json"
+    counted = {file: sum(verdicts.values()) for file, verdicts in stored["files"].items()}
+    found = {str(path.relative_to(METHODS)): len(list(mutants_of(path))) for path in files()}
+    assert counted == found, again
+    assert len(equivalents()) == sum(v.get(EQUIVALENT_ONE, 0) for v in stored["files"].values()), (
+        again
+    )
+
+
+def test_the_table_of_the_guide_is_current():
+    text = VERIFY_PAGE.read_text(encoding="utf-8")
+    assert text == page(text), "refresh it: python -m tools.pages.mutants docs/verify.md"
 
 
 def test_judging_some_files_leaves_the_numbers_of_others(tmp_path):
