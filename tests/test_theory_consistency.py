@@ -265,3 +265,15 @@ def test_figure_4():
 def test_bad_input_gets_a_sentence(call):
     with pytest.raises(ValueError, match=r"^\w+: .*\.$"):
         call()
+
+
+def test_theorem_1_term_by_term():
+    constants = c.Theorem1Constants(A=2.0, B=3.0, C=5.0)
+    options = dict(lr=0.01, tau_eff=4.0, rounds=7, clients=6, L=1.5, gap=1.3, beta2=1.2)
+    start = 4 * 1.3 / (0.01 * 4 * 7)
+    noise = 4 * 0.01 * 1.5 * 0.2 * 2 / 6 + 6 * 0.015**2 * 0.2 * 3
+    drift = 12 * 0.015**2 * 0.4 * 5
+    assert c.theorem1_bound(constants, **options) == pytest.approx(start)
+    with_noise = c.theorem1_bound(constants, **options, sigma2=0.2)
+    assert with_noise - start == pytest.approx(noise)
+    assert c.theorem1_bound(constants, **options, kappa2=0.4) - start == pytest.approx(drift)

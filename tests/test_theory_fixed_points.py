@@ -95,6 +95,30 @@ def test_rounds_with_local_momentum_stop_where_the_formulas_say(nesterov, inside
     assert float((cases[0][0] - plain).norm()) > 1e-3
 
 
+def test_rounds_of_fedcm_and_mimelite_stop_where_the_formulas_say():
+    H, b = quadratics(2, singular=False)
+    lr, share = 0.3 / float(torch.linalg.eigvalsh(H).max()), 0.4
+    for rule, point in (
+        ("FedCM", f.fedcm(H, b, Q, lr, STEPS, share)),
+        ("MimeLite", f.mimelite(H, b, Q, lr, STEPS, 1 - share)),
+    ):
+        x, m = torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+        for _ in range(1_000):
+            moves = []
+            for h, v, tau in zip(H, b, STEPS, strict=True):
+                y = x
+                for _ in range(tau):
+                    y = y - lr * (share * (h @ y - v) + (1 - share) * m)
+                moves.append(y - x)
+            mean = Q @ torch.stack(moves)
+            if rule == "FedCM":
+                m = -mean / (lr * float(Q @ torch.tensor(STEPS).double()))
+            else:
+                m = share * (Q @ (H @ x - b)) + (1 - share) * m
+            x = x + mean
+        assert torch.allclose(x, point, rtol=1e-7, atol=1e-8), rule
+
+
 def test_one_step_or_equal_clients_give_the_optimum():
     H, b = quadratics(5)
     optimum = f.surrogate_optimum(H, b, Q)

@@ -163,6 +163,17 @@ def test_async_step_sizes_are_inside_and_positive(n, delay, L, share):
     assert longer.alpha_limit <= s.async_alpha_limit(n, delay)
 
 
+def test_async_descent_by_hand():
+    # c = (2·16 − 10)/10 = 2.2, z = Lη = 0.1
+    undelayed = 2 * 0.9 - 2.1 * 0.01 - 0.1 * 0.1
+    expected = (undelayed - 2.2 * 0.1 * 1.01) / (0.1 * 0.05 * 10)
+    assert s.async_descent(2.0, 10, 4, 0.1, 0.05) == pytest.approx(expected)
+    assert s.async_descent(2.0, 40, 4, 0.1, 0.05) == pytest.approx(undelayed / (0.1 * 0.05 * 40))
+    sizes = s.async_feddr(2.0, 10, 4)
+    assert sizes.alpha == sizes.alpha_limit / 2 == pytest.approx(1 / 4.2)
+    assert sizes.eta == pytest.approx(0.99 * sizes.eta_limit)
+
+
 def test_the_printed_discriminant_would_give_a_negative_rho():
     L, n, delay = 1.0, 10, 5
     c, alpha = (2 * 25 - 10) / 10, 0.15
