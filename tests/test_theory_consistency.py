@@ -277,3 +277,11 @@ def test_theorem_1_term_by_term():
     with_noise = c.theorem1_bound(constants, **options, sigma2=0.2)
     assert with_noise - start == pytest.approx(noise)
     assert c.theorem1_bound(constants, **options, kappa2=0.4) - start == pytest.approx(drift)
+
+
+def test_theorem_2_term_by_term():
+    p = torch.tensor([0.5, 0.5], dtype=torch.float64)
+    w = torch.tensor([0.8, 0.2], dtype=torch.float64)
+    chi = 0.3**2 / 0.8 + 0.3**2 / 0.2
+    found = c.theorem2_bound(p, w, 0.7, beta2=1.5, kappa2=0.4)
+    assert found == pytest.approx(2 * (chi * 0.5 + 1) * 0.7 + 2 * chi * 0.4)
