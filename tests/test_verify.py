@@ -292,14 +292,31 @@ class Brake(Undeclared):
     slows_down = True
 
 
-class Uphill(ud.FedAvg):
+class Uphill(ud.Method):
     'The server moves the wrong way, and nothing is claimed.'
 
+    uploads = {"moved": ud.q}
     converges_to = None
 
+    def problem(self, down, mine, client):
+        return ud.LocalProblem(start=down.x)
+
+    def finish(self, down, mine, result, client):
+        return ud.Upload(moved=result.x - down.x), mine
+
     def fold(self, server, replies):
-        new = super().fold(server, replies)
-        return new.replace(x=2 * server.x - new.x)
+        return ud.ServerState(x=server.x - replies.mean("moved", by=ud.q))
+
+
+class Decaying(Uphill):
+    'An honest method with a server rate of 1/√t.'
+
+    def init(self, x):
+        return ud.ServerState(x=x, t=0.0)
+
+    def fold(self, server, replies):
+        t = server.t + 1
+        return ud.ServerState(x=server.x + replies.mean("moved", by=ud.q) / t**0.5, t=t)
 
 
 class Stopping(CM):
@@ -320,19 +337,6 @@ class Stopping(CM):
         new = super().fold(server, replies)
         gradient = (new.d + self.alpha * server.d) / self.alpha
         return new.replace(d=gradient)
-
-
-class Decaying(ud.FedAvg):
-    'An honest method with a server rate of 1/√t.'
-
-    converges_to = None
-
-    def init(self, x):
-        return super().init(x).replace(t=0.0)
-
-    def fold(self, server, replies):
-        new, t = super().fold(server, replies), server.t + 1
-        return new.replace(x=server.x + (new.x - server.x) / t**0.5, t=t)
 
 
 class NotFedAvg(CM):

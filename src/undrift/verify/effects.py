@@ -184,11 +184,15 @@ def descends(subject: Subject) -> Finding | None:
     mean, first = sum(speeds) / len(speeds), speeds[0]
     if not mean > 0:
         return Finding("a speed above 0", mean, 1.0 - mean, "it moves along the gradient")
-    before, after = (sum(part) / WINDOW for part in (speeds[-2 * WINDOW : -WINDOW], speeds[-WINDOW:]))
+    before, after = (
+        sum(part) / WINDOW for part in (speeds[-2 * WINDOW : -WINDOW], speeds[-WINDOW:])
+    )
     least = min(first, 1.0)
     may_slow = method.meant_asynchronous or method.slows_down or least <= 0
     # A decaying server rate has not settled; a brake that stops the server has.
     if may_slow or abs(after - before) > SETTLED * max(after, least / 10):
         return Finding("a speed above 0", mean, 0.0)
-    note = f"its first round moves {first:.3g} times as far as FedAvg's, later ones {after:.3g} times"
+    note = (
+        f"its first round moves {first:.3g} times as far as FedAvg's, later ones {after:.3g} times"
+    )
     return Finding(least, after, max(0.0, 1 - after / least), note)
