@@ -87,7 +87,7 @@ class Mutant:
 def mutants_of(
     path: Path, root: Path = METHODS, others: Mutations | None = None
 ) -> Iterator[Mutant]:
-    """All mutants of a file below a folder, without repetitions; `others` adds kinds of mistakes."""
+    """All mutants of a file in a folder, without repetitions; `others` adds kinds of mistakes."""
     text = path.read_text(encoding="utf-8")
     tree = ast.parse(text)
     lines = text.encode().splitlines(keepends=True)

@@ -60,6 +60,11 @@ def _confusions(tree: ast.AST) -> Mutations:
         for argument in function.args.args
         if argument.annotation is not None
     }
+    counted = {
+        (call.args[0].lineno, call.args[0].col_offset)
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "len"
+    }
     by_arguments = {
         frozenset(argument.arg for argument in function.args.args): function.name
         for function in ast.walk(tree)
@@ -73,6 +78,8 @@ def _confusions(tree: ast.AST) -> Mutations:
             yield Change(node, ast.unparse(node.right))
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
             yield Change(node, ast.unparse(node.left))
+        elif (node.lineno, node.col_offset) in counted:
+            return  # H, b and q have one row for each client
         elif isinstance(node, ast.Name) and node.id in names:
             function = by_arguments[names]
             kind = types.get((function, node.id))

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from tools.pages.audits import page, table
 
 from commands import called
-from tools.pages.audits import page, table
 from undrift.audit import FACTS, Task, audit, implementation, load
 from undrift.audit.explain import same_as
 from undrift.audit.facts import make_task

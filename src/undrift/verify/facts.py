@@ -145,7 +145,7 @@ FACTS = [
     ),
     Fact(
         "descends",
-        "On a slope, equal for all clients, it moves downhill, and its state does not slow it down.",
+        "On a slope, equal for all clients, it moves downhill and its state does not slow it down.",
         0.01,
         effects.descends,
         "the sign of a momentum, of a linear term or of the server's step is reversed; if a method "
