@@ -87,9 +87,14 @@ def test_points_at_the_origin_are_found():
         assert float(point.norm()) < 1e-15
 
 
-def test_clients_that_agree_have_a_point_only_without_the_radius():
-    """Where all gradients vanish they have no direction, so that FedSAM does not settle."""
-    h, b = H[[0, 0, 0, 0]], B[[0, 0, 0, 0]]
+@pytest.mark.parametrize("seed", range(6))
+def test_clients_that_agree_have_a_point_only_without_the_radius(seed):
+    """Where all gradients vanish they have no direction, so that FedSAM does not settle.
+
+    Without the radius no steps of Newton's method are taken, whose lengths would be rounding errors.
+    """
+    problem = random_quadratics(1, 3, 0.5, 1.5, seed=seed)
+    h, b = problem.H.expand(4, -1, -1), problem.b.expand(4, -1)
     optimum = torch.linalg.solve(h[0], b[0])
     for rho, share in ((0.0, 1.0), (0.3, 0.0)):
         assert torch.allclose(sharpness.fedspeed_point(h, b, Q, rho, share), optimum, atol=1e-12)
