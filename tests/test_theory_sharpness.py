@@ -91,7 +91,7 @@ def test_points_at_the_origin_are_found():
 def test_clients_that_agree_have_a_point_only_without_the_radius(seed):
     """Where all gradients vanish they have no direction, so that FedSAM does not settle.
 
-    Without the radius no steps of Newton's method are taken, whose lengths would be rounding errors.
+    Without the radius Newton's method is not used: its steps would be rounding errors.
     """
     problem = random_quadratics(1, 3, 0.5, 1.5, seed=seed)
     h, b = problem.H.expand(4, -1, -1), problem.b.expand(4, -1)
