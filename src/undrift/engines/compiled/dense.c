@@ -41,6 +41,11 @@
 typedef REAL vec __attribute__((vector_size(VECTOR_BYTES), may_alias));
 typedef INTEGER ivec __attribute__((vector_size(VECTOR_BYTES), may_alias));
 
+/* The same numbers as REAL and in double precision. */
+#define WIDE_LANES 8
+typedef double wide __attribute__((vector_size(WIDE_LANES * 8), may_alias));
+typedef REAL narrow __attribute__((vector_size(WIDE_LANES * REAL_BYTES), may_alias));
+
 /* The lanes of two vectors with even numbers, and those with odd numbers. */
 #if LANES == 16
 #define EVEN 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
@@ -314,15 +319,21 @@ STORE(store_total, double)
 /* Add weight * (w - start) to the layer's total, and return |w - start|^2. */
 static double add_move(const Layer *layer, double weight)
 {
-    double squares[8] = {0};
-    for (int64_t at = 0; at < layer->numbers; at += LANES) /* a multiple of LANES */
-        for (int64_t i = 0; i < LANES; i++) {
-            double move = layer->w[at + i] - layer->start[at + i];
-            layer->total[at + i] += weight * move;
-            squares[i & 7] += move * move;
-        }
+    wide squares = (wide){};
     double found = 0;
-    for (int i = 0; i < 8; i++) found += squares[i];
+    int64_t at = 0;
+    for (; at + WIDE_LANES <= layer->numbers; at += WIDE_LANES) {
+        narrow move = *(const narrow *)(layer->w + at) - *(const narrow *)(layer->start + at);
+        wide own = __builtin_convertvector(move, wide);
+        *(wide *)(layer->total + at) += weight * own;
+        squares += own * own;
+    }
+    for (; at < layer->numbers; at++) {
+        double own = layer->w[at] - layer->start[at];
+        layer->total[at] += weight * own;
+        found += own * own;
+    }
+    for (int i = 0; i < WIDE_LANES; i++) found += squares[i];
     return found;
 }
 
