@@ -23,9 +23,9 @@ import math
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
-from undrift.core.replies import Replies, accumulator_dtype, q_draws
+from undrift.core.replies import Replies, q_draws
+from undrift.utils.norms import squared_norm
 
 if TYPE_CHECKING:
     from undrift.core.method import Method
@@ -42,11 +42,11 @@ def diagnose(
     method: Method, before: ServerState, after: ServerState, replies: Replies
 ) -> dict[str, float]:
     """The diagnostics of a round that are defined for the method and its clients' solvers."""
-    found = {"step": math.sqrt(_squared_norm(after.x, before.x))}
+    found = {"step": math.sqrt(squared_norm(after.x, before.x))}
     if not replies.count:
         return found
     square = float(replies.mean(SQUARE, by=q_draws))
-    together = _squared_norm(replies.mean(MOVED, by=q_draws))
+    together = squared_norm(replies.mean(MOVED, by=q_draws))
     found["moved"] = math.sqrt(square)
     found["drift"] = math.sqrt(max(square - together, 0.0))
     a_norm = replies.each(A_NORM)
@@ -62,17 +62,3 @@ def diagnose(
     if dual is not None:
         found["dual_residual"] = dual
     return found
-
-
-PIECE_NUMBERS = 1 << 20
-"""Numbers of a vector that are converted to double precision at a time."""
-
-
-def _squared_norm(x: Tensor, other: Tensor | None = None) -> float:
-    """|x − other|² in double precision, without a copy of a large vector in it."""
-    total = x.new_zeros((), dtype=accumulator_dtype(x))
-    others = None if other is None else other.split(PIECE_NUMBERS)
-    for number, piece in enumerate(x.split(PIECE_NUMBERS)):
-        moved = piece if others is None else piece - others[number]
-        total += moved.to(total.dtype).square().sum()
-    return float(total)

@@ -50,7 +50,7 @@ def pack(values: Mapping[str, Any], room: int = 0) -> bytearray:
             "shape": list(tensors[name].shape),
             "data_offsets": [begin, end],
         }
-    text = json.dumps(header).encode()
+    text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % ALIGNMENT)
     found = bytearray(LENGTH_BYTES + len(text) + end + room)
     found[:LENGTH_BYTES] = len(text).to_bytes(LENGTH_BYTES, "little")
@@ -66,7 +66,7 @@ def pack(values: Mapping[str, Any], room: int = 0) -> bytearray:
 @cache
 def _nothing() -> bytes:
     """Bytes of no values, which every client of a method without states has."""
-    text = json.dumps({METADATA: {ORDER: "[]", NUMBERS: "{}"}}).encode()
+    text = json.dumps({METADATA: {ORDER: "[]", NUMBERS: "{}"}}, separators=(",", ":")).encode()
     text += b" " * (-len(text) % ALIGNMENT)
     return len(text).to_bytes(LENGTH_BYTES, "little") + text
 
@@ -89,9 +89,18 @@ def unpack(content: bytes | memoryview, where: str, device: torch.device) -> dic
         data, expected = whole[start:], 0
         found: dict[str, Any] = {}
         for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-            dtype, shape, (begin, end) = DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
+            dtype, shape, (begin, end) = (
+                DTYPES[entry["dtype"]],
+                entry["shape"],
+                entry["data_offsets"],
+            )
             size = math.prod(shape) * dtype.itemsize
-            if begin != expected or end != begin + size or end > len(data) or min(shape, default=0) < 0:
+            if (
+                begin != expected
+                or end != begin + size
+                or end > len(data)
+                or min(shape, default=0) < 0
+            ):
                 raise ValueError(f"the place of {name!r} is wrong")
             value = torch.empty(shape, dtype=dtype)
             _bytes_of(value)[:] = data[begin:end]
