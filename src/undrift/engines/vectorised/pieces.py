@@ -248,6 +248,11 @@ class RecomputedRows(UnformedRows):
     def whole_moves(self) -> Moves | None:
         return self._equal
 
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        total = weights.new_zeros(self.shape[1])
+        self.add_weighted_sum(weights, total)
+        return total
+
     def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
         with torch.no_grad():
             for columns, _, upload, _ in self._finishing.pieces():
