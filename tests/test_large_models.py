@@ -1,4 +1,4 @@
-"""Rounds of large models: chunks are added to the round's sums in turn, and nothing is summed twice.
+"""Rounds of large models: threads add their chunks to the sums of the round, in turn.
 
 Small models stand for large ones: the limits from which a model counts as large are lowered.
 """
@@ -12,8 +12,10 @@ import torch
 from torch import nn
 
 import undrift as ud
-from undrift.core.replies import q, q_draws
+from undrift.core.problem import Client, Upload
+from undrift.core.replies import Replies, q, q_draws
 from undrift.core.round_result import RoundResult
+from undrift.core.unformed import UnformedRows
 from undrift.engines.thread_pool import Turns
 from undrift.engines.vectorised import engine as vectorised
 from undrift.engines.vectorised import moves, pieces
@@ -127,10 +129,6 @@ def test_no_sum_of_a_chunk_is_formed(large, monkeypatch):
 
 def test_sums_that_were_proportional_and_are_not_any_more(large):
     """Weights q_k and q_k·draws agree until a client is drawn twice."""
-    from undrift.core.problem import Client, Upload
-    from undrift.core.replies import Replies
-    from undrift.core.unformed import UnformedRows
-
     g = torch.Generator().manual_seed(0)
     x, center = torch.randn(4, 30, generator=g, dtype=torch.float64), torch.zeros(30).double()
     weights, drawn = torch.tensor([0.1, 0.2, 0.3, 0.4]).double(), torch.tensor([1, 1, 1, 2.0])

@@ -73,7 +73,7 @@ def _nothing() -> bytes:
 
 def _bytes_of(tensor: Tensor) -> memoryview:
     """The memory of a contiguous tensor on the CPU."""
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
 def unpack(content: bytes | memoryview, where: str, device: torch.device) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def unsealed(key: bytes, value: bytes | memoryview) -> memoryview | None:
     return content if checksum == _checksum(key, content) else None
 
 
-def summand(key: bytes, value: bytes | memoryview) -> int:
+def summand(key: bytes, value: bytes | bytearray | memoryview) -> int:
     """What an entry adds to the digest."""
     checksum = bytes(memoryview(value)[-CHECKSUM_BYTES:])
     return int.from_bytes(blake2b(checksum + key, digest_size=DIGEST_BYTES).digest(), "little")

@@ -229,9 +229,11 @@ class Entries:
                 if before is not None:
                     digest, entries = digest - summand(key, before), entries - 1
                 content = value()
-                # What is packed has room for its checksum: a large state is not copied for it.
-                packed = isinstance(content, bytearray)
-                stored = seal(key, content) if packed else sealed(key, content)
+                stored: bytes | bytearray
+                if isinstance(content, bytearray):  # it has room for the checksum at its end
+                    stored = seal(key, content)
+                else:
+                    stored = sealed(key, content)
                 txn.put(key, stored)
                 digest, entries = digest + summand(key, stored), entries + 1
             for key in remove:
