@@ -294,11 +294,13 @@ class Loop(ABC):
         if self.mechanism is not None:
             more["privacy"] = self.mechanism.saved()
         downloads = {} if self.downloads is None else {"downloads": self.downloads.saved()}
+        # Means that are not tracked stay at x⁰, which a run knows: they need no room in the store.
+        means = {"cohort": self.cohort_mean, "last": self.last_mean}
         return {
             **downloads,
             "server": dict(self.server.items()),
             "buffers": dict(self.buffers),
-            "means": {"cohort": self.cohort_mean, "last": self.last_mean},
+            "means": {name: value for name, value in means.items() if value is not self.x0},
             "ended": {"stopped": self.stopped},
             "clock": {"now": self.now, **more},
             "engine": self.engine.saved(),
@@ -318,7 +320,8 @@ class Loop(ABC):
         self.server = ServerState(**part("server"))
         self.buffers = part("buffers")
         means = part("means")
-        self.cohort_mean, self.last_mean = means["cohort"], means["last"]
+        self.cohort_mean = means.get("cohort", self.x0)
+        self.last_mean = means.get("last", self.x0)
         self.stopped = part("ended")["stopped"]
         clock = part("clock")
         self.now = clock["now"]

@@ -17,6 +17,7 @@ from undrift.core.regularizers import Regularizer
 from undrift.engines.base import SimulationEngine, require_simulation
 from undrift.local.solvers import Local
 from undrift.utils.keys import key
+from undrift.utils.norms import squared_norm
 
 if TYPE_CHECKING:
     from undrift.loops.base import Loop
@@ -92,7 +93,7 @@ def _metrics(
         found = run.engine.evaluate(x, run.weights, run.buffers, parts, clients, train_samples)
     if "train" not in parts:
         return found
-    decay = run.local.penalty / 2 * float(x.cpu().double().square().sum())
+    decay = run.local.penalty / 2 * squared_norm(x)
     g = run.method.g.value(x) if run.method.g is not None else 0.0
     found["objective"] = found["train_loss"] + decay + g
     eta = run.evaluation.gradient_mapping

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import count, pairwise
 from threading import local
 from typing import Any
 
@@ -43,15 +43,16 @@ from undrift.core.validation import buffer_fault, fault, well_shaped
 from undrift.engines.base import Job, SimulationEngine
 from undrift.engines.compiled.dense import MoveSums
 from undrift.engines.serial import SerialEngine
-from undrift.engines.thread_pool import ThreadPool, spare_threads
+from undrift.engines.thread_pool import ThreadPool, Turns, spare_threads
 from undrift.engines.threaded import SingleClientState, ThreadedEngine
-from undrift.engines.vectorised.moves import ChunkMoves, SpareVectors
+from undrift.engines.vectorised.moves import ChunkMoves, LargeMoves, SpareVectors
 from undrift.engines.vectorised.networks import Network
 from undrift.engines.vectorised.pieces import (
     PIECE_NUMBERS,
     ClientVectors,
     assembled_problem,
     finished_in_pieces,
+    finished_large,
 )
 from undrift.engines.vectorised.training import Group, Trained, a_norms, train
 from undrift.local.minibatches import MinibatchSolver
@@ -62,6 +63,8 @@ from undrift.utils.memory import keep_freed_memory
 
 LARGE_CHUNK_BYTES = 1 << 26
 """A chunk whose models take more than this is not prepared ahead of the threads."""
+LARGE_MODEL_BYTES = 1 << 26
+"""Of a model of more than this, no sum of a chunk is kept: threads add to the round's in turn."""
 KERNEL = "kernel"
 """The key under which a run remembers whether the C kernel trains its clients."""
 GROUP_CLIENTS = 256
@@ -184,8 +187,11 @@ class VectorisedEngine(SimulationEngine):
         self.strategy = _strategy_name(network, self.chunk, threads)
         size = losses.dimension * losses.flat.x.element_size()
         self._large = self.chunk * size > LARGE_CHUNK_BYTES
+        self._large_model = size > LARGE_MODEL_BYTES
         self._network = network
         self._thread = local()
+        self._networks: list[Network] = []
+        """the copies of all threads"""
         self._single_client_engine = ThreadedEngine(losses, job, threads)
         if losses.device.type == "cpu":
             keep_freed_memory()
@@ -221,8 +227,12 @@ class VectorisedEngine(SimulationEngine):
         result = self.job.result(method, round, diagnose)
         result.hold = states.hold
         assignments = list(assignments)
-        pending: deque[Future[RoundResult]] = deque()
         single, groups = self._grouped(assignments)
+        if self._large_model:
+            chunks = self._chunks(groups, states)
+            self._add_in_turn(result, method, chunks, states, round, diagnose, limits)
+            groups = []
+        pending: deque[Future[RoundResult]] = deque()
         for chunk in self._chunks(groups, states):
             pending.append(
                 self._pool.submit(self._chunk_result, method, chunk, round, diagnose, limits)
@@ -240,6 +250,43 @@ class VectorisedEngine(SimulationEngine):
             result.merge(alone.run(method, single, states, round, diagnose, limits))
         result.arrange([assignment.client.id for assignment in assignments])
         return result
+
+    def _add_in_turn(
+        self,
+        result: RoundResult,
+        method: Method,
+        chunks: Iterator[Chunk],
+        states: ClientStates,
+        round: int,
+        diagnose: bool,
+        limits: NormLimits | None,
+    ) -> None:
+        """Train chunks of large models, and add each to the result as soon as those before it are.
+
+        A thread adds its chunk itself, from the memory in which it trained. So the only sums are
+        those of the round, and the clients' states are in memory only while they train.
+        """
+        turns = Turns()
+
+        def train_and_add(number: int, chunk: Chunk) -> None:
+            with turns.of(number) as wait:
+                part = self._chunk_result(method, chunk, round, diagnose, limits, states)
+                if wait():
+                    result.merge(part)
+
+        pending: deque[Future[None]] = deque()
+        for number in count():
+            chunk = next(chunks, None)
+            if chunk is None:
+                break
+            pending.append(self._pool.submit(train_and_add, number, chunk))
+            del chunk
+            if len(pending) >= self.threads:
+                pending.popleft().result()
+        while pending:
+            pending.popleft().result()
+        for network in self._networks:
+            network.release_vectors()  # the fold needs memory, too
 
     def replies(
         self,
@@ -338,8 +385,13 @@ class VectorisedEngine(SimulationEngine):
         client = Client.stack([assignment.client for assignment in assignments], self.losses.flat.x)
         for a, b in pairwise(ends):
             some = slice(a - ends[0], b - ends[0])
-            kept = states.gather([work.client for work in works[some]])
-            yield Chunk(assignments[some], group.of(some), client.of(some), kept)
+            # No name for the states: it would keep them in memory while the next ones are read.
+            yield Chunk(
+                assignments[some],
+                group.of(some),
+                client.of(some),
+                states.gather([work.client for work in works[some]]),
+            )
 
     def _chunk_result(
         self,
@@ -348,8 +400,13 @@ class VectorisedEngine(SimulationEngine):
         round: int,
         diagnose: bool,
         limits: NormLimits | None,
+        states: ClientStates | None = None,
     ) -> RoundResult:
-        """Train a chunk and sum its replies."""
+        """Train a chunk and sum its replies.
+
+        The result of a large model, for which `states` has memory for new states, refers to the
+        thread's memory: it must be merged into another one before the thread trains again.
+        """
         # Damaged replies and those of attackers are changed one by one.
         damage = any(
             assignment.work.damaged or assignment.client.id in self.job.attackers
@@ -366,9 +423,12 @@ class VectorisedEngine(SimulationEngine):
             if unformed is None and sums is not None:
                 self._needs_models.add(method.name)
         if not damage and unformed is None and limits is None:
-            unformed = self._finish_in_pieces(method, solved, diagnose)
+            unformed = self._finish_in_pieces(method, solved, states)
         if unformed is not None and limits is None:
             result = self.job.result(method, round, diagnose)
+            if self._large_model:
+                result.replies.wait_for_merge()
+                result.states_placed = bool(unformed.keeps)
             reply = self._stacked_reply(method, unformed, diagnose)
             result.take_several(reply, chunk.clients, unformed.keeps)
             # A NaN or Inf of one client makes a sum NaN or Inf: a few sums tell that all rows are
@@ -449,6 +509,7 @@ class VectorisedEngine(SimulationEngine):
         """This thread's network, which holds the parameters of the clients it trains."""
         if not hasattr(self._thread, "network"):
             self._thread.network = self._network.copy()
+            self._networks.append(self._thread.network)
         network: Network = self._thread.network
         return network
 
@@ -484,10 +545,13 @@ class VectorisedEngine(SimulationEngine):
             return None
         chunk, trained = solved.chunk, solved.trained
         usual, works = torch.as_tensor(q_draws(chunk.client)), chunk.group.works
-        moves = ChunkMoves(
-            *(trained.x, solved.center, usual, trained.factored, diagnose, self._spare),
-            *(trained.sums, trained.form),
-        )
+        x, center, factored = trained.x, solved.center, trained.factored
+        if self._large_model:
+            moves: ChunkMoves = LargeMoves(x, center, usual, factored)
+        else:
+            moves = ChunkMoves(
+                *(x, center, usual, factored, diagnose, self._spare, trained.sums, trained.form)
+            )
         result = solved.result(UnformedRows.models(moves))
         down, senders = chunk.assignments[0].download, Senders(self.job.seed, works)
         try:
@@ -517,7 +581,7 @@ class VectorisedEngine(SimulationEngine):
         return ClientVectors(chunk.assignments[0].download, keeps, chunk.client, size)
 
     def _finish_in_pieces(
-        self, method: Method, solved: SolvedChunk, diagnose: bool
+        self, method: Method, solved: SolvedChunk, states: ClientStates | None
     ) -> TrainedChunk | None:
         """The uploads as sums and the new states, in one pass; None if that does not suffice."""
         chunk, tracked = solved.chunk, self.job.tracked
@@ -530,9 +594,15 @@ class VectorisedEngine(SimulationEngine):
         x = solved.trained.formed().x
         with torch.no_grad():
             result = solved.result(x)
-            upload, keeps = finished_in_pieces(method, pieces, result)
+            moves = None
+            if states is None:
+                upload, keeps = finished_in_pieces(method, pieces, result)
+            else:
+                moves = LargeMoves(x, solved.center, torch.as_tensor(q_draws(chunk.client)))
+                upload, keeps = finished_large(method, pieces, result, moves, states.new_vector)
         return TrainedChunk(
             *(chunk, solved.problem, solved.center, result, upload, Keep(), solved.buffers),
+            moves=moves,
             keeps=keeps,
         )
 
