@@ -44,7 +44,8 @@ def products(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
         return torch.bmm(x, back) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, back)
     none = [None] * clients
     each = zip(x.unbind(), w.unbind(), none if bias is None else bias.unbind(), strict=True)
-    return torch.stack([product(*own) for own in each])
+    found = [product(*own) for own in each]
+    return found[0][None] if clients == 1 else torch.stack(found)
 
 
 def shared_product(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
