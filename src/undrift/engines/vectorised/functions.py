@@ -103,9 +103,11 @@ class Join(Branches):
 
 def _split_functions(branch: Sequence[Layer]) -> tuple[list[Layer], list[SamplesFunction]]:
     """The layers of a branch before the functions at its end, and these functions."""
-    layers, functions = list(branch), []
-    while layers and isinstance(layers[-1], Function):
-        functions.insert(0, layers.pop().function)
+    layers = list(branch)
+    functions: list[SamplesFunction] = []
+    while layers and isinstance(last := layers[-1], Function):
+        functions.insert(0, last.function)
+        layers.pop()
     return layers, functions
 
 

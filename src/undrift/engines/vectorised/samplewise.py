@@ -6,7 +6,7 @@ Only those that are listed here, with axes other than that of the samples, becom
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -107,7 +107,7 @@ def function_of(node: fx.Node) -> SamplesFunction | None:
     if number_first(node):
         number, of = node.args[0], node.target
         return lambda x: of(number, x)  # type: ignore[operator]
-    known = METHODS if node.op == "call_method" else FUNCTIONS
+    known: Mapping[Any, Axes] = METHODS if node.op == "call_method" else FUNCTIONS
     if node.op not in ("call_method", "call_function") or node.target not in known:
         return None
     return _checked(node, known[node.target])

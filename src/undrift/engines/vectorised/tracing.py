@@ -100,6 +100,8 @@ def _function(module: nn.Module, numbers: Sequence[int]) -> Layer:
 
 def _over_axis(module: nn.Softmax | nn.LogSoftmax, numbers: Sequence[int]) -> Layer | str:
     axis = module.dim
+    if axis is None:
+        return "has no axis"
 
     def call(x: Tensor) -> Tensor:
         if axis % x.ndim == 0:
@@ -107,7 +109,7 @@ def _over_axis(module: nn.Softmax | nn.LogSoftmax, numbers: Sequence[int]) -> La
         found: Tensor = module(x)
         return found
 
-    return Function(call) if isinstance(axis, int) else "has no axis"
+    return Function(call)
 
 
 def _by_names(
@@ -499,8 +501,9 @@ def is_attribute(node: fx.Node) -> bool:
 
 def flattens_all(node: fx.Node) -> bool:
     """Whether a call of `flatten` names no axis but the first one after that of the samples."""
-    named = {**dict(zip(("start_dim", "end_dim"), node.args[1:], strict=False)), **node.kwargs}
-    return named.get("start_dim") == 1 and named.get("end_dim", -1) == -1
+    named: dict[str, Any] = dict(zip(("start_dim", "end_dim"), node.args[1:], strict=False))
+    named |= node.kwargs
+    return bool(named.get("start_dim") == 1 and named.get("end_dim", -1) == -1)
 
 
 def ancestors(node: fx.Node) -> list[fx.Node]:
