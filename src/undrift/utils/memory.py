@@ -40,4 +40,4 @@ def keep_freed_memory(kept_bytes: int = 1 << 28) -> bool:
         (TRIM_THRESHOLD, kept_bytes),
         (TOP_PAD, HEAP_BYTES),
     )
-    return all([mallopt(which, value) for which, value in settings])
+    return 0 not in [mallopt(which, value) for which, value in settings]
