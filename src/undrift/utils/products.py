@@ -61,6 +61,13 @@ def shared_product(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     return found.view(*x.shape[:-1], len(w))
 
 
+def product_over_rows(a: Tensor, b: Tensor) -> Tensor:
+    """aᵀ b, for which oneDNN copies one of the two: the smaller one. `[rows, m]`, `[rows, n]`."""
+    if not pays(a.shape[1], len(a), b.shape[1], a):
+        return a.t() @ b
+    return product(a.t(), b.t()) if a.shape[1] <= b.shape[1] else product(b.t(), a.t()).t()
+
+
 def multiply(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
     """Write a_k b_k of every client k to `out`, and return it: `[C, B, inner]`, `[C, inner, n]`."""
     if not pays(a.shape[1], a.shape[2], b.shape[2], a):
