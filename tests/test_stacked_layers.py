@@ -412,6 +412,29 @@ def test_bags_of_words(mode):
     assert_step(setting)
 
 
+def test_frozen_layers_cost_no_gradient_before_the_first_trained_one():
+    frozen = nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Linear(5, 4)).requires_grad_(False)
+    module = nn.Sequential(frozen, nn.Linear(4, 3), nn.Linear(3, 2).requires_grad_(False))
+    layers = stacked_layers(module, names_of(module))
+    assert [layer.is_first for layer in layers] == [True, True, True, True, False]
+    assert [layer.trains for layer in layers] == [False, False, False, True, False]
+    network = StackedNetwork(layers, squared_error_derivative)
+    copied = network.copy()
+    x, y = torch.randn(2, 3, 4), torch.randn(2, 3, 2)
+    own = [torch.stack([p.detach(), -p.detach()]) for p in module[1].parameters()]
+    with torch.no_grad():
+        module[2].weight.mul_(2)  # a copy shares what is frozen
+    for each in (network, copied):
+        sink = Gradients(own)
+        each.backward(own, Batch(x, y, [3, 3], 1 / 3), 1.0, sink, None)
+        for k, sign in enumerate((1, -1)):
+            trained = [(sign * p).detach().requires_grad_() for p in module[1].parameters()]
+            outputs = module[2](F.linear(module[0](x[k]), *trained))
+            expected = torch.autograd.grad(F.mse_loss(outputs, y[k]), trained)
+            for found, right in zip(sink.values, expected, strict=True):
+                torch.testing.assert_close(found[k], right, rtol=1e-5, atol=1e-6)
+
+
 MIXERS = {
     "mean": lambda y: y.mean(0, keepdim=True),
     "mean, counted from the end": lambda y: y.mean(-2),
