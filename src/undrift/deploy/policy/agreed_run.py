@@ -33,6 +33,7 @@ from undrift.loops.spec import pace_of
 from undrift.loops.upload_transforms import transforms_of
 from undrift.methods.traffic import traffic_of
 from undrift.privacy.clipping import CLIP
+from undrift.privacy.secure.rounding import with_rounding
 from undrift.utils.keys import generator
 
 
@@ -64,14 +65,20 @@ class AgreedRun:
         self.roster = WeightedRoster(roster, experiment.objective)
         self.tracked = TrackedModels.of(self.evaluation.models, self.method.own_model)
         local = experiment.local_of(label)
-        chain = UploadChain(
-            transforms_of(
-                self.method,
-                local,
-                compression=experiment.compression_settings(),
-                privacy=self.privacy,
-            )
+        compression = experiment.compression_settings()
+        transforms = transforms_of(
+            self.method, local, compression=compression, privacy=self.privacy
         )
+        secure = experiment.secure_aggregation()
+        if secure is not None and secure.rounds:
+            transforms = with_rounding(
+                transforms,
+                self.method,
+                secure.coding(len(self.roster)),
+                feedback=compression is None or compression.feedback,
+                clipped=self.privacy is not None and self.privacy.clip is not None,
+            )
+        chain = UploadChain(transforms)
         self.job = Job(self.roster, local, seed, self.tracked, chain)
         self.coder = coder_of(chain, seed)
         """encodes compressed uploads; None if they are sent as they are"""
