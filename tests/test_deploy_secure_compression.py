@@ -8,6 +8,7 @@ import torch
 
 import undrift as ud
 from deployments import SITE
+from looping import synchronous
 from test_deploy_secure import (
     SITES,
     SecureInProcess,
@@ -31,6 +32,7 @@ from undrift.utils.errors import UndriftError
 METHODS = ("FedAvg", "SCAFFOLD", "FedDyn", "FedDR")
 RANGE = 4.0
 PARAMETERS = 53
+QUADRATICS = ud.theory.random_quadratics(clients=5, dimension=12, seed=1)
 RANDOM = 'up = {name = "random-k", ratio = 0.2, shared = true}'
 
 
@@ -99,7 +101,7 @@ def answered(transport):
 
 
 def test_random_coordinates_of_masked_uploads_give_the_results_of_a_simulation(tmp_path):
-    transport, folder = run(tmp_path, up=RANDOM)
+    transport, folder = run(tmp_path, up=RANDOM, rounds=3)
     assert furthest(models(folder), simulated(transport, tmp_path / "simulated")) < 1e-6
     k = ud.compression.RandomK(0.2).kept(PARAMETERS)
     assert k == 11
@@ -201,11 +203,45 @@ def test_a_client_without_state_keeps_what_rounding_left_out():
     assert not without[0].update(Upload(moved=small), Keep(), senders())[0].moved.any()
 
 
-def test_short_words_with_feedback_reach_what_whole_ones_reach(tmp_path):
-    """Over 30 rounds of words of 16 bits, SCAFFOLD's states stay those of its server's sums."""
-    transport, folder = run(tmp_path, ("FedAvg", "SCAFFOLD"), 16, rounds=30)
-    apart = furthest(models(folder), simulated(transport, tmp_path / "simulated"))
-    assert apart < 4 * FixedPoint.finest(5, RANGE, 16).error
+def quadratic_run(method, local, rounds, feedback=True, clipped=False):
+    """A simulated run whose uploads are rounded to words of 16 bits, and the error of its sums."""
+    coding = FixedPoint.finest(len(QUADRATICS.ids), 100.0, 16)
+    rounding = with_rounding((), method, coding, feedback=feedback, clipped=clipped)
+    loop = synchronous(
+        method, QUADRATICS, local, ud.All(), rounds,
+        objective="clients", evaluation=ud.Evaluation(every=10**6), transforms=rounding,
+    )  # fmt: skip
+    for _ in loop.rounds():
+        pass
+    return loop, coding.error
+
+
+@pytest.mark.parametrize("clipped", [False, True])
+@pytest.mark.parametrize(
+    "method", [ud.SCAFFOLD(), ud.FedDyn(alpha=0.5), ud.FedDR(eta=0.5)], ids=lambda m: m.name
+)
+def test_rounded_methods_with_state_end_within_a_few_units_of_the_optimum(method, clipped):
+    local = ud.GD(lr=0.1, steps=5) if method.name == "SCAFFOLD" else ud.Exact()
+    loop, error = quadratic_run(method, local, 400, clipped=clipped)
+    optimum = QUADRATICS.optimum(QUADRATICS.weights("clients"))
+    assert float((loop.server.x - optimum).abs().max()) < 5 * error
+
+
+def test_residuals_lower_the_error_of_rounding():
+    decaying = ud.GD(lr=ud.Exponential(0.15, 0.994), steps=1)
+    optimum = QUADRATICS.optimum(QUADRATICS.weights("clients"))
+    found = {}
+    for feedback in (True, False):
+        loop, error = quadratic_run(ud.DistributedSGD(), decaying, 800, feedback)
+        found[feedback] = float((loop.server.x - optimum).abs().max()) / error
+    assert found[True] < 1 and found[False] > 5
+
+
+def test_the_states_of_rounded_clients_stay_those_of_the_server():
+    """c = Σ q_k c_k after every number of rounds: c_k advances by what the words had."""
+    loop, error = quadratic_run(ud.SCAFFOLD(), ud.GD(lr=0.1, steps=5), 50)
+    mean = sum(loop.states.get(id).c for id in QUADRATICS.ids) / len(QUADRATICS.ids)
+    assert float((loop.server.c - mean).abs().max()) < 1e-9 < error
 
 
 def test_sites_say_what_they_sent(tmp_path):
