@@ -171,7 +171,9 @@ def test_what_a_client_advances_by_is_what_the_masks_hide(dtype, clipped):
     """Encoding the rounded upload changes nothing of it, and rounding a clipped one shrinks it."""
     (transform,) = with_rounding((), ud.SCAFFOLD(), CODING, feedback=True, clipped=clipped)
     g = torch.Generator().manual_seed(0)
-    whole = {name: torch.rand(500, generator=g, dtype=dtype) * 2 - 1 for name in ("moved", "c_change")}
+    whole = {
+        name: torch.rand(500, generator=g, dtype=dtype) * 2 - 1 for name in ("moved", "c_change")
+    }
     sent, keep = transform.update(Upload(**whole), Keep(), senders())
     assert not dict(keep.items())
     unit = 2.0**-CODING.bits

@@ -7,7 +7,8 @@ available, when a round ends, and where replies come from.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from undrift.core.round_result import RoundResult
 from undrift.core.sampling import All, Cohort
 from undrift.core.targets import reached
 from undrift.core.uploads.norm_bounds import NormLimits
+from undrift.deploy.downloads.history import DownloadHistory
 from undrift.deploy.guards.releases import ReleaseLedger
 from undrift.deploy.guards.targets import is_supported
 from undrift.deploy.protocol import REPORTED
@@ -256,6 +258,20 @@ class DeployedSynchronous(DeployedLoop, Synchronous):
         self.engine.cohort = tuple(str(id) for id in self.roster.ids if id in cohort)
         self.engine.full_cohort = len(full)
         return cohort
+
+    def _download(self, server: ServerState) -> Download:
+        down = super()._download(server)
+        if self.downloads is not None:
+            if self.engine.downloads is None:
+                self.engine.downloads = DownloadHistory(self.downloads)
+            self.engine.downloads.add(self.round)
+        return down
+
+    def _sent_down(
+        self, result: RoundResult, replied: Iterable[Hashable], down: Download
+    ) -> Counter[str]:
+        # As counted for each order: a site may have needed whole vectors.
+        return result.down
 
     def _asks_everyone(self) -> bool:
         return self.round == 0 and self.method.starts_with_all

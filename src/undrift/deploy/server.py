@@ -46,6 +46,7 @@ from undrift.experiments.experiment import Experiment
 from undrift.experiments.tables import DeployTable
 from undrift.experiments.tables.data import is_folder, is_function
 from undrift.loops import Loop, RunSpec, StatesFactory
+from undrift.loops.base import require_lagging
 from undrift.loops.paces import AsTheyArrive
 from undrift.loops.spec import pace_of
 from undrift.privacy.secure.rounding import single_weights
@@ -259,10 +260,8 @@ def require_deployable(experiment: Experiment) -> None:
         "An attack is an experiment of simulations: remove the table [attack].",
     )
     compression = experiment.compression_settings()
-    require(
-        compression is None or compression.down is None,
-        "A deployment compresses uploads only: remove down from [compression].",
-    )
+    if compression is not None and compression.down is not None:
+        _require_lagging(experiment)
     secure = experiment.secure_aggregation() is not None
     require(
         not secure or experiment.statistic() is None,
@@ -280,6 +279,17 @@ def require_deployable(experiment: Experiment) -> None:
         experiment.devices is None,
         "A deployment runs on real devices: remove the table [devices].",
     )
+
+
+def _require_lagging(experiment: Experiment) -> None:
+    """Refuse methods whose downloads cannot be compressed."""
+    for label, method in experiment.methods().items():
+        require(
+            not isinstance(pace_of(method, experiment.pace_of(label)), AsTheyArrive),
+            f"Compressed downloads need rounds, but {label} is asynchronous, where every site "
+            f"reads another version of the model: remove down from [compression].",
+        )
+        require_lagging(method)
 
 
 def _require_secure(experiment: Experiment) -> None:

@@ -82,6 +82,8 @@ class AgreedRun:
         self.job = Job(self.roster, local, seed, self.tracked, chain)
         self.coder = coder_of(chain, seed)
         """encodes compressed uploads; None if they are sent as they are"""
+        self.down = None if compression is None else compression.down
+        """the compressor of downloads; None if they are sent as they are"""
         self._planner = WorkPlanner(self.job, experiment.limits())
         by_weight = all(method.draws_by_weight for method in methods.values())
         self._sampler = as_sampler(experiment.cohort(), by_weight)
