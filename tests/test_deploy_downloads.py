@@ -168,7 +168,7 @@ def test_a_killed_server_resumes_with_the_same_model(tmp_path, moment, monkeypat
     file = app(tmp_path / "app", ("SCAFFOLD",), text=TEXT)
     simulated(file, tmp_path / "simulated")
     transport = InProcess(file, tmp_path / "state")
-    name = "_measure" if moment == "before the commit" else "_wait_for_sites"
+    name = "_advance_clock" if moment == "before the commit" else "_wait_for_sites"
     original = getattr(DeployedSynchronous, name)
 
     def die(self, *given, **named):

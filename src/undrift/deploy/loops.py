@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from undrift.compression.wire import coder_of
 from undrift.core.messages import Assignment, Reply
 from undrift.core.method import Conditions, Method
 from undrift.core.problem import Download, ServerState
@@ -75,11 +74,6 @@ class DeployedLoop(Loop):
     _wasted_rounds = 0
     _failing: frozenset[Hashable] = frozenset()
     """sites whose training failed in the present row of wasted rounds"""
-
-    @property
-    def diagnoses(self) -> bool:
-        # They need a whole vector of every site, which compression is to avoid.
-        return coder_of(self.job.uploads, self.seed) is None
 
     def step(self) -> Record:
         self.engine.begin_round(self.states)

@@ -105,7 +105,9 @@ def sent_tensors(
         vectors = dict(masked)
     elif coder is not None:
         coded = add_prefix(CODED, coder.encode(vectors, work))
-        vectors = {name: value for name, value in vectors.items() if name not in coder.names}
+        # A whole vector for diagnostics would be larger than the compressed upload.
+        left_out = {*coder.names, MOVED}
+        vectors = {name: value for name, value in vectors.items() if name not in left_out}
     return add_prefix("up ", vectors) | coded | add_prefix("buffers ", reply.buffers)
 
 
@@ -246,8 +248,9 @@ def expected_answer(
     if tracked.last:
         vectors[CHANGE] = vector
     if request.diagnose:
-        vectors[MOVED] = vector
         numbers |= {SQUARE, A_NORM}
+        if coder is None:
+            vectors[MOVED] = vector
     buffers = {
         name: TensorSpec(value.dtype, tuple(value.shape)) for name, value in request.buffers.items()
     }

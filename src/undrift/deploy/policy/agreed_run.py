@@ -129,9 +129,9 @@ class AgreedRun:
     def diagnosed(self, order: WorkOrder) -> bool:
         """Whether the upload of an order has what the diagnostics of its round need.
 
-        Private uploads have not, and compressed ones neither: it includes a whole vector.
+        Private uploads have not.
         """
-        if self.privacy is not None or self.coder is not None:
+        if self.privacy is not None:
             return False
         return self.asynchronous or self.evaluated(order.round + 1)
 
