@@ -486,6 +486,13 @@ def test_the_file_of_limits_is_checked_as_a_whole(tmp_path, honest):
     assert Limits.load(tmp_path / "copy.toml") == Limits.load(file)
 
 
+def test_a_request_that_is_too_large_is_not_read(tmp_path, monkeypatch):
+    site = Site(Experiment.load(app(tmp_path / "app")), "a", tmp_path / "state")
+    request = encode({"kind": "identify"}, {"x": torch.zeros(100)})
+    monkeypatch.setattr("undrift.deploy.site.MAX_REQUEST_BYTES", len(request) - 1)
+    assert "the limit is" in decode(site.answer(request), 10**6)[0]["error"]
+
+
 def test_the_guide_shows_every_limit_with_its_default(tmp_path):
     (block,) = [each for each in blocks(DOCS / "deploy.md") if each.file == "site.toml"]
     (tmp_path / "batches.key").write_bytes(b"0123456789abcdef")
