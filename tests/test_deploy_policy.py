@@ -518,9 +518,12 @@ def test_a_line_cut_by_a_crash_is_dropped_and_other_damage_is_named(honest, tmp_
     other = of(order, x=order.download.x + 1)
     assert "error" not in ask(fresh_site(honest, tmp_path), other)[0]
     assert "already" in refusal(fresh_site(honest, tmp_path), order)
-    ledger.write_bytes(whole[:20] + b"#" + whole[21:])
-    with pytest.raises(UndriftError, match="is damaged at line 1"):
-        fresh_site(honest, tmp_path)
+    changed = whole.replace(b'"approved":true', b'"approved":false')  # a line as the site writes it
+    assert changed != whole
+    for damaged in (whole[:20] + b"#" + whole[21:], changed):
+        ledger.write_bytes(damaged)
+        with pytest.raises(UndriftError, match="is damaged at line 1"):
+            fresh_site(honest, tmp_path)
     assert first < len(whole)
 
 
