@@ -225,7 +225,7 @@ def test_a_server_that_is_killed_ends_as_if_it_had_not_been(tmp_path):
         assert done.returncode == 0, done.stderr
     assert called("run", str(file), "--out", "sim", "--quiet", cwd=tmp_path).returncode == 0
     assert_same(tmp_path / "sim", out, "SCAFFOLD", tolerance=1e-5)
-    vectors = {name: 3 * 53 * 4 for name in ("x", "c")}
+    vectors = dict.fromkeys(("x", "c"), 3 * 53 * 4)
     whole = [record["bytes_down"] == vectors for record in records(out, "SCAFFOLD")[1:]]
     # In the first round, and in the first of the resumed server.
     assert whole[0] and 1 <= sum(whole) <= 2 and whole != [True] * 5
