@@ -13,7 +13,7 @@ from undrift.compression.downloads import DownloadCompressor
 from undrift.core.client_metrics import ClientMetrics
 from undrift.core.clients import ClientStates, Roster
 from undrift.core.messages import COHORT, LAST, PERSONAL, TrackedModels, buffer_bytes
-from undrift.core.method import INITIAL, Conditions
+from undrift.core.method import INITIAL, Conditions, Method
 from undrift.core.problem import ServerState
 from undrift.core.records import Record, Span
 from undrift.core.round_result import RoundResult
@@ -49,6 +49,16 @@ from undrift.utils.threads import one_thread
 
 MAX_SPANS = 500
 """Spans stored per run, for the figure of who worked when; later ones are dropped."""
+
+
+def require_lagging(method: Method) -> None:
+    """Refuse to compress the downloads of a method that does not allow vectors that lag behind."""
+    require(
+        method.downloads_may_lag,
+        f"{method.name} does not declare (downloads_may_lag = True) that it ends at the same point "
+        f"if clients work with vectors that lag behind the server's: compress uploads only, or "
+        f"choose FedAvg, SCAFFOLD or FedDR.",
+    )
 
 
 class Loop(ABC):
@@ -191,12 +201,7 @@ class Loop(ABC):
         down = None if self.spec.compression is None else self.spec.compression.down
         if down is None:
             return None
-        require(
-            self.method.downloads_may_lag,
-            f"{self.method.name} does not declare (downloads_may_lag = True) that it ends at the "
-            f"same point if clients work with vectors that lag behind the server's: compress "
-            f"uploads only, or choose FedAvg, SCAFFOLD or FedDR.",
-        )
+        require_lagging(self.method)
         return DownloadCompressor(down, self.seed)
 
     def _most_replies(self) -> int:

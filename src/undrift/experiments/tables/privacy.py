@@ -18,7 +18,13 @@ from undrift.experiments.tables.fields import (
     one_of,
 )
 from undrift.privacy.gaussian import ACCOUNTANTS, AdaptiveClip, Gaussian
-from undrift.privacy.secure.settings import NOISE_AT, SITES, SecureAggregation
+from undrift.privacy.secure.settings import (
+    DEFAULT_RANGE,
+    FULL_BITS,
+    NOISE_AT,
+    SITES,
+    SecureAggregation,
+)
 from undrift.utils.errors import UndriftError
 
 
@@ -79,11 +85,16 @@ class PrivacyTable(ClosedTable):
         description="Sites without which secure aggregation decodes no sum, above half of the "
         "cohort; left out, two thirds of it and one.",
     )
-    range: Positive = Field(
-        default=1000.0,
-        description="Largest absolute value in a weighted upload, for secure aggregation.",
+    range: Positive | None = Field(
+        default=None,
+        description="Largest absolute value in a weighted upload, for secure aggregation; left "
+        "out, 1000. To be given with word_bits below 64.",
     )
-
+    word_bits: Counting = Field(
+        default=FULL_BITS,
+        description="Bits of each coordinate of a masked upload: 16, 24, 32 or 64. Fewer make "
+        "uploads smaller and round them more.",
+    )
     noise_at: Annotated[str, BeforeValidator(one_of(NOISE_AT)), allowed_words(NOISE_AT)] = Field(
         default="server",
         description="Who adds the noise: the server, or with secure aggregation the sites, which "
@@ -101,6 +112,14 @@ class PrivacyTable(ClosedTable):
             raise InvalidValue("Give either clip or adaptive_clip, not both.", "clip")
         if self.threshold is not None and not self.secure:
             raise InvalidValue("A threshold needs secure = true.", "threshold")
+        if self.word_bits != FULL_BITS and not self.secure:
+            raise InvalidValue("Words of masked uploads need secure = true.", "word_bits")
+        if self.word_bits != FULL_BITS and self.range is None:
+            raise InvalidValue(
+                "Short words need a range as small as uploads allow, since it decides how much "
+                "they round: set range.",
+                "range",
+            )
         if self.noise_at == SITES:
             if not self.secure:
                 raise InvalidValue("Noise of the sites needs secure = true.", "noise_at")
@@ -122,7 +141,13 @@ class PrivacyTable(ClosedTable):
         if not self.secure:
             return None
         noise = self.noise_at == SITES
-        return SecureAggregation(self.threshold, self.range, noise, int(self.colluding))
+        return SecureAggregation(
+            self.threshold,
+            DEFAULT_RANGE if self.range is None else self.range,
+            noise,
+            int(self.colluding),
+            self.word_bits,
+        )
 
     def build(self) -> Gaussian | None:
         """The mechanism, as `train` takes it; None with secure aggregation alone."""
