@@ -385,7 +385,7 @@ def test_clipped_methods_with_state_reach_the_optimum(name, cohort):
     local = GD if name in ("SCAFFOLD", "FedNova VR") else ud.Exact()
     run = private(
         METHODS[name],
-        rounds=2500,
+        rounds=800,
         cohort=cohort,
         local=local,
         privacy={"clip": 0.05},
