@@ -498,8 +498,6 @@ def test_private_runs_measure_on_test_data_and_have_no_diagnostics():
     run = ud.train(ud.FedAvg(), rounds=2, **arguments())
     assert {name.split("_")[0] for name in run.records[-1].metrics} == {"test"}
     assert run.records[-1].diagnostics == {}
-    asked = arguments(evaluate=ud.Evaluation(parts=("train", "test")))
-    assert "train_loss" in ud.train(ud.FedAvg(), rounds=1, **asked).records[-1].metrics
 
 
 # Weights

@@ -110,10 +110,10 @@ def main(which: str, path: Path) -> None:
     data = ud.data.mnist("dirichlet:1", clients=CLIENTS, seed=0)
     if which == "robustness":
         curves, across = robustness(data), "share of clients that send −3 × their upload, %"
-        title = "The mean fails under attack, robust statistics hold"
+        title = "The mean fails from 20 % of attackers on, robust statistics hold longer"
     else:
         curves, across = compression(data), "megabytes uploaded by all clients"
-        title = "Compressed uploads reach the same accuracy with fewer bytes"
+        title = "Compressed uploads come near the accuracy of whole ones with far fewer bytes"
     for name, (x, y) in curves.items():
         some = " ".join(f"{each:.3f}" for each in y[:: max(1, len(y) // 6)])
         print(f"{name:24s} {x[-1]:10.3f} {some} {y[-1]:.3f}")

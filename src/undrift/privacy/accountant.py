@@ -23,6 +23,8 @@ GRID = 1e-4
 the losses grow like 1/z², and so does the interval."""
 MOST_DELTA = 1e-5
 CACHED = 4096
+LEAST_NOISE = 0.01
+"""ε counts as infinite with a smaller noise multiplier: it is above 5000, and protects nobody."""
 
 
 class Measured(NamedTuple):
@@ -77,7 +79,8 @@ def epsilon_spent(
         metrics = NOTHING
     if releases == metrics.count == 0:
         return 0.0
-    if releases and noise == 0:
+    used = [z for z, number in ((noise, releases), (metrics.noise, metrics.count)) if number]
+    if min(used) < LEAST_NOISE:
         return math.inf
     if law.kind == POISSON:
         return _poisson(noise, law.probability, releases, delta, accountant, coarse, metrics)

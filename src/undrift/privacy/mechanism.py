@@ -169,9 +169,9 @@ class Mechanism:
             found["clip"] = float(self.used_clip)
         if accounted:
             found["metrics"] = self._metrics_said()
-        if accounted and self.guarantee.noise > 0:
+        if accounted and self.guarantee.noise > 0 and math.isfinite(spent := self.spent()):
             law = self.guarantee.law
-            found |= {"epsilon": self.spent(), "neighbours": law.relation}
+            found |= {"epsilon": spent, "neighbours": law.relation}
             found["sampling"] = law.assumption
         return found
 
