@@ -13,7 +13,7 @@ from undrift.core.clients import Roster
 from undrift.deploy.guards.releases import RELEASES, ReleaseLedger
 from undrift.deploy.launch import CONNECTION
 from undrift.deploy.loops import DeployedSynchronous
-from undrift.deploy.orders import with_prefix
+from undrift.deploy.orders import EVALUATE, with_prefix
 from undrift.deploy.policy.limits import Limits
 from undrift.deploy.server import serve
 from undrift.deploy.wire_format import decode, encode
@@ -80,7 +80,7 @@ def test_sites_send_clipped_uploads_and_the_server_adds_noise(tmp_path, adaptive
 def measurements(transport):
     """The metrics that sites sent."""
     for _, request, answer in transport.exchanged:
-        if decode(request, len(request))[0]["kind"] == "evaluation":
+        if decode(request, len(request))[0]["kind"] == EVALUATE:
             yield decode(answer, len(answer))[0]["metrics"]
 
 

@@ -5,6 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
+from dp_accounting import dp_event
+from dp_accounting.privacy_accountant import NeighboringRelation
+from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -105,6 +108,11 @@ def test_fixed_size_cohorts():
     plain = fixed_size(10, 1000, amplified=False)
     amplified, not_amplified = (epsilon_spent(4.0, each, 20, 1e-5) for each in (law, plain))
     assert amplified < not_amplified / 3
+    # Replacing one client moves the sum by 2C, which the library's event does not know.
+    event = dp_event.SampledWithoutReplacementDpEvent(1000, 10, dp_event.GaussianDpEvent(2.0))
+    replaced = NeighboringRelation.REPLACE_ONE
+    by_hand = RdpAccountant(neighboring_relation=replaced).compose(event, 20).get_epsilon(1e-5)
+    assert amplified == pytest.approx(by_hand, rel=1e-9)
     assert law.relation == plain.relation == "replace one client"
     # Wang et al.'s bound exceeds the plain one for nearly everyone; the smaller one counts.
     nearly = fixed_size(999, 1000, amplified=True)

@@ -48,9 +48,7 @@ def run(metrics="public", common_test=False, **options):
         progress=False,
     )
     settings = dict(noise=1.0, clip=0.2, metrics=metrics) | options.pop("privacy", {})
-    return ud.train(
-        ud.FedAvg(), **arguments | options, privacy=ud.privacy.Gaussian(**settings)
-    )
+    return ud.train(ud.FedAvg(), **arguments | options, privacy=ud.privacy.Gaussian(**settings))
 
 
 def numbers_in(folder):

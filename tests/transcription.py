@@ -428,7 +428,7 @@ def fednova(
     if tau_eff is None:
         tau_eff = "steps" if mu > 0 else "progress"
     given = isinstance(tau_eff, float)
-    if not given and tau_eff not in ("progress", "steps") or weights not in ("I", "II"):
+    if (not given and tau_eff not in ("progress", "steps")) or weights not in ("I", "II"):
         raise ValueError(f"unknown tau_eff {tau_eff!r} or weights {weights!r}")
     x, models = x0, []
     momentum = np.zeros_like(x0)

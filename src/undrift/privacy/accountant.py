@@ -32,7 +32,7 @@ class Measured(NamedTuple):
 
     noise: float
     """the noise multiplier of one"""
-    count: int
+    times: int
 
 
 NOTHING = Measured(0.0, 0)
@@ -75,11 +75,11 @@ def epsilon_spent(
     metrics
         the noisy metrics that were released besides
     """
-    if metrics.count == 0:
+    if metrics.times == 0:
         metrics = NOTHING
-    if releases == metrics.count == 0:
+    if releases == metrics.times == 0:
         return 0.0
-    used = [z for z, number in ((noise, releases), (metrics.noise, metrics.count)) if number]
+    used = [z for z, number in ((noise, releases), (metrics.noise, metrics.times)) if number]
     if min(used) < LEAST_NOISE:
         return math.inf
     if law.kind == POISSON:
@@ -87,7 +87,7 @@ def epsilon_spent(
     if law.kind == EVERYONE:
         return _poisson(noise, 1.0, releases, delta, accountant, coarse, metrics)
     # Replacing a client moves a sum twice as far: the noise counts as half as large.
-    halved = Measured(metrics.noise / 2, metrics.count)
+    halved = Measured(metrics.noise / 2, metrics.times)
     unamplified = _poisson(noise / 2, 1.0, releases, delta, accountant, coarse, halved)
     if not law.amplified:
         return unamplified
@@ -110,14 +110,14 @@ def _poisson(
 ) -> float:
     if accountant == PLD:
         # Distributions are composed on one grid, which the smaller noise decides.
-        used = [z for z, n in ((noise, releases), (metrics.noise, metrics.count)) if n]
+        used = [z for z, n in ((noise, releases), (metrics.noise, metrics.times)) if n]
         grid = coarse * GRID * max(1.0, min(used) ** -2)
         parts = []
         if releases:
             parts.append(_loss_distribution(noise, probability, grid).self_compose(releases))
-        if metrics.count:
+        if metrics.times:
             everyone = _loss_distribution(metrics.noise, 1.0, grid)
-            parts.append(everyone.self_compose(metrics.count))
+            parts.append(everyone.self_compose(metrics.times))
         found = parts[0] if len(parts) == 1 else parts[0].compose(parts[1])
         return float(found.get_epsilon_for_delta(delta))
     events = _library().dp_event
@@ -148,8 +148,8 @@ def _rdp(event: Any, releases: int, delta: float, relation: str, metrics: Measur
         found = library.rdp.RdpAccountant(neighboring_relation=relations[relation])
         if releases:
             found.compose(event, releases)
-        if metrics.count:
-            found.compose(library.dp_event.GaussianDpEvent(metrics.noise), metrics.count)
+        if metrics.times:
+            found.compose(library.dp_event.GaussianDpEvent(metrics.noise), metrics.times)
         return float(found.get_epsilon(delta))
 
 

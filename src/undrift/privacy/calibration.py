@@ -106,7 +106,9 @@ def law_from(
 
 def measured(metrics: NoisyMetrics | None, rounds: int, more: int = 0) -> Measured:
     """The noisy metrics of a run of some rounds, and `more` evaluations."""
-    return NOTHING if metrics is None else Measured(metrics.noise, metrics.evaluations(rounds) + more)
+    if metrics is None:
+        return NOTHING
+    return Measured(metrics.noise, metrics.evaluations(rounds) + more)
 
 
 def noise_for(

@@ -192,7 +192,7 @@ class Mechanism:
         more = self._more_evaluations()
         known = guarantee, rounds, more
         if self._budget is None or self._budget[0] != known:
-            planned = measured(guarantee.metrics, rounds, more).count
+            planned = measured(guarantee.metrics, rounds, more).times
             enough = guarantee.epsilon(rounds, planned) <= budget
             self._budget = known, rounds if enough else guarantee.most_releases(budget, more)
         return self._budget[1]

@@ -42,8 +42,9 @@ def privacy_section(runs: Runs) -> str:
 {course}
 <p class="note">Client-level differential privacy of the models: ε bounds what they reveal about any
 one client with all its data, and noisy metrics with them. Cohorts, numbers of replies, times and
-exact metrics on clients' data are outside the guarantee; publishing the cohorts voids the amplification by sampling. A
-simulation draws its noise from its seed: whoever knows the seed can subtract it.</p>"""
+exact metrics on clients' data are outside the guarantee; publishing the cohorts voids the
+amplification by sampling. A simulation draws its noise from its seed: whoever knows the seed can
+subtract it.</p>"""
 
 
 WORDS = ("neighbours", "sampling", "metrics")
