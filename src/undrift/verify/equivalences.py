@@ -159,12 +159,11 @@ def _fednova(method: Any) -> Iterator[Coincidence]:
         yield Coincidence("with their number as τ_eff, too", public, twin, equal_steps=True)
 
 
-def _with_steps(method: FedNova, steps: int) -> FedNova:
+def _with_steps(method: Any, steps: int) -> Any:
     """FedNova with `steps` as its τ_eff, if that is a number."""
     if isinstance(method.tau_eff, str | None):
         return method
-    found: FedNova = changed(method, tau_eff=float(steps))
-    return found
+    return changed(method, tau_eff=float(steps))
 
 
 def _scaffold(method: Any) -> Iterator[Coincidence]:
