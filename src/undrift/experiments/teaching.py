@@ -348,7 +348,7 @@ def example(group: str, name: str) -> str:
             return _lines("[privacy]", {"noise": 1.0, "clip": 0.5})
         if name == "adaptive_clip":
             return _tables({"privacy": {"noise": 1.0}, "privacy.adaptive_clip": values})
-        own = {"noise": 5.0, "every": 10} | values
+        own = values | {"noise": 5.0, "every": 10}
         return _tables({"privacy": {"noise": 1.0, "clip": 0.5}, "privacy.noisy_metrics": own})
     return _lines("[data]", {"augment": [f"{name}:{next(iter(values.values()))}"]})
 
