@@ -57,7 +57,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "laws": ("same", "ladder", "between", "lognormal", "normal"),
     "availabilities": ("always", "duty"),
     "paces": ("all", "deadline", "first", "asynchronous"),
-    "privacy": ("gaussian", "adaptive_clip"),
+    "privacy": ("gaussian", "adaptive_clip", "noisy_metrics"),
 }
 """The names that `undrift list` prints, by group."""
 IRREGULAR = {"sizes": "sizes", "staleness": "staleness", "availability": "availabilities"}
