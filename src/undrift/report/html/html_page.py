@@ -20,7 +20,9 @@ from undrift.report.csv_files import csv_text, tables_as_rows
 from undrift.report.html.chart_data import as_script, chart_data
 from undrift.report.html.client_sections import clients_section
 from undrift.report.html.device_sections import participation_section, time_section
+from undrift.report.html.personal_section import personal_section
 from undrift.report.html.privacy_section import privacy_section
+from undrift.report.html.result_sentence import result_sentence
 from undrift.report.html.sections import (
     configuration_section,
     data_section,
@@ -34,6 +36,7 @@ from undrift.report.html.sections import (
     title,
     warnings,
 )
+from undrift.report.html.side_by_side import side_by_side_section
 from undrift.report.html.site_section import sites_section
 from undrift.report.recorded_runs import Runs, read_runs
 from undrift.report.tables import Targets, target_table
@@ -84,10 +87,12 @@ def page(runs: Runs, targets: Targets | None = None, baseline: str | None = None
     csvs = {name: csv_text(rows) for name, rows in tables_as_rows(runs, costs, baseline).items()}
     sections = {
         "Progress": progress_section(runs, thinned),
+        "Side by side": side_by_side_section(runs),
         "Cost of targets": targets_section(runs, costs, baseline, csvs["targets"]),
         "Final metrics": final_section(runs, csvs["final"]),
         "Paired test": paired_section(runs, baseline, csvs.get("paired", "")),
         "Clients": clients_section(runs, csvs.get("clients", "")),
+        "Personalisation": personal_section(runs),
         "Time": time_section(runs, csvs.get("time", "")),
         "Privacy": privacy_section(runs),
         "Data": data_section(runs.folders),
@@ -97,7 +102,11 @@ def page(runs: Runs, targets: Targets | None = None, baseline: str | None = None
         "Runs": runs_section(runs, csvs["runs"]),
         "Configuration": configuration_section(runs.folders),
     }
-    head = {"title": title(runs), "summary": summary(runs)}
+    head = {
+        "title": title(runs),
+        "result": result_sentence(runs, baseline),
+        "summary": summary(runs),
+    }
     return assemble(head, sections, columns, warnings=warnings(runs))
 
 
@@ -114,7 +123,7 @@ def assemble(
     Parameters
     ----------
     head
-        the "title", and the "summary" below it, as plain text
+        as plain text: the "title", the "result" below it if there is one, and the "summary"
     sections
         the HTML of each section by its heading; empty ones are left out
     records
@@ -130,12 +139,14 @@ def assemble(
     if live:
         scripts.append(_resource("live.js"))
     sections = {name: body for name, body in sections.items() if body}
+    result = head.get("result", "")
     values = {
         "css": _resource("page.css"),
         "uplot_css": _resource("vendor/uPlot.min.css"),
         "hashes": " ".join(_csp_hash(script) for script in scripts),
         "connect": "; connect-src 'self'" if live else "",
         "title": escape(head["title"]),
+        "result": f'<p class="result">{escape(result)}</p>' if result else "",
         "summary": escape(head["summary"]),
         "warnings": warnings,
         "contents": " ".join(f'<a href="#{_anchor(name)}">{name}</a>' for name in sections),
