@@ -51,6 +51,12 @@ def test_arguments_keep_their_help_if_the_library_below_drops_it():
     assert [each.help for each in group.get_command(None, "show").params] == expected
 
 
+def test_flags_have_no_type_in_the_help():
+    command = typer.main.get_command(app).get_command(None, "report")
+    flags = {each.name: each.metavar for each in command.params if getattr(each, "is_flag", False)}
+    assert flags == {"open_": ""}
+
+
 def test_demo_trains_the_methods_of_the_papers_and_writes_the_report(tmp_path):
     done = called("demo", "--rounds", "2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -60,7 +60,20 @@ class CommandGroup(TyperGroup):
             helps = help_texts(getattr(command, "callback", None))
             for each in unhelpful:
                 each.help = helps.get(each.name)
+        if command is not None:
+            _untyped_flags(command.get_params(ctx))
         return command
+
+    def get_params(self, ctx: Any) -> Any:
+        return _untyped_flags(super().get_params(ctx))
+
+
+def _untyped_flags(parameters: list[Any]) -> list[Any]:
+    """Parameters whose flags have no type in the help: Typer 0.29 shows them as <bool>."""
+    for each in parameters:
+        if getattr(each, "is_flag", False) and each.metavar is None:
+            each.metavar = ""
+    return parameters
 
 
 def help_texts(function: Any) -> dict[str, str]:
