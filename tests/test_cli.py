@@ -43,17 +43,20 @@ def test_an_unknown_command_gets_one_sentence(arguments, sentence, tmp_path):
 
 def test_arguments_keep_their_help_if_the_library_below_drops_it():
     group = typer.main.get_command(app)
-    command = group.get_command(None, "show")
+    context = group.make_context("undrift", [], resilient_parsing=True)
+    command = group.get_command(context, "show")
     expected = [each.help for each in command.params]
     assert all(expected)
     for each in command.params:
         each.help = None
-    assert [each.help for each in group.get_command(None, "show").params] == expected
+    assert [each.help for each in group.get_command(context, "show").params] == expected
 
 
 def test_flags_have_no_type_in_the_help():
-    command = typer.main.get_command(app).get_command(None, "report")
-    flags = {each.name: each.metavar for each in command.params if getattr(each, "is_flag", False)}
+    group = typer.main.get_command(app)
+    context = group.make_context("undrift", [], resilient_parsing=True)
+    parameters = group.get_command(context, "report").params
+    flags = {each.name: each.metavar for each in parameters if getattr(each, "is_flag", False)}
     assert flags == {"open_": ""}
 
 
