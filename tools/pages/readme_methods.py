@@ -77,7 +77,9 @@ def methods() -> Iterator[str]:
     rows = []
     for group, use in USES.items():
         own = [properties(method_named(name)) for name in group]
-        names = ", ".join("`FedNova` with control variates" if n == FEDNOVA_VR else f"`{n}`" for n in group)
+        names = ", ".join(
+            "`FedNova` with control variates" if n == FEDNOVA_VR else f"`{n}`" for n in group
+        )
         require(own.count(own[0]) == len(own), f"The methods {names} differ: give each a row.")
         rows.append((names, use, *own[0].values()))
     yield from table(HEAD, rows)

@@ -79,10 +79,11 @@ def summary(found: Sequence[Mapping[str, Any]], machine: str) -> Iterator[str]:
 def sentence(found: Sequence[Mapping[str, Any]], machine: str) -> Iterator[str]:
     """Yield the sentence of the guide's first page: the range and the middle of the ratios."""
     ratios = sorted(row["ratio"] for row in found)
+    source = f"`undrift bench`: {machine.rstrip('.')}"
     yield (
         f"On {len(ratios)} workloads, from logistic regression to ResNet-18, a round of FedAvg was "
         f"{ratios[0]:.1f} to {ratios[-1]:.1f} times as fast as a bare PyTorch loop that does the "
-        f"same work, {median(ratios):.1f} times in the middle (`undrift bench`: {machine.rstrip('.')})."
+        f"same work, {median(ratios):.1f} times in the middle ({source})."
     )
 
 
