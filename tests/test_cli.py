@@ -14,7 +14,7 @@ import typer
 import undrift
 from commands import called, command
 from undrift.cli.app import app, parse_settings
-from undrift.cli.demo.demo_run import demo_methods
+from undrift.cli.demo.demo_run import demo_entries
 
 ROOT = Path(__file__).parent.parent
 
@@ -63,7 +63,7 @@ def test_flags_have_no_type_in_the_help():
 def test_demo_trains_the_methods_of_the_papers_and_writes_the_report(tmp_path):
     done = called("demo", "--rounds", "2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    names = {method.name for method in demo_methods().values()}
+    names = {entry.method.name for entry in demo_entries().values()}
     assert len(names) == 15 and names < undrift.METHODS.keys()
     for name in names:
         assert name in done.stdout
