@@ -28,7 +28,7 @@ from undrift.loops.cohorts import draw_cohort
 from undrift.loops.evaluation_schedule import deployed_schedule
 from undrift.loops.paces import AsTheyArrive, Deadline
 from undrift.loops.planning import WorkPlanner
-from undrift.loops.private_rounds import PUBLIC_PARTS, private_evaluation
+from undrift.loops.private_rounds import deployed_evaluation
 from undrift.loops.spec import pace_of
 from undrift.loops.upload_transforms import transforms_of
 from undrift.methods.traffic import traffic_of
@@ -58,7 +58,7 @@ class AgreedRun:
         self.rounds = experiment.rounds
         self.privacy = experiment.privacy_settings()
         evaluation = experiment.evaluation_settings()
-        self.evaluation = private_evaluation(evaluation, self.privacy, PUBLIC_PARTS)
+        self.evaluation = deployed_evaluation(evaluation, self.privacy)
         methods = experiment.methods()
         self.method: Method = methods[label]
         self.pace = pace_of(self.method, experiment.pace_of(label))

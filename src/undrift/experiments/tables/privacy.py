@@ -17,7 +17,14 @@ from undrift.experiments.tables.fields import (
     allowed_words,
     one_of,
 )
-from undrift.privacy.gaussian import ACCOUNTANTS, AdaptiveClip, Gaussian
+from undrift.privacy.gaussian import (
+    ACCOUNTANTS,
+    METRICS,
+    PUBLIC,
+    AdaptiveClip,
+    Gaussian,
+    NoisyMetrics,
+)
 from undrift.privacy.secure.settings import (
     DEFAULT_RANGE,
     FULL_BITS,
@@ -42,6 +49,22 @@ class AdaptiveClipTable(ClosedTable):
 
     def build(self) -> AdaptiveClip:
         return AdaptiveClip(self.initial, self.quantile, self.rate, self.noise)
+
+
+class NoisyMetricsTable(ClosedTable):
+    """Noisy means of the clients' losses and accuracies on their own data."""
+
+    noise: Positive = Field(
+        description="Standard deviation of the noise, in units of the most by which one client "
+        "can move the sums."
+    )
+    every: Counting = Field(description="Rounds between evaluations, each of which is accounted.")
+    largest_loss: Positive = Field(
+        default=5.0, description="Losses of a client above this number count as this number."
+    )
+
+    def build(self) -> NoisyMetrics:
+        return NoisyMetrics(self.noise, self.every, self.largest_loss)
 
 
 class PrivacyTable(ClosedTable):
@@ -75,6 +98,16 @@ class PrivacyTable(ClosedTable):
     )
     accountant: Annotated[str, BeforeValidator(one_of(ACCOUNTANTS)), allowed_words(ACCOUNTANTS)] = (
         Field(default="pld", description="How ε is computed: pld (tight) or rdp.")
+    )
+    metrics: Annotated[str, BeforeValidator(one_of(METRICS)), allowed_words(METRICS)] = Field(
+        default="public",
+        description="What is measured: public, data that belong to no client; exact, whatever "
+        "[evaluation] says, outside the guarantee.",
+    )
+    noisy_metrics: NoisyMetricsTable | None = Field(
+        default=None,
+        description="Metrics of the clients' data as noisy means over all clients, which ε "
+        "includes.",
     )
     secure: bool = Field(
         default=False,
@@ -110,6 +143,8 @@ class PrivacyTable(ClosedTable):
     def _check(self) -> PrivacyTable:
         if self.clip is not None and self.adaptive_clip is not None:
             raise InvalidValue("Give either clip or adaptive_clip, not both.", "clip")
+        if self.noisy_metrics is not None and self.metrics != PUBLIC:
+            raise InvalidValue("Give either metrics or noisy_metrics, not both.", "metrics")
         if self.threshold is not None and not self.secure:
             raise InvalidValue("A threshold needs secure = true.", "threshold")
         if self.word_bits != FULL_BITS and not self.secure:
@@ -123,6 +158,12 @@ class PrivacyTable(ClosedTable):
         if self.noise_at == SITES:
             if not self.secure:
                 raise InvalidValue("Noise of the sites needs secure = true.", "noise_at")
+            if self.noisy_metrics is not None:
+                raise InvalidValue(
+                    "With noise of the sites the server is not trusted, but noisy_metrics sends it "
+                    "every site's metrics.",
+                    "noise_at",
+                )
             if self.adaptive_clip is not None:
                 raise InvalidValue(
                     "Noise of the sites needs a fixed clip: adaptive_clip sends the server one bit "
@@ -163,4 +204,5 @@ class PrivacyTable(ClosedTable):
             max_samples=self.max_samples,
             steps=self.steps,
             accountant=self.accountant,
+            metrics=self.metrics if self.noisy_metrics is None else self.noisy_metrics.build(),
         )

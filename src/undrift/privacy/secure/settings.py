@@ -74,7 +74,7 @@ class SecureAggregation:
     def attempt(
         self, run: str, round: int, number: int, cohort: Sequence[str], full: int
     ) -> Attempt:
-        """The attempt to aggregate the uploads of a cohort.
+        """The attempt to sum the uploads of a cohort.
 
         `full` is the size of the cohort if all sites were there: a server that says that sites are
         away must not lower the threshold by that.
