@@ -32,6 +32,7 @@ METHODS = {
     "FedProx": lambda: ud.FedProx(mu=0.1),
     "SCAFFOLD": ud.SCAFFOLD,
     "FedDyn": lambda: ud.FedDyn(alpha=0.1),
+    "FedDR": lambda: ud.FedDR(eta=1.0),
     "FedNova": ud.FedNova,
 }
 FEATURES, CLASSES = 1000, 10

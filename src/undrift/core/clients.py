@@ -155,6 +155,10 @@ class ClientStates:
         """A new state in the place where it waits until its round is accepted; here as it is."""
         return keep
 
+    def new_vector(self, like: Tensor) -> Tensor:
+        """Uninitialised memory for a vector of a new state, where it waits likewise."""
+        return torch.empty_like(like)
+
     def put(self, client: Hashable, keep: Keep) -> None:
         """Store a client's new state."""
         values = {}

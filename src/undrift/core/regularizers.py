@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from undrift.utils.errors import require, require_range
+from undrift.utils.norms import squared_norm
 
 
 class Regularizer(ABC):
@@ -50,7 +51,7 @@ class L2(Regularizer):
         require_range("L2's strength", self.strength, at_least=0)
 
     def value(self, x: Tensor) -> float:
-        return self.strength / 2 * float(x.cpu().double().square().sum())
+        return self.strength / 2 * squared_norm(x)
 
     def prox(self, y: Tensor, eta: float) -> Tensor:
         return y / (1 + eta * self.strength)

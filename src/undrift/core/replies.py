@@ -44,6 +44,9 @@ def q_draws(client: Client) -> Number:
     return client.q * client.draws
 
 
+Sum = tuple[str, str]
+"""The names of an uploaded vector and of its weight, which together name a sum."""
+
 PIECE_NUMBERS = 100_000
 """How many numbers are converted to double precision at a time, so that the copy stays in cache."""
 
@@ -87,10 +90,22 @@ class Replies:
         self._robust = frozenset(robust)
         self._centers: dict[str, Tensor] = {}
         """the statistics of vectors, computed when a fold first asks for them"""
-        self._sums: dict[tuple[str, str], Tensor] = {}
+        self._sums: dict[Sum, Tensor] = {}
+        self._same: dict[Sum, tuple[Sum, float]] = {}
+        """sums that are another one times a number, and have no memory of their own"""
+        self._waiting: list[tuple[Sum, UnformedRows, Tensor]] | None = None
+        """sums that `merge` forms, with the weights of the rows; None: they are formed at once"""
         self._single: dict[str, list[Tensor]] = {}
         self._who: list[Client] = []
         self._dtypes: dict[str, torch.dtype] = {}
+
+    def wait_for_merge(self) -> None:
+        """Do not form the sums of unformed vectors: `merge` adds them to those of other replies.
+
+        Each sum of a large model, in double precision, takes two copies of it. The unformed vectors
+        must stay valid until then.
+        """
+        self._waiting = []
 
     def add(self, client: Client, upload: Upload) -> None:
         """Add the upload of one client."""
@@ -110,7 +125,11 @@ class Replies:
             else:
                 self._dtypes[name] = value.dtype
                 for by in self._by[name]:
-                    self._add_sum((name, by.__name__), _weighted(value, by(stacked)))
+                    which = name, by.__name__
+                    if self._waiting is not None and isinstance(value, UnformedRows):
+                        self._waiting.append((which, value, _row_weights(value, by(stacked))))
+                    else:
+                        self._add_sum(which, _weighted(value, by(stacked)))
 
     def add_sums(self, sums: Mapping[tuple[str, str], Tensor], dtype: torch.dtype) -> None:
         """Add sums of vectors of clients that were added without their vectors.
@@ -129,9 +148,29 @@ class Replies:
         """
         self._who += later._who
         self._dtypes |= later._dtypes
+        waiting = later._waiting or []
+        same = later._same | _proportional(waiting)
+        for which in [*self._same]:
+            if self._same[which] != same.get(which):  # they differ from here on
+                other, ratio = self._same.pop(which)
+                self._sums[which] = self._sums[other] * ratio
+        if not self._sums:
+            self._same = dict(same)
         added = [part for which, part in later._sums.items() if which in self._sums]
         for which, part in later._sums.items():
             self._add_sum(which, part)
+        for which, (other, ratio) in later._same.items():
+            if which not in self._same:
+                self._add_sum(which, later._sums[other] * ratio)
+        for which, rows, weights in waiting:
+            if which in self._same:
+                continue
+            if which not in self._sums:
+                like = rows.center
+                self._sums[which] = torch.zeros(
+                    like.shape[-1], dtype=accumulator_dtype(like), device=like.device
+                )
+            rows.add_weighted_sum(weights, self._sums[which])
         for name, parts in later._single.items():
             self._single.setdefault(name, []).extend(parts)
         return added
@@ -150,7 +189,8 @@ class Replies:
         """Whether all sums and numbers are finite; if not, some upload is not."""
         values = [*self._sums.values(), *(each for some in self._single.values() for each in some)]
         # One reduction per tensor: a NaN or infinity in any element makes its sum non-finite.
-        return all(bool(value.sum().isfinite()) for value in values)
+        formed = all(bool(value.sum().isfinite()) for value in values)
+        return formed and all(rows.finite() for _, rows, _ in self._waiting or ())
 
     def _add_sum(self, which: tuple[str, str], part: Tensor) -> None:
         if which in self._sums:
@@ -183,8 +223,9 @@ class Replies:
         """
         if name in self._robust and by.__name__ in {each.__name__ for each in self._by[name]}:
             return self.weight(by) * self._center(name)
-        if (name, by.__name__) in self._sums:
-            return self._sums[name, by.__name__].to(self._dtypes[name])
+        total = self.exact_sum(name, by)
+        if total is not None:
+            return total.to(self._dtypes[name])
         if name in self._single and name not in self._by:
             return float(self.weights(by) @ self.each(name))
         known = ", ".join(f"{n} by {w}" for n, w in self._sums) or "none"
@@ -204,7 +245,11 @@ class Replies:
 
     def exact_sum(self, name: str, by: Weight) -> Tensor | None:
         """Σ_S by(k)·upload_k of a declared vector in double precision; None without replies."""
-        return self._sums.get((name, by.__name__))
+        which = name, by.__name__
+        if which not in self._same:
+            return self._sums.get(which)
+        other, ratio = self._same[which]
+        return self._sums[other] if ratio == 1.0 else self._sums[other] * ratio
 
     def mean(self, name: str, by: Weight = once) -> Any:
         """The weighted mean: `sum` divided by the sum of the weights."""
@@ -222,9 +267,7 @@ class Replies:
 def _weighted(value: Tensor | UnformedRows, weight: Number) -> Tensor:
     """Σ weight_k·value_k over the rows of a chunk, in double precision."""
     if isinstance(value, UnformedRows):
-        like = value.center
-        given = torch.as_tensor(weight, device=like.device).to(accumulator_dtype(like))
-        return value.weighted_sum(given.reshape(-1).expand(value.shape[0]))
+        return value.weighted_sum(_row_weights(value, weight))
     dtype = accumulator_dtype(value)
     if value.ndim == 1 or len(value) == 1:
         return (
@@ -243,3 +286,36 @@ def _weighted(value: Tensor | UnformedRows, weight: Number) -> Tensor:
         piece = buffer if part.shape == buffer.shape else buffer[:, : part.shape[1]]
         torch.mv(piece.copy_(part).t(), weights, out=place)
     return total
+
+
+def _row_weights(rows: UnformedRows, weight: Number) -> Tensor:
+    """The weight of each row, `[C]` in double precision."""
+    like = rows.center
+    given = torch.as_tensor(weight, device=like.device).to(accumulator_dtype(like))
+    return given.reshape(-1).expand(rows.shape[0])
+
+
+def _proportional(
+    waiting: Sequence[tuple[Sum, UnformedRows, Tensor]],
+) -> dict[Sum, tuple[Sum, float]]:
+    """Sums of the same rows as an earlier one with the same weights times a number, with both."""
+    found: dict[Sum, tuple[Sum, float]] = {}
+    for number, (which, rows, weights) in enumerate(waiting):
+        for earlier, others, given in waiting[:number]:
+            if earlier in found or not rows.same_as(others):
+                continue
+            ratio = weights_ratio(weights, given)
+            if ratio is not None:
+                found[which] = earlier, ratio
+                break
+    return found
+
+
+def weights_ratio(weights: Tensor, others: Tensor) -> float | None:
+    """The factor by which weights differ from others, if it is the same for all."""
+    first = float(others[0])
+    if first == 0.0:
+        return None
+    # Rounded, so that the chunks of a round, whose weights have rounding errors, find the same.
+    ratio = float(f"{float(weights[0]) / first:.13g}")
+    return ratio if torch.allclose(weights, others * ratio, rtol=1e-12, atol=0.0) else None

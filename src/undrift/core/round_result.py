@@ -65,6 +65,8 @@ class RoundResult:
         """the clients' new states; the loop stores them if it accepts the round"""
         self.hold: Callable[[Keep], Keep] = _unchanged
         """where new states wait for the end of the round: `ClientStates.hold` of the run"""
+        self.states_placed = False
+        """whether new states already are where they wait, so that `merge` need not hold them"""
         self.rejected: dict[Hashable, str] = {}
         """clients whose replies were rejected, with the reason"""
         self.lost: dict[Hashable, str] = {}
@@ -179,7 +181,10 @@ class RoundResult:
         self.partial += later.partial
         self.rejected |= later.rejected
         self.lost |= later.lost
-        self.kept |= {client: self.hold(keep) for client, keep in later.kept.items()}
+        if later.states_placed:
+            self.kept |= later.kept
+        else:
+            self.kept |= {client: self.hold(keep) for client, keep in later.kept.items()}
         self.norms |= later.norms
         self.norm_steps |= later.norm_steps
         self._buffers.merge(later._buffers)

@@ -27,6 +27,10 @@ class Moves(ABC):
     def sum(self, weights: Tensor) -> Tensor:
         """Σ w_k·(x_k − c), `[P]` in double precision, in memory of its own."""
 
+    def add_sum(self, weights: Tensor, total: Tensor) -> None:
+        """Add Σ w_k·(x_k − c) to a vector in double precision."""
+        total.add_(self.sum(weights))
+
     @abstractmethod
     def squares(self) -> Tensor:
         """|x_k − c|² of each client, `[C]` in double precision."""
@@ -79,6 +83,25 @@ class UnformedRows:
             total.add_(vector, alpha=float((weights * _flat(factor, weights)).sum()))
         return total
 
+    def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
+        """Add the sum over clients with weights `[C]` to a vector in double precision."""
+        self._moves.add_sum(weights * _flat(self._factor, weights), total)
+        for vector, factor in self._shared:
+            total.add_(vector, alpha=float((weights * _flat(factor, weights)).sum()))
+
+    def finite(self) -> bool:
+        """Whether all moves are finite; it needs their norms."""
+        return bool(self._moves.squares().isfinite().all())
+
+    def same_as(self, other: UnformedRows) -> bool:
+        """Whether the vectors of both are known to be equal."""
+        mine = self.whole_moves()
+        return mine is not None and mine is other.whole_moves()
+
+    def whole_moves(self) -> Moves | None:
+        """The moves, if the vectors are the moves and nothing else; None otherwise."""
+        return self._moves if not self._shared and _always_one(self._factor) else None
+
     def __add__(self, other: object) -> UnformedRows:
         return self._plus(other, 1.0)
 
@@ -128,3 +151,7 @@ class UnformedRows:
 def _flat(value: Number, like: Tensor) -> Tensor | float:
     """Numbers of clients, `[C]` in the dtype of `like`."""
     return value.to(like.dtype).reshape(-1) if isinstance(value, Tensor) else value
+
+
+def _always_one(value: Number) -> bool:
+    return bool((torch.as_tensor(value) == 1.0).all())

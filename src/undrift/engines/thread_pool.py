@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from threading import Condition
 from typing import ParamSpec, TypeVar
 
 from undrift.utils.threads import prepare_thread
@@ -63,3 +65,38 @@ class ThreadPool:
         except BaseException as error:  # as in a real pool, `result()` raises it
             done.set_exception(error)
         return done
+
+
+class Turns:
+    """Lets threads do the last part of their work one after another, in the order of numbers.
+
+    The work must be started in that order, too: a thread waits for all with smaller numbers.
+    """
+
+    def __init__(self) -> None:
+        self._changed = Condition()
+        self._next = 0
+        self._failed = False
+
+    @contextmanager
+    def of(self, number: int) -> Iterator[Callable[[], bool]]:
+        """Work with a number: yields a function that waits for its turn.
+
+        The function returns False if other work failed, since its turn may never come.
+        """
+
+        def wait() -> bool:
+            with self._changed:
+                self._changed.wait_for(lambda: self._failed or self._next == number)
+                return not self._failed
+
+        try:
+            yield wait
+        except BaseException:
+            with self._changed:
+                self._failed = True
+                self._changed.notify_all()
+            raise
+        with self._changed:
+            self._next += 1
+            self._changed.notify_all()

@@ -80,8 +80,10 @@ class FlatModule:
         """A new module in evaluation mode with the given parameters and buffers."""
         self.load(x)
         self.load_buffers(buffers)
-        copy = deepcopy(self.module)
-        for p in copy.parameters():
-            p.data = p.data.clone()
-            p.grad = None
-        return copy.eval()
+        # The memo gives deepcopy each parameter's copy. It would copy the whole vectors of which
+        # parameters and gradients are views.
+        own = {
+            id(p): nn.Parameter(p.detach().clone(), p.requires_grad)
+            for p in self.module.parameters()
+        }
+        return deepcopy(self.module, own).eval()

@@ -26,19 +26,25 @@ def in_files(keep: Keep, folder: Path) -> Keep:
 
 
 def _in_file(value: Tensor | float, folder: Path) -> Tensor | float:
+    if not isinstance(value, Tensor) or value.numel() * value.element_size() < LEAST_BYTES:
+        return value
+    found = empty_in_file(value, folder)
+    return value if found is None else found.copy_(value)
+
+
+def empty_in_file(like: Tensor, folder: Path) -> Tensor | None:
+    """An uninitialised tensor like another one, mapped to a file; None where that cannot be."""
     # Only POSIX systems keep a file that is mapped when its name is removed.
-    if not isinstance(value, Tensor) or value.device.type != "cpu" or os.name != "posix":
-        return value
-    if value.numel() * value.element_size() < LEAST_BYTES:
-        return value
+    if like.device.type != "cpu" or os.name != "posix":
+        return None
     handle, path = tempfile.mkstemp(prefix=".state-", dir=folder)
     os.close(handle)
     try:
-        found = torch.from_file(path, shared=True, size=value.numel(), dtype=value.dtype)
+        found = torch.from_file(path, shared=True, size=like.numel(), dtype=like.dtype)
     finally:
         # The mapping keeps the contents, also if this process is killed: nothing is left behind.
         os.unlink(path)
     # Not a view: `ClientStates.put` would copy one into memory.
-    whole = torch.empty(0, dtype=value.dtype)
-    stride = torch.empty(value.shape, device="meta").stride()
-    return whole.set_(found.untyped_storage(), 0, value.shape, stride).copy_(value)
+    whole = torch.empty(0, dtype=like.dtype)
+    stride = torch.empty(like.shape, device="meta").stride()
+    return whole.set_(found.untyped_storage(), 0, like.shape, stride)

@@ -6,12 +6,13 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import islice
+from threading import Lock
 
 from torch import Tensor
 
 from undrift.core.clients import ClientStates
 from undrift.core.problem import Keep
-from undrift.runs.spilling import in_files
+from undrift.runs.spilling import empty_in_file, in_files
 from undrift.runs.store import Store
 from undrift.utils.errors import require
 
@@ -47,6 +48,7 @@ class StoredStates(ClientStates):
         """states of the next round's clients, which a thread reads from the store"""
         self._held_bytes = 0
         """bytes of the new states of the round in progress"""
+        self._counting = Lock()
         self._reader = ThreadPoolExecutor(1)
         self._seen = set(store.clients())
         self._stored = set(self._seen)
@@ -100,8 +102,19 @@ class StoredStates(ClientStates):
 
     def hold(self, keep: Keep) -> Keep:
         """The state itself, or a copy in a file once those of the round exceed the memory."""
-        self._held_bytes += _bytes(keep)
-        return keep if self._held_bytes <= self._memory else in_files(keep, self._store.folder)
+        return in_files(keep, self._store.folder) if self._exceeds(_bytes(keep)) else keep
+
+    def new_vector(self, like: Tensor) -> Tensor:
+        found = None
+        if self._exceeds(like.numel() * like.element_size()):
+            found = empty_in_file(like, self._store.folder)
+        return super().new_vector(like) if found is None else found
+
+    def _exceeds(self, more: int) -> bool:
+        """Whether the states of the round, with some more bytes, exceed the memory."""
+        with self._counting:
+            self._held_bytes += more
+            return self._held_bytes > self._memory
 
     def put(self, client: Hashable, keep: Keep) -> None:
         super().put(client, keep)

@@ -20,6 +20,9 @@ from undrift.utils.products import pays, product, shared_product
 PIECE_BYTES = 1 << 20
 """Sums are computed in pieces of at most this size, which stay in a core's cache."""
 
+DOT_ROWS = 64
+"""Rows of a weight that are converted to double precision at a time."""
+
 
 def factoring_pays(rows: int, outputs: int, inputs: int) -> bool:
     """Whether a weight should stay unformed over batches with this many rows in all.
@@ -138,8 +141,8 @@ class FactoredWeight:
                 out.sub_(self._constant * self._b)
         out.baddbmm_(self._left.transpose(1, 2), self._right, alpha=-1)
 
-    def summed_moves(self, weights: Tensor, out: Tensor) -> None:
-        """Write Σ w_k·(W_k − W₀) to `out`, `[outputs, inputs]` in double precision."""
+    def summed_moves(self, weights: Tensor, out: Tensor, add: bool = False) -> None:
+        """Write Σ w_k·(W_k − W₀) to `out`, `[outputs, inputs]` in double precision, or add it."""
         w = weights.to(self._left.dtype).view(-1, 1, 1)
         left, right = (self._left * -w).flatten(0, 1).t(), self._right.flatten(0, 1)
         large = pays(len(left), len(right), right.shape[1], left)
@@ -156,7 +159,10 @@ class FactoredWeight:
                 total.add_(self._start[some], alpha=start)
             if constant and self._constant is not None:
                 total.add_(self._constant[some], alpha=constant)
-            out[some] = total
+            if add:
+                out[some] += total
+            else:
+                out[some] = total
 
     def square_moves(self) -> Tensor:
         """|W_k − W₀|² of each client, `[C]` in double precision, from products of batches."""
@@ -166,12 +172,18 @@ class FactoredWeight:
         if self._a is None or self._b is None or self._base is None:
             return found
         a, b = (self._a - 1).double().flatten(), self._b.double().flatten()
-        W, K = self._start.double(), self._constant
-        found += a**2 * W.square().sum() - 2 * a * _dots(self._base, L)
+        W, K = self._start, self._constant
+        found += a**2 * _dot(W, W) - 2 * a * _dots(self._base, L)
         if K is not None and self._constant_base is not None:
-            found += b**2 * K.double().square().sum() - 2 * a * b * (W * K).sum()
+            found += b**2 * _dot(K, K) - 2 * a * b * _dot(W, K)
             found += 2 * b * _dots(self._constant_base, L)
         return found
+
+
+def _dot(one: Tensor, other: Tensor) -> Tensor:
+    """The inner product of two matrices in double precision, without a copy of either in it."""
+    pairs = zip(one.split(DOT_ROWS), other.split(DOT_ROWS), strict=True)
+    return torch.stack([(a.double() * b.double()).sum() for a, b in pairs]).sum()
 
 
 def _dots(one: Tensor, other: Tensor) -> Tensor:

@@ -8,13 +8,14 @@ through all of them while it is in the cache.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from undrift.core.replies import accumulator_dtype
 from undrift.core.unformed import Moves
+from undrift.engines.compiled.dense import MoveSums
 from undrift.engines.vectorised.factored import FactoredWeight
 
 PIECE_NUMBERS = 40_000
@@ -62,6 +63,10 @@ class ChunkMoves(Moves):
         the weights w_k that most sums will have, `[C]`
     factored
         weights of linear layers that were not formed, by their first column
+    known
+        the sum with these weights and the norms, if training computed them
+    form
+        writes the models to `x`, if that was not done
     norms
         whether `squares` will be asked for
     memory
@@ -76,6 +81,8 @@ class ChunkMoves(Moves):
         factored: Sequence[tuple[int, FactoredWeight]] = (),
         norms: bool = True,
         memory: SpareVectors | None = None,
+        known: MoveSums | None = None,
+        form: Callable[[], None] | None = None,
     ):
         self._memory = memory or SpareVectors()
         self.center = center
@@ -86,6 +93,10 @@ class ChunkMoves(Moves):
         self._usual = weights.reshape(-1).to(self._wide)
         self._squares = torch.zeros(len(x), dtype=self._wide, device=x.device) if norms else None
         self._usual_sum: Tensor | None = None
+        self._form = form
+        if known is not None:
+            self._usual_sum = known.total
+            self._squares = known.squares if norms else None
 
     def squares(self) -> Tensor:
         self._sum_as_usual()
@@ -119,6 +130,9 @@ class ChunkMoves(Moves):
 
     def _summed(self, weights: Tensor, squares: Tensor | None = None) -> Tensor:
         """Σ w_k·(x_k − c); adds |x_k − c|² to `squares`."""
+        if self._form is not None:
+            self._form()
+            self._form = None
         total = self._memory.take(self._x.shape[1], self._wide, self._x.device)
         at = 0
         for begin, weight in self._factored:
@@ -151,3 +165,53 @@ class ChunkMoves(Moves):
                 torch.mv(own.t(), weights, out=total[a:b])
             if squares is not None:
                 squares += torch.linalg.vector_norm(own, dim=1).square_()
+
+
+class LargeMoves(ChunkMoves):
+    """The moves of clients whose models are so large that no sum of a chunk is formed.
+
+    A sum in double precision takes two copies of the model. So norms are computed without it, and
+    `add_sum` adds a piece of columns after another to the sum of the round.
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        center: Tensor,
+        weights: Tensor,
+        factored: Sequence[tuple[int, FactoredWeight]] = (),
+    ):
+        super().__init__(x, center, weights, factored)
+        self._measured: Tensor | None = None
+
+    def squares(self) -> Tensor:
+        if self._measured is None:
+            self._measured = torch.zeros(self.clients, dtype=self._wide, device=self._x.device)
+            for _, own in self._moved_pieces():
+                self._measured += torch.linalg.vector_norm(own, dim=1).square_()
+            for _, weight in self._factored:
+                self._measured += weight.square_moves()
+        return self._measured
+
+    def add_sum(self, weights: Tensor, total: Tensor) -> None:
+        for columns, own in self._moved_pieces():
+            if self.clients == 1:
+                total[columns].add_(own[0], alpha=float(weights[0]))
+            else:
+                total[columns].addmv_(own.t(), weights)
+        for begin, weight in self._factored:
+            part = total[begin : begin + weight.numbers].view(weight.shape)
+            weight.summed_moves(weights, part, add=True)
+
+    def _moved_pieces(self) -> Iterator[tuple[slice, Tensor]]:
+        """The moves in columns that were formed, in double precision, a piece after another."""
+        ends = [(first, first + weight.numbers) for first, weight in self._factored]
+        width = max(1, PIECE_NUMBERS // self.clients)
+        wide = torch.empty(self.clients, width, dtype=self._wide, device=self._x.device)
+        at = 0
+        for first, after in [*ends, (self._x.shape[1], self._x.shape[1])]:
+            for a in range(at, first, width):
+                columns = slice(a, min(a + width, first))
+                own = wide[:, : columns.stop - a]
+                yield columns, own.copy_(self._x[:, columns] - self.center[..., columns])
+            at = after

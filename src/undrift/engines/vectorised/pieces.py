@@ -8,7 +8,7 @@ between them never leaves the cache and is never allocated in full.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from undrift.core.method import Method
 from undrift.core.problem import Client, Download, Keep, LocalProblem, LocalResult, Upload
 from undrift.core.replies import Weight, accumulator_dtype
-from undrift.core.unformed import UnformedRows
+from undrift.core.unformed import Moves, UnformedRows
 from undrift.core.validation import check_declared
 
 PIECE_NUMBERS = 50_000
@@ -135,6 +135,58 @@ def _begun(
     return replace(piece, **fields), fill  # type: ignore[arg-type]
 
 
+@dataclass(frozen=True)
+class Finishing:
+    """A method's `finish` on a chunk's clients, one piece of columns after another."""
+
+    method: Method
+    vectors: ClientVectors
+    result: LocalResult
+
+    def pieces(self) -> Iterator[tuple[slice, Tensor, Upload, Keep]]:
+        """The columns of each piece, and in them the models, the uploads and the new states."""
+        for columns in self.vectors.pieces():
+            down, mine = self.vectors.of(columns)
+            cut = {
+                name: value[:, columns]
+                for name in ("x", "first_gradient", "last_gradient")
+                if (value := getattr(self.result, name)) is not None
+            }
+            piece = replace(self.result, **cut)
+            finished = self.method.finish(down, mine, piece, self.vectors.client)
+            if not columns.start:
+                check_declared(self.method, finished, piece.x)
+            yield columns, piece.x, *finished
+
+
+class NewStates:
+    """The new states of a chunk's clients, each in memory of its own, filled piece by piece."""
+
+    def __init__(self, clients: int, like: Tensor, new_vector: Callable[[Tensor], Tensor]):
+        self._clients, self._like, self._new_vector = clients, like, new_vector
+        self._kept: dict[str, Sequence[Tensor]] = {}
+
+    def fill(self, columns: slice, keep: Keep) -> None:
+        """Write a piece of the states."""
+        width = columns.stop - columns.start
+        for name, value in keep.items():
+            vector = value.shape[-1] == width
+            if name not in self._kept:
+                self._kept[name] = (
+                    [self._new_vector(self._like) for _ in range(self._clients)]
+                    if vector
+                    else value.unbind()
+                )
+            if vector:
+                rows = [row[columns] for row in self._kept[name]]
+                torch._foreach_copy_(rows, list(value.unbind()))
+
+    def states(self) -> list[Keep]:
+        """Each client's new state."""
+        rows = zip(*self._kept.values(), strict=True)
+        return [Keep(**dict(zip(self._kept, own, strict=True))) for own in rows]
+
+
 def finished_in_pieces(
     method: Method, vectors: ClientVectors, result: LocalResult
 ) -> tuple[Upload, list[Keep]]:
@@ -143,40 +195,107 @@ def finished_in_pieces(
     weights = _weights(method.sums(), vectors.client, clients, like)
     sums: dict[str, list[tuple[Tensor, Tensor]]] = {}
     numbers: dict[str, Tensor | float] = {}
-    kept: dict[str, Sequence[Tensor]] = {}
-    for number, columns in enumerate(vectors.pieces()):
-        down, mine = vectors.of(columns)
-        cut = {
-            name: value[:, columns]
-            for name in ("x", "first_gradient", "last_gradient")
-            if (value := getattr(result, name)) is not None
-        }
-        piece = replace(result, **cut)
-        finished = method.finish(down, mine, piece, vectors.client)
-        upload, keep = finished
-        if not number:
-            check_declared(method, finished, piece.x)
+    states = NewStates(clients, like, torch.empty_like)
+    for columns, _, upload, keep in Finishing(method, vectors, result).pieces():
+        if not columns.start:
             for name, value in upload.items():
                 if name not in weights:
                     numbers[name] = value
                     continue
                 sums[name] = [(w, w.new_empty(vectors.size)) for w in weights[name]]
-            for name, value in keep.items():
-                vector = value.shape[-1] == piece.x.shape[-1]
-                kept[name] = (
-                    [torch.empty_like(like) for _ in range(clients)] if vector else value.unbind()
-                )
         for name, totals in sums.items():
             wide = getattr(upload, name).to(weights[name][0].dtype)
             for own, total in totals:
                 torch.mv(wide.t(), own, out=total[columns])
-        for name, rows in kept.items():
-            value = getattr(keep, name)
-            if value.shape[-1] == piece.x.shape[-1]:
-                torch._foreach_copy_([row[columns] for row in rows], list(value.unbind()))
+        states.fill(columns, keep)
     uploads = {name: SummedRows(clients, like, totals) for name, totals in sums.items()}
-    states = [Keep(**dict(zip(kept, own, strict=True))) for own in zip(*kept.values(), strict=True)]
-    return Upload(**numbers, **uploads), states  # type: ignore[arg-type]
+    return Upload(**numbers, **uploads), states.states()  # type: ignore[arg-type]
+
+
+class RecomputedRows(UnformedRows):
+    """Uploads of clients with large models: computed again, in pieces, when a sum is needed.
+
+    Parameters
+    ----------
+    finishing
+        computes the uploads
+    name
+        the name of the vector in the upload
+    finite
+        whether all its numbers are finite
+    moves
+        the moves of the clients' models, if the vector is equal to them
+    """
+
+    def __init__(self, finishing: Finishing, name: str, finite: bool, moves: Moves | None):
+        self._finishing, self._name, self._finite, self._equal = finishing, name, finite, moves
+
+    @property
+    def center(self) -> Tensor:
+        return self._finishing.result.x[0]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.center.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        return self._finishing.result.x.shape
+
+    def finite(self) -> bool:
+        return self._finite
+
+    def whole_moves(self) -> Moves | None:
+        return self._equal
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        total = weights.new_zeros(self.shape[1])
+        self.add_weighted_sum(weights, total)
+        return total
+
+    def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
+        with torch.no_grad():
+            for columns, _, upload, _ in self._finishing.pieces():
+                wide = getattr(upload, self._name).to(total.dtype)
+                total[columns].addmv_(wide.t(), weights)
+
+
+def finished_large(
+    method: Method,
+    vectors: ClientVectors,
+    result: LocalResult,
+    moves: Moves,
+    new_vector: Callable[[Tensor], Tensor],
+) -> tuple[Upload, list[Keep]]:
+    """The uploads, to be computed again for each of their sums, and each client's new state.
+
+    `new_vector` returns memory for a vector of a state. No sum of the chunk and no upload is in
+    memory as a whole.
+    """
+    finishing = Finishing(method, vectors, result)
+    declared = method.sums()
+    numbers: dict[str, Tensor | float] = {}
+    totals: dict[str, Tensor] = {}
+    is_move: dict[str, bool] = {}
+    states = NewStates(len(vectors.states), result.x[0], new_vector)
+    for columns, x, upload, keep in finishing.pieces():
+        moved = x - moves.center[..., columns]
+        for name, value in upload.items():
+            if name not in declared:
+                numbers[name] = value
+                continue
+            # A NaN or infinity in any number makes the sum of all numbers one.
+            total = value.sum(dtype=accumulator_dtype(value))
+            totals[name] = totals[name] + total if name in totals else total
+            is_move[name] = is_move.get(name, True) and torch.equal(value, moved)
+        states.fill(columns, keep)
+    uploads = {
+        name: RecomputedRows(
+            finishing, name, bool(total.isfinite()), moves if is_move[name] else None
+        )
+        for name, total in totals.items()
+    }
+    return Upload(**numbers, **uploads), states.states()  # type: ignore[arg-type]
 
 
 def _weights(

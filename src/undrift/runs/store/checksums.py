@@ -22,18 +22,28 @@ MODULUS = 1 << 8 * DIGEST_BYTES
 
 def sealed(key: bytes, content: bytes) -> bytes:
     """The content with its checksum, as it is stored under a key."""
-    return content + zlib.crc32(content, zlib.crc32(key)).to_bytes(CHECKSUM_BYTES, "little")
+    return content + _checksum(key, content)
+
+
+def seal(key: bytes, content: bytearray) -> bytearray:
+    """The same for content whose last `CHECKSUM_BYTES` are free: it is not copied."""
+    with memoryview(content) as view:
+        view[-CHECKSUM_BYTES:] = _checksum(key, view[:-CHECKSUM_BYTES])
+    return content
+
+
+def _checksum(key: bytes, content: bytes | memoryview) -> bytes:
+    return zlib.crc32(content, zlib.crc32(key)).to_bytes(CHECKSUM_BYTES, "little")
 
 
 def unsealed(key: bytes, value: bytes | memoryview) -> memoryview | None:
     """The content of a stored value, without copying it; None if the checksum does not fit."""
     view = memoryview(value)
     content, checksum = view[:-CHECKSUM_BYTES], view[-CHECKSUM_BYTES:]
-    found = zlib.crc32(content, zlib.crc32(key)).to_bytes(CHECKSUM_BYTES, "little")
-    return content if checksum == found else None
+    return content if checksum == _checksum(key, content) else None
 
 
-def summand(key: bytes, value: bytes | memoryview) -> int:
+def summand(key: bytes, value: bytes | bytearray | memoryview) -> int:
     """What an entry adds to the digest."""
     checksum = bytes(memoryview(value)[-CHECKSUM_BYTES:])
     return int.from_bytes(blake2b(checksum + key, digest_size=DIGEST_BYTES).digest(), "little")

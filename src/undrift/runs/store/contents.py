@@ -30,6 +30,8 @@ class Versions:
     """by round: keys, with the bytes of their values, that are not needed after that round"""
     write_once: set[bytes] = field(default_factory=set)
     """the names of parts that are written once and still exist"""
+    latest: int = 0
+    """the latest round of which there is a version"""
     _last: tuple[bytes, bytes, int] = (b"", b"", 0)
 
     def add(self, key: bytes, size: int, removed: bool) -> None:
@@ -38,6 +40,7 @@ class Versions:
         if found is None:
             return
         name, round = found
+        self.latest = max(self.latest, round)
         last_name, last_key, last_size = self._last
         if name == last_name:
             self.superseded.setdefault(round, {})[last_key] = last_size

@@ -14,15 +14,17 @@ those that no round of the last few needs, so that a run can go back.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import torch
 
+from undrift.runs.store.checksums import CHECKSUM_BYTES
 from undrift.runs.store.contents import FORMAT_VERSION, Versions
-from undrift.runs.store.entries import Entries
+from undrift.runs.store.entries import Content, Entries
 from undrift.runs.store.keys import (
     CLIENT,
     META,
@@ -42,6 +44,8 @@ KEEP_ROUNDS = 3
 """How many rounds before the last one a run can go back, unless the experiment says otherwise."""
 KEEP_BYTES = 1_000_000_000
 """Bytes of old versions that a store keeps for it."""
+TRANSACTION_BYTES = 1 << 27
+"""A round whose client states have more bytes than this is written in several transactions."""
 
 
 class Store(Entries):
@@ -71,6 +75,9 @@ class Store(Entries):
         super().__init__(folder, meta, durability)
         self._keep_rounds = require_whole("keep_rounds", keep_rounds, 0)
         self._keep_bytes = keep_bytes
+        self._committed_parts: dict[str, CommittedPart] = {}
+        if self.round is not None and self._contents.versions.latest > self.round:
+            self.go_back(self.round)  # a commit with large states did not reach its end
 
     def commit(
         self,
@@ -80,7 +87,11 @@ class Store(Entries):
         record: str,
         write_once: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Write a round in one transaction.
+        """Write a round; its last transaction makes it the store's round.
+
+        Large states of clients are written in transactions before it, since LMDB holds all that a
+        transaction writes in memory. A process that is killed between them leaves versions of a
+        round that was not committed, which opening the store removes.
 
         Parameters
         ----------
@@ -100,15 +111,17 @@ class Store(Entries):
             self._upgrade()
         # Functions, called one by one in the transaction: packed all at once, the states of a
         # large cohort would be in memory twice.
-        values: dict[bytes, Callable[[], bytes]] = {}
+        values: dict[bytes, Content] = {}
         for name, part in parts.items():
-            values[name.encode()] = partial(pack, part)
+            before = self._committed_parts.get(name)
+            if before is None or not before.equals(part):
+                values[name.encode()] = partial(pack, room=CHECKSUM_BYTES, values=part)
         for id, state in clients.items():
-            values[client_key(id)] = partial(pack, state)
+            values[client_key(id)] = partial(pack, room=CHECKSUM_BYTES, values=state)
         versions = self._contents.versions
         wanted = {WRITE_ONCE + name.encode(): part for name, part in (write_once or {}).items()}
         for key in wanted.keys() - versions.write_once:
-            values[key] = partial(pack, wanted[key])
+            values[key] = partial(pack, room=CHECKSUM_BYTES, values=wanted[key])
         gone = versions.write_once - wanted.keys()
         values |= dict.fromkeys(gone, bytes)
         superseded = self._superseded_by(values)
@@ -118,9 +131,28 @@ class Store(Entries):
         stored = {versioned(name, round): value for name, value in values.items()}
         stored[record_key(round)] = record.encode
         remove = [key for r, keys in kept.items() if r <= oldest for key in keys]
+        for some in self._ahead(round, clients):
+            self._write({key: stored.pop(key) for key in some}, (), self.round, self.oldest)
         self._write(stored, remove, round, oldest)
+        self._committed_parts = {name: CommittedPart(part) for name, part in parts.items()}
         versions.superseded = {r: keys for r, keys in kept.items() if r > oldest}
         versions.write_once = set(wanted)
+
+    def _ahead(
+        self, round: int, clients: Mapping[Hashable, Mapping[str, Any]]
+    ) -> Iterator[list[bytes]]:
+        """The keys of large states to write ahead of the round's transaction, some at a time."""
+        sizes = {versioned(client_key(id), round): _bytes_of(s) for id, s in clients.items()}
+        if self.round is None or sum(sizes.values()) <= TRANSACTION_BYTES:
+            return
+        some, filled = list[bytes](), 0
+        for key, size in sizes.items():
+            if some and filled + size > TRANSACTION_BYTES:
+                yield some
+                some, filled = [], 0
+            some.append(key)
+            filled += size
+        yield some
 
     def _superseded_by(self, names: Iterable[bytes]) -> dict[bytes, int]:
         """The newest versions of values that are written again, with their bytes."""
@@ -156,6 +188,7 @@ class Store(Entries):
             value = cursor.value()
             versions.add(bytes(cursor.key()), len(value), self._checked(cursor) == b"")
         self._contents.versions = versions
+        self._committed_parts = {}
 
     def require_round(self, round: int) -> None:
         """Raise unless the run can go back to a round; the message names those it can."""
@@ -173,7 +206,7 @@ class Store(Entries):
         round = self.round or 0
         meta = {**self.meta, "format": FORMAT_VERSION}
         old = [key for key in self._keys(b"") if key not in (META, ROUND)]
-        values: dict[bytes, Callable[[], bytes]] = {
+        values: dict[bytes, Content] = {
             key if record_round(key) is not None else versioned(key, round): partial(self._raw, key)
             for key in old
         }
@@ -235,3 +268,41 @@ class Store(Entries):
         """The records of all rounds, as lines of JSON."""
         for cursor in self._scan(RECORD):
             yield bytes(self._checked(cursor)).decode()
+
+
+def _bytes_of(state: Mapping[str, Any]) -> int:
+    return sum(value.nbytes for value in state.values() if isinstance(value, torch.Tensor))
+
+
+class CommittedPart:
+    """What the last commit wrote of a part, to tell whether the part has changed since.
+
+    Tensors are known by identity and by how often they were changed in place. They are not kept
+    in memory.
+    """
+
+    def __init__(self, part: Mapping[str, Any]):
+        self._tensors = {
+            name: (ref(value), _version(value))
+            for name, value in part.items()
+            if isinstance(value, torch.Tensor)
+        }
+        self._others = self._as_text(part)
+
+    def equals(self, part: Mapping[str, Any]) -> bool:
+        """Whether a part is the same."""
+        for name, (before, version) in self._tensors.items():
+            now = part.get(name)
+            if before() is not now or now is None or version is None or _version(now) != version:
+                return False
+        return self._as_text(part) == self._others
+
+    def _as_text(self, part: Mapping[str, Any]) -> str:
+        """Numbers and strings of a part, which may change in place."""
+        rest = [(name, value) for name, value in part.items() if name not in self._tensors]
+        return json.dumps(rest, default=repr)
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    """How often a tensor was changed in place; None if torch does not count it."""
+    return None if tensor.is_inference() else tensor._version

@@ -12,7 +12,7 @@ from typing import Any
 
 import lmdb
 
-from undrift.runs.store.checksums import as_text, sealed, summand, unsealed
+from undrift.runs.store.checksums import as_text, seal, sealed, summand, unsealed
 from undrift.runs.store.contents import FORMAT_VERSION, Contents, examine
 from undrift.runs.store.keys import META, ROUND, SUFFIX_BYTES, described, versioned
 from undrift.runs.store.pages import Damage
@@ -27,6 +27,8 @@ DATA_FILE = "data.mdb"
 
 Stored = bytes | memoryview
 """A value as LMDB returns it."""
+Content = Callable[[], bytes | bytearray]
+"""Gives a value to store: bytes, or a bytearray with room for the checksum at its end."""
 
 
 class Entries:
@@ -184,7 +186,7 @@ class Entries:
 
     def _write(
         self,
-        values: Mapping[bytes, Callable[[], bytes]],
+        values: Mapping[bytes, Content],
         remove: Collection[bytes] = (),
         round: int | None = None,
         oldest: int | None = None,
@@ -213,7 +215,7 @@ class Entries:
 
     def _put(
         self,
-        values: Mapping[bytes, Callable[[], bytes]],
+        values: Mapping[bytes, Content],
         remove: Collection[bytes],
         round: int | None,
         oldest: int | None,
@@ -226,7 +228,12 @@ class Entries:
                 before = txn.get(key) if self._has_checksums else None
                 if before is not None:
                     digest, entries = digest - summand(key, before), entries - 1
-                stored = sealed(key, value())
+                content = value()
+                stored: bytes | bytearray
+                if isinstance(content, bytearray):  # it has room for the checksum at its end
+                    stored = seal(key, content)
+                else:
+                    stored = sealed(key, content)
                 txn.put(key, stored)
                 digest, entries = digest + summand(key, stored), entries + 1
             for key in remove:
