@@ -59,8 +59,9 @@ format: $(READY)  ## put the code in order
 wheel: $(READY)  ## build the wheel into dist/
 	$(BIN)/python -m build --wheel
 
-hashes: $(CORE)  ## pin the packages of the deployment with hashes, into requirements-flower.txt
+hashes: $(CORE)  ## pin the packages of deployment and development with hashes, into requirements-*.txt
 	$(BIN)/python -m tools.hashed_requirements flower requirements-flower.txt
+	$(BIN)/python -m tools.hashed_requirements dev requirements-dev.txt
 
 # pip-audit has an environment of its own, so that its packages do not change the project's.
 audit:  ## look the pinned packages up in a database of known vulnerabilities; needs the internet

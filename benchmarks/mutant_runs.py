@@ -14,7 +14,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
@@ -152,22 +152,23 @@ def _install(mutant: Mutant) -> None:
     for name in AGAIN:  # "from undrift import methods" reads the attribute
         package, _, module = name.rpartition(".")
         vars(sys.modules[package]).pop(module, None)
-    sys.meta_path.insert(0, _Finder(mutant.module, mutant.source))
+    from undrift.core import method, replies
+
+    # The original may not import what the mutant confuses.
+    owners = {name: replies if hasattr(replies, name) else method for name in SWAPPED_NAMES}
+    given = {name: getattr(owner, name) for name, owner in owners.items()}
+    sys.meta_path.insert(0, Finder(mutant.module, mutant.source, given))
 
 
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Loads one module from a source text."""
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Loads one module from a source text, with names that it finds defined."""
 
-    def __init__(self, name: str, source: str):
-        self._name, self._source = name, source
+    def __init__(self, name: str, source: str, given: Mapping[str, Any] | None = None):
+        self._name, self._source, self._given = name, source, given or {}
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
         return importlib.util.spec_from_loader(name, self) if name == self._name else None
 
     def exec_module(self, module: ModuleType) -> None:
-        from undrift.core import method, replies
-
-        for name in SWAPPED_NAMES:  # the original may not import what the mutant confuses
-            owner = replies if hasattr(replies, name) else method
-            module.__dict__[name] = getattr(owner, name)
+        module.__dict__.update(self._given)
         exec(compile(self._source, self._name, "exec"), module.__dict__)

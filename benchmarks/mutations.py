@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ class Mutant:
     """A method file with one mistake."""
 
     file: str
-    """relative to the folder of the methods"""
+    """relative to its folder"""
     line: int
     place: str
     """the class and the function"""
@@ -84,15 +84,18 @@ class Mutant:
         return hashlib.sha256(self.source.encode()).hexdigest()[:16]
 
 
-def mutants_of(path: Path) -> Iterator[Mutant]:
-    """All mutants of a file, without repetitions."""
+def mutants_of(
+    path: Path, root: Path = METHODS, others: Mutations | None = None
+) -> Iterator[Mutant]:
+    """All mutants of a file in a folder, without repetitions; `others` adds kinds of mistakes."""
     text = path.read_text(encoding="utf-8")
     tree = ast.parse(text)
     lines = text.encode().splitlines(keepends=True)
     seen = {ast.dump(tree)}
     names: Counter[tuple[str, str]] = Counter()
     for place, node in _places(tree, Scope("", frozenset())):
-        for change in _mutations(node, place.names):
+        changes = _mutations(node, place.names)
+        for change in (*changes, *(others(node, place.names) if others else ())):
             source = _replaced(lines, change.node, change.new)
             shape = ast.dump(ast.parse(source))
             if shape in seen:
@@ -102,7 +105,7 @@ def mutants_of(path: Path) -> Iterator[Mutant]:
             names[place.name, words] += 1
             if names[place.name, words] > 1:
                 words += f" (no. {names[place.name, words]})"
-            file = str(path.relative_to(METHODS))
+            file = str(path.relative_to(root))
             yield Mutant(file, node.lineno, place.name, words, source)
 
 
@@ -137,6 +140,8 @@ def _replaced(lines: list[bytes], node: ast.expr, new: str) -> str:
 
 
 Place = tuple[Scope, ast.expr]
+Mutations = Callable[[ast.expr, frozenset[str]], Iterator[Change]]
+"""The mistakes that can be made in an expression, in a function with these arguments."""
 
 
 def _places(tree: ast.AST, inside: Scope) -> Iterator[Place]:
@@ -209,7 +214,7 @@ def _mutations(node: ast.expr, names: frozenset[str]) -> Iterator[Change]:
 def _expression_mutations(node: ast.expr) -> Iterator[str]:
     """What can be made of an expression, as code."""
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-        yield f"{_bare(node.left)} {OPERATORS[type(node.op)]} {_bare(node.right)}"
+        yield f"{bare(node.left)} {OPERATORS[type(node.op)]} {bare(node.right)}"
         yield ast.unparse(node.left)
         if not isinstance(node.op, ast.Sub | ast.Div):
             yield ast.unparse(node.right)
@@ -234,7 +239,7 @@ def _expression_mutations(node: ast.expr) -> Iterator[str]:
         yield from SWAPPED_NAMES.get(node.id, [])
 
 
-def _bare(node: ast.expr) -> str:
+def bare(node: ast.expr) -> str:
     """An operand as code, in parentheses if it is an operation itself."""
     text = ast.unparse(node)
     return f"({text})" if isinstance(node, ast.BinOp | ast.UnaryOp | ast.IfExp) else text
@@ -258,7 +263,7 @@ def _of_call(node: ast.Call, names: frozenset[str]) -> Iterator[Change]:
     if called == "ascent_of":
         for value in node.args:
             for factor in (2, 0):
-                yield Change(value, f"{factor} * {_bare(value)}")
+                yield Change(value, f"{factor} * {bare(value)}")
     if called not in (*STALE, *PROBLEMS, "Upload", "upload.replace"):
         return
     for keyword in node.keywords:

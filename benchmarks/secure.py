@@ -2,6 +2,7 @@
 
     python -m benchmarks.secure                        # 1 million parameters, 10 sites
     python -m benchmarks.secure --parameters 10000000 --sites 50
+    python -m benchmarks.secure --word-bits 16
 
 All sites run in this process, one after another. Signatures are ECDSA on P-384, as in a deployment.
 Two sites drop out after they have shared their secrets, the costliest case for the server.
@@ -20,12 +21,12 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from undrift.privacy.secure.attempt import Attempt, default_threshold
-from undrift.privacy.secure.fixed_point import FixedPoint
+from undrift.privacy.secure.fixed_point import WORD_TYPES, FixedPoint
 from undrift.privacy.secure.server import SecureServer
 from undrift.privacy.secure.site import SecureSite
 
 ALGORITHM = ec.ECDSA(hashes.SHA384())
-RANGE = 1000.0
+RANGE = 10.0
 DROPOUTS = 2
 
 
@@ -34,6 +35,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--parameters", type=int, default=1_000_000)
     parser.add_argument("--sites", type=int, default=10)
+    parser.add_argument("--word-bits", type=int, default=64, choices=WORD_TYPES)
     options = parser.parse_args()
     names = tuple(f"site {number}" for number in range(options.sites))
     attempt = Attempt("run", 0, 1, names, default_threshold(options.sites))
@@ -62,7 +64,7 @@ def main() -> None:
 
     rng = np.random.default_rng(0)
     uploads = {name: rng.normal(size=options.parameters) for name in names}
-    coding = FixedPoint.finest(len(names), RANGE)
+    coding = FixedPoint.finest(len(names), RANGE, options.word_bits)
     server = SecureServer(attempt)
     server.advertised({name: timed(name, site.advertise) for name, site in sites.items()})
     server.shared(
@@ -86,8 +88,11 @@ def main() -> None:
     print(f"{options.parameters:,} parameters, {len(names)} sites, threshold {attempt.threshold}")
     print(f"CPU of one site: {max(spent[name] for name in names):.3f} s at most")
     print(f"CPU of the server, {DROPOUTS} sites gone: {spent['server']:.3f} s")
-    print(f"a masked upload: {8 * options.parameters / 1e6:.1f} MB, twice that of float32")
-    print(f"largest error of the sum: {error:.2g}")
+    size = coding.word_bytes * options.parameters
+    print(f"a masked upload: {size / 1e6:.1f} MB, {coding.word_bytes / 4:g} times that of float32")
+    print(
+        f"largest error of the sum: {error:.2g}, of which the words have at most {coding.error:.2g}"
+    )
 
 
 if __name__ == "__main__":

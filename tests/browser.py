@@ -22,14 +22,17 @@ def chromium():
             browser.close()
 
 
-def watched(page):
-    """Errors of a page, and what it asked of the network, as they come; nothing is let through."""
+def watched(page, allowed="file:"):
+    """Errors of a page, and what it asked of the network, as they come.
+
+    Only addresses that begin with `allowed` are let through.
+    """
     troubles = []
     page.on("console", lambda m: troubles.append(m.text) if m.type in ("error", "warning") else 0)
     page.on("pageerror", lambda error: troubles.append(str(error)))
 
     def decide(route):
-        if route.request.url.startswith("file:"):
+        if route.request.url.startswith(allowed):
             route.continue_()
         else:
             troubles.append(f"asked for {route.request.url}")

@@ -6,13 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from tools.pages.audits import page, table
 
 from commands import called
 from undrift.audit import FACTS, Task, audit, implementation, load
 from undrift.audit.explain import same_as
 from undrift.audit.facts import make_task
 from undrift.utils.errors import UndriftError
-from undrift.verify import explanations
+from undrift.verify import as_json, explanations
 
 PAGE = Path(__file__).parents[1] / "docs" / "audit.md"
 SCAFFOLD = """
@@ -172,3 +173,20 @@ def test_the_command(written, tmp_path):
     done = called("audit", "nothing", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("error: 'nothing' does not name an adapter")
+
+
+def test_the_table_of_the_page_is_made_from_what_the_command_prints(written):
+    found = load(written(SCAFFOLD.format(sign=-1, share=1)))
+    rows = json.loads(as_json(audit(found)))
+    rows.append({"method": "other", "fact": "limit", "error": None, "holds": False})
+    head, rule, reversed_sign, other = table({"mine": rows})
+    assert head == f"| library | adapter | {' | '.join(fact.name for fact in FACTS)} |"
+    assert rule.count("|") == head.count("|") == other.count("|")
+    cells = dict(zip(head.split(" | ")[2:], reversed_sign.split(" | ")[2:], strict=True))
+    assert cells["formula"].startswith("**")
+    assert not cells["weights"].startswith("**")
+    assert cells["momentum"] == "·"
+    assert other == "| mine | other | · | · | · | **inf** | · | · | · | · | · |"
+    text = page(PAGE.read_text(), {"mine": rows})
+    assert reversed_sign in text and "| pfl |" not in text
+    assert text.startswith("# Auditing other implementations")

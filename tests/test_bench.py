@@ -461,11 +461,14 @@ def test_the_page_of_the_guide_shows_what_was_measured():
 
 
 def test_the_readme_shows_what_was_measured(tmp_path):
-    measured, guide, readme = (tmp_path / name for name in ("bench.json", "bench.md", "README.md"))
+    names = ("bench.json", "bench.md", "README.md", "index.md")
+    measured, guide, readme, first = (tmp_path / name for name in names)
     row = RoundTiming("W2", "FedAvg", "auto", "stacked layers", 0.3, 0.12, None, 2, 500.0, 1.5)
     measured.write_text(json.dumps([row.as_dict()]))
     readme.write_text("before\n\n<!-- made: speed -->\nold\n<!-- end -->\n\nafter\n")
-    write(measured, guide, readme)
+    first.write_text("<!-- made: fast -->\n<!-- end -->\n")
+    write(measured, guide, readme, first)
+    assert "was 2.5 to 2.5 times as fast" in first.read_text()
     text = readme.read_text()
     assert "| MLP on MNIST's shape | 10 of 100 | 300 ms | 120 ms | 2.5 |" in text
     assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text

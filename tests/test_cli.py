@@ -9,11 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 
 import undrift
 from commands import called, command
-from undrift.cli.app import parse_settings
-from undrift.cli.demo.demo_run import demo_methods
+from undrift.cli.app import app, parse_settings
+from undrift.cli.demo.demo_run import demo_entries
 
 ROOT = Path(__file__).parent.parent
 
@@ -27,10 +28,42 @@ def test_help_names_the_commands(tmp_path):
     assert called("--version", cwd=tmp_path).stdout == f"undrift {undrift.__version__}\n"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("reprot",), "error: undrift has no command 'reprot'; did you mean 'report'?\n"),
+        (("deploy", "sit"), "error: undrift deploy has no command 'sit'; did you mean 'site'?\n"),
+        (("xyz",), "error: undrift has no command 'xyz'; see undrift --help.\n"),
+    ],
+)
+def test_an_unknown_command_gets_one_sentence(arguments, sentence, tmp_path):
+    done = called(*arguments, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", sentence)
+
+
+def test_arguments_keep_their_help_if_the_library_below_drops_it():
+    group = typer.main.get_command(app)
+    context = group.make_context("undrift", [], resilient_parsing=True)
+    command = group.get_command(context, "show")
+    expected = [each.help for each in command.params]
+    assert all(expected)
+    for each in command.params:
+        each.help = None
+    assert [each.help for each in group.get_command(context, "show").params] == expected
+
+
+def test_flags_have_no_type_in_the_help():
+    group = typer.main.get_command(app)
+    context = group.make_context("undrift", [], resilient_parsing=True)
+    parameters = group.get_command(context, "report").params
+    flags = {each.name: each.metavar for each in parameters if getattr(each, "is_flag", False)}
+    assert flags == {"open_": ""}
+
+
 def test_demo_trains_the_methods_of_the_papers_and_writes_the_report(tmp_path):
     done = called("demo", "--rounds", "2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    names = {method.name for method in demo_methods().values()}
+    names = {entry.method.name for entry in demo_entries().values()}
     assert len(names) == 15 and names < undrift.METHODS.keys()
     for name in names:
         assert name in done.stdout

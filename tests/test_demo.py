@@ -16,12 +16,12 @@ def tables(monkeypatch):
     """The demonstration without its report; gives the tables that were drawn."""
     drawn, draw = [], demo.live_table
 
-    def live_table(results):
+    def live_table(results, entries):
         drawn.append([len(result.records) for result in results])
-        return draw(results)
+        return draw(results, entries)
 
     monkeypatch.setattr(demo, "live_table", live_table)
-    monkeypatch.setattr(demo, "of_results", lambda results: None)
+    monkeypatch.setattr(demo, "_runs", lambda *of: None)
     monkeypatch.setattr(demo, "write_page", lambda runs, out: None)
     return drawn
 

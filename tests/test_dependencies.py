@@ -60,5 +60,5 @@ def test_what_the_core_imports_is_declared():
 
 
 def test_what_only_an_extra_brings_would_be_found():
-    missing = undeclared(names(PROJECT["dependencies"]) - {"click"})
-    assert missing == ["cli/app.py: click", "cli/completion.py: click"]
+    missing = undeclared(names(PROJECT["dependencies"]) - {"lmdb"})
+    assert missing == ["runs/store/entries.py: lmdb"]

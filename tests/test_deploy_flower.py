@@ -210,7 +210,9 @@ def test_a_site_whose_server_is_gone_ends_within_five_seconds(tmp_path):
 
 
 def test_a_server_that_is_killed_ends_as_if_it_had_not_been(tmp_path):
-    file = app(tmp_path / "app", ["SCAFFOLD"])
+    """Both directions are compressed; the resumed server sends whole models once."""
+    top = '{name = "top-k", ratio = 0.2}'
+    file = app(tmp_path / "app", ["SCAFFOLD"], f"compression = {{up = {top}, down = {top}}}\n")
     file.write_text(file.read_text() + ONCE)
     out, port = tmp_path / "out", free_port()
     with sites_here(file, "abc", f"127.0.0.1:{port}", tmp_path / "sites"):
@@ -223,6 +225,10 @@ def test_a_server_that_is_killed_ends_as_if_it_had_not_been(tmp_path):
         assert done.returncode == 0, done.stderr
     assert called("run", str(file), "--out", "sim", "--quiet", cwd=tmp_path).returncode == 0
     assert_same(tmp_path / "sim", out, "SCAFFOLD", tolerance=1e-5)
+    vectors = dict.fromkeys(("x", "c"), 3 * 53 * 4)
+    whole = [record["bytes_down"] == vectors for record in records(out, "SCAFFOLD")[1:]]
+    # In the first round, and in the first of the resumed server.
+    assert whole[0] and 1 <= sum(whole) <= 2 and whole != [True] * 5
 
 
 def test_a_local_deployment_loses_its_superlink_and_goes_on(tmp_path):

@@ -14,6 +14,7 @@ from test_deploy import assert_same, deployed, model, records
 from undrift.core.losses import objective_weights
 from undrift.deploy.guards.claims import counted_samples, largest_count
 from undrift.deploy.guards.expulsions import expel
+from undrift.deploy.protocol import OVERHEAD_BYTES
 from undrift.deploy.server import serve
 from undrift.deploy.wire_format import decode, encode
 from undrift.experiments.experiment import Experiment
@@ -292,6 +293,32 @@ def test_a_huge_update_is_rejected_and_named(tmp_path, label, cohort):
     assert weights.abs().max() < 100
     if label != "FedPD":  # which changes nothing without everyone
         assert any(record["updates"] for record in records(tmp_path / "out", label))
+
+
+def test_an_upload_may_have_the_bytes_of_its_tensors_and_little_more(tmp_path):
+    """The transport is told the limit, and the server keeps it also if the transport does not."""
+    file = app(tmp_path / "app", ["SCAFFOLD"], text="evaluation = {every = 100}\n")
+
+    def pad(values, tensors):
+        tensors["more"] = torch.zeros(OVERHEAD_BYTES, dtype=torch.uint8)
+
+    transport = dishonest(file, tmp_path / "state", "work", pad)
+    honest, allowed = transport.send, []
+
+    def send(site, request, seconds, max_bytes):
+        if decode(request, 10**9)[0]["kind"] == "work":
+            allowed.append(max_bytes)
+        return honest(site, request, seconds, max_bytes)
+
+    transport.send = send
+    deployed(file, tmp_path / "out", transport)
+    # Two vectors of 53 parameters in single precision, after the last round with the move for its
+    # diagnostics; the names of tensors are in the rest.
+    assert set(allowed) == {vectors * 53 * 4 + OVERHEAD_BYTES for vectors in (2, 3)}
+    found = rejected(tmp_path / "out", "SCAFFOLD")
+    assert len(found) == 5
+    assert {site for _, site, _ in found} == {"b"}
+    assert all("but the limit is 1" in why for _, _, why in found), found
 
 
 @pytest.mark.parametrize("number", [1e300, 1e12])

@@ -486,6 +486,13 @@ def test_the_file_of_limits_is_checked_as_a_whole(tmp_path, honest):
     assert Limits.load(tmp_path / "copy.toml") == Limits.load(file)
 
 
+def test_a_request_that_is_too_large_is_not_read(tmp_path, monkeypatch):
+    site = Site(Experiment.load(app(tmp_path / "app")), "a", tmp_path / "state")
+    request = encode({"kind": "identify"}, {"x": torch.zeros(100)})
+    monkeypatch.setattr("undrift.deploy.site.MAX_REQUEST_BYTES", len(request) - 1)
+    assert "the limit is" in decode(site.answer(request), 10**6)[0]["error"]
+
+
 def test_the_guide_shows_every_limit_with_its_default(tmp_path):
     (block,) = [each for each in blocks(DOCS / "deploy.md") if each.file == "site.toml"]
     (tmp_path / "batches.key").write_bytes(b"0123456789abcdef")
@@ -511,9 +518,12 @@ def test_a_line_cut_by_a_crash_is_dropped_and_other_damage_is_named(honest, tmp_
     other = of(order, x=order.download.x + 1)
     assert "error" not in ask(fresh_site(honest, tmp_path), other)[0]
     assert "already" in refusal(fresh_site(honest, tmp_path), order)
-    ledger.write_bytes(whole[:20] + b"#" + whole[21:])
-    with pytest.raises(UndriftError, match="is damaged at line 1"):
-        fresh_site(honest, tmp_path)
+    changed = whole.replace(b'"approved":true', b'"approved":false')  # a line as the site writes it
+    assert changed != whole
+    for damaged in (whole[:20] + b"#" + whole[21:], changed):
+        ledger.write_bytes(damaged)
+        with pytest.raises(UndriftError, match="is damaged at line 1"):
+            fresh_site(honest, tmp_path)
     assert first < len(whole)
 
 

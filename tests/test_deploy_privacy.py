@@ -13,7 +13,7 @@ from undrift.core.clients import Roster
 from undrift.deploy.guards.releases import RELEASES, ReleaseLedger
 from undrift.deploy.launch import CONNECTION
 from undrift.deploy.loops import DeployedSynchronous
-from undrift.deploy.orders import with_prefix
+from undrift.deploy.orders import EVALUATE, with_prefix
 from undrift.deploy.policy.limits import Limits
 from undrift.deploy.server import serve
 from undrift.deploy.wire_format import decode, encode
@@ -73,7 +73,32 @@ def test_sites_send_clipped_uploads_and_the_server_adds_noise(tmp_path, adaptive
     assert seen == 2 * 5 * 3
     last = records(tmp_path / "run")[-1]
     assert last.privacy["epsilon"] > 0 and last.privacy["neighbours"]
-    assert {name.split("_")[0] for name in last.metrics} == {"test"}
+    # All data belong to sites, so that nobody is asked for metrics.
+    assert last.metrics == {} and not list(measurements(transport))
+
+
+def measurements(transport):
+    """The metrics that sites sent."""
+    for _, request, answer in transport.exchanged:
+        if decode(request, len(request))[0]["kind"] == EVALUATE:
+            yield decode(answer, len(answer))[0]["metrics"]
+
+
+def test_noisy_metrics_of_a_deployment_hide_those_of_the_sites(tmp_path):
+    noisy = {"noise": 2.0, "every": 2}
+    settings = {"privacy": {"noise": 0.5, "clip": 0.05, "noisy_metrics": noisy}}
+    experiment, transport = deployed(tmp_path, ("FedAvg",), settings)
+    outcome = serve(experiment, tmp_path / "run", transport)[0]
+    measured = [record for record in records(tmp_path / "run") if record.metrics]
+    assert [record.round for record in measured] == [0, 2, 4, 5]
+    assert outcome.run.mechanism.evaluations == 4
+    assert all(set(record.metrics) == {"test_loss", "test_accuracy"} for record in measured)
+    sent = [value for metrics in measurements(transport) for value in metrics.values()]
+    assert len(sent) >= 4 * 3 * 2
+    text = "".join(path.read_text() for path in (tmp_path / "run").rglob("*.json*"))
+    assert not [value for value in sent if len(repr(value)) > 8 and repr(value) in text]
+    guarantee = outcome.run.mechanism.guarantee
+    assert measured[-1].privacy["epsilon"] == guarantee.epsilon(5, 4) > guarantee.epsilon(5, 0)
 
 
 def test_without_noise_a_deployment_is_its_simulation(tmp_path):

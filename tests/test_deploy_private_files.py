@@ -2,6 +2,8 @@
 
 import os
 import stat
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
@@ -135,6 +137,47 @@ def test_every_deploy_command_writes_privately(tmp_path, here):
     found = [path for folder in folders for path in (folder, *folder.rglob("*"))]
     assert len(found) > 10
     assert not [path for path in found if mode(path) & private_files.OTHERS]
+
+
+class Reached(Exception):
+    """The code under test got as far as it should."""
+
+
+def reached(*_, **__):
+    raise Reached
+
+
+def test_processes_that_flower_starts_write_privately_too(tmp_path, monkeypatch):
+    """SuperLink, SuperNode and the apps may be started by other means than these commands."""
+    pytest.importorskip("flwr", reason="Flower is not installed")
+    from undrift.deploy.flower import apps, superlink_process, supernode_process
+
+    monkeypatch.setattr(superlink_process, "Path", reached)
+    monkeypatch.setenv(superlink_process.ALIVE, "")
+    monkeypatch.setattr(supernode_process, "die_with_parent", lambda: None)
+    monkeypatch.setattr(supernode_process, "poll_objects_often", reached)
+    for main in (superlink_process.main, supernode_process.main):
+        os.umask(0o022)
+        with pytest.raises(Reached):
+            main()
+        assert current_umask() == private_files.PRIVATE_UMASK
+    os.umask(0o022)
+    seen = []
+
+    def note(*_):
+        seen.append(current_umask())
+        raise Reached
+
+    monkeypatch.setattr(apps, "_site", note)
+    monkeypatch.setattr(apps, "FlowerTransport", nullcontext)
+    monkeypatch.setattr(apps.Experiment, "load", note)
+    names = dict.fromkeys(("experiment", "site", "state", "out"), "x")
+    context = SimpleNamespace(node_config=names, run_config=names)
+    for function in (apps.answer, apps.main):
+        with pytest.raises(Reached):
+            function(None, context)
+    assert seen == [private_files.PRIVATE_UMASK] * 2
+    assert current_umask() == 0o022
 
 
 def test_files_of_an_earlier_run_that_others_can_read_are_named(tmp_path, here):

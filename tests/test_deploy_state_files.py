@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from undrift.deploy.state_files import StateFiles
+from undrift.deploy.state_files import StateFiles, check_state_files, checksum
 from undrift.utils import files
 from undrift.utils.errors import UndriftError
 
@@ -167,6 +167,28 @@ def test_a_file_of_another_client_or_version_is_refused(states):
             states.load("run", client, version)
 
 
+def test_checking_a_folder_finds_what_loading_refuses(states):
+    states.put("run", "a", 1, 0, state(1))
+    (file,) = all_files(states.folder)
+    assert [found.intact for found in check_state_files(states.folder)] == [True]
+    (file.parent / "2.safetensors").write_bytes(file.read_bytes())
+    good, wrong = check_state_files(states.folder)
+    assert good.intact and not wrong.intact
+    assert wrong.text == "its checksum does not fit its content or its place."
+
+
+def test_a_checksum_covers_names_types_and_shapes():
+    x = torch.arange(6, dtype=torch.int32)
+    found = [
+        checksum({"x": x}),
+        checksum({"y": x}),
+        checksum({"x": x.view(torch.float32)}),  # the same bytes
+        checksum({"x": x.reshape(2, 3)}),
+        checksum({"x": x, "y": x}),
+    ]
+    assert len(set(found)) == len(found)
+
+
 def test_leftovers_do_not_count_and_go(states):
     states.put("run", "a", 1, 0, state(1))
     (file,) = all_files(states.folder)
@@ -263,7 +285,7 @@ KILLING = """
 import os, random, signal, sys, time
 from pathlib import Path
 import torch
-from undrift.deploy.state_files import StateFiles
+from undrift.deploy.state_files import StateFiles, check_state_files, checksum
 
 torch.set_num_threads(1)
 states = StateFiles(Path(sys.argv[1]))

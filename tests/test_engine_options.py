@@ -92,9 +92,9 @@ def test_a_large_cohort_works_in_chunks_of_the_given_memory(monkeypatch):
     sizes = []
     solve = VectorisedEngine._solve
 
-    def watched(self, method, chunk):
+    def watched(self, method, chunk, *arguments, **options):
         sizes.append(len(chunk.assignments))
-        return solve(self, method, chunk)
+        return solve(self, method, chunk, *arguments, **options)
 
     monkeypatch.setattr(VectorisedEngine, "_solve", watched)
     options = ud.EngineOptions("vectorised", threads=2, memory=1)

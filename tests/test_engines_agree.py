@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import undrift as ud
 from agreement import assert_same
 from looping import asynchronous, synchronous
+from undrift.bench.networks import Adapter, TransformerClassifier
 from undrift.engines import SerialEngine, auto
 from undrift.engines.strategies import SERIAL, Candidates, Strategy, candidates
 from undrift.nets.module_losses import ModuleLosses
@@ -198,7 +199,39 @@ def residual():
     )
 
 
+def transformer():
+    return TransformerClassifier(7, 5, 7, width=8, heads=2, hidden=6, layers=2)
+
+
+def adapted():
+    """Two blocks of a transformer whose only trained parameters are adapters of rank 2."""
+    model = transformer().requires_grad_(False)
+    for block in model.blocks:
+        block.query, block.value = Adapter(block.query, 2), Adapter(block.value, 2)
+    return model
+
+
+def encoder():
+    """torch's own encoder, with dropout everywhere but on the weights of attention."""
+    layer = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.2, batch_first=True)
+    layer.self_attn.dropout = 0.0
+    return Model(
+        lambda m, x: m.head(m.encoder(m.table(x)).mean(1)),
+        table=nn.Embedding(7, 4),
+        encoder=nn.TransformerEncoder(layer, 2, nn.LayerNorm(4), enable_nested_tensor=False),
+        head=nn.Linear(4, 7),
+    )
+
+
+def bag():
+    return nn.Sequential(nn.EmbeddingBag(7, 4), nn.GELU(), nn.Linear(4, 7), nn.LogSoftmax(-1))
+
+
 MODELS = {
+    "transformer": (transformer, WORDS, None, {"stacked"}),
+    "adapters": (adapted, WORDS, None, {"stacked"}),
+    "encoder with dropout": (encoder, WORDS, None, {"stacked"}),
+    "bag of words": (bag, WORDS, None, {"stacked"}),
     "logistic": (lambda: ud.models.logistic(FEATURES, CLASSES), ROWS, None, {"stacked"}),
     "mlp": (lambda: ud.models.mlp(FEATURES, 7, 5, classes=CLASSES), ROWS, None, {"stacked"}),
     "cnn": (cnn, PICTURES, None, {"stacked"}),
@@ -214,7 +247,7 @@ MODELS = {
         None,
         {"vmap"},
     ),
-    "frozen": (frozen, ROWS, None, {"vmap"}),
+    "frozen": (frozen, ROWS, None, {"stacked"}),
     "tied": (tied, ROWS, None, {"vmap"}),
     "unused": (unused, ROWS, None, {"vmap"}),
     "sequences": (sequences, SEQUENCES, None, {"vmap"}),

@@ -133,7 +133,7 @@ def test_names_of_the_package_come_when_they_are_asked_for():
 def test_a_page_is_opened_or_a_sentence_says_why_not(tmp_path, monkeypatch, capsys):
     opened = []
     monkeypatch.setattr(webbrowser, "open", lambda url: opened.append(url) or True)
-    monkeypatch.setattr(demo, "demo_methods", lambda: {"FedAvg": ud.FedAvg()})
+    monkeypatch.setattr(demo, "demo_entries", lambda: {"FedAvg": demo.Entry(ud.FedAvg(), 0.03)})
     done = called("demo", "--rounds", "1", "--open", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert opened == [(tmp_path / "undrift-demo.html").as_uri()]
@@ -150,7 +150,7 @@ def plain(text):
 
 
 def test_nothing_but_plain_text_goes_into_a_pipe(tmp_path, monkeypatch):
-    monkeypatch.setattr(demo, "demo_methods", lambda: {"FedAvg": ud.FedAvg()})
+    monkeypatch.setattr(demo, "demo_entries", lambda: {"FedAvg": demo.Entry(ud.FedAvg(), 0.03)})
     monkeypatch.setattr(demo, "LINE_SECONDS", 0.0)
     done = called("demo", "--rounds", "2", cwd=tmp_path)
     assert plain(done.stdout + done.stderr)

@@ -5,6 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
+from dp_accounting import dp_event
+from dp_accounting.privacy_accountant import NeighboringRelation
+from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -105,6 +108,11 @@ def test_fixed_size_cohorts():
     plain = fixed_size(10, 1000, amplified=False)
     amplified, not_amplified = (epsilon_spent(4.0, each, 20, 1e-5) for each in (law, plain))
     assert amplified < not_amplified / 3
+    # Replacing one client moves the sum by 2C, which the library's event does not know.
+    event = dp_event.SampledWithoutReplacementDpEvent(1000, 10, dp_event.GaussianDpEvent(2.0))
+    replaced = NeighboringRelation.REPLACE_ONE
+    by_hand = RdpAccountant(neighboring_relation=replaced).compose(event, 20).get_epsilon(1e-5)
+    assert amplified == pytest.approx(by_hand, rel=1e-9)
     assert law.relation == plain.relation == "replace one client"
     # Wang et al.'s bound exceeds the plain one for nearly everyone; the smaller one counts.
     nearly = fixed_size(999, 1000, amplified=True)
@@ -223,7 +231,7 @@ def test_the_audit_stays_below_the_claim_and_exceeds_it_if_the_noise_is_halved()
     assert bounds[z / 2] > claimed
 
 
-def increments(z, pull, rounds=1500):
+def increments(z, pull, rounds=800):
     """The server's moves in a whole run with a client that always wants to move the same way."""
     H = torch.full((2, 1, 1), 1e-12, dtype=torch.float64)
     b = torch.tensor([[pull], [0.0]], dtype=torch.float64)
@@ -238,12 +246,74 @@ def increments(z, pull, rounds=1500):
     return np.diff(seen)[1:] * 0.7 * 2 / 0.3  # in units of the clipping norm
 
 
-def test_the_audit_of_whole_runs():
+FLAT = torch.full((2, 1, 1), 1e-12, dtype=torch.float64)
+"""Curvatures so small that a client's move does not depend on the model."""
+
+
+@pytest.fixture
+def halved_noise(monkeypatch):
+    """A library that adds half of the noise that it accounts for."""
+    whole = Mechanism.noise.fget
+    monkeypatch.setattr(Mechanism, "noise", property(lambda self: whole(self) / 2))
+
+
+def rounds_bound(delta):
+    """The lower bound on the ε of one round, from the rounds of two long runs."""
+    return lower_bound(increments(1.0, 1e6), increments(1.0, 0.0), [1.0], delta)
+
+
+def rounds_claim(delta):
+    return ud.privacy.epsilon(noise=1.0, rounds=1, clients=2, probability=0.7, delta=delta)
+
+
+def test_the_audit_of_rounds_stays_below_the_claim():
     """Rounds of a run are independent releases; their audit includes cohorts, engine and fold."""
-    z, delta = 1.0, 0.01
-    claimed = ud.privacy.epsilon(noise=z, rounds=1, clients=2, probability=0.7, delta=delta)
-    bounds = {
-        used: lower_bound(increments(used, 1e6), increments(used, 0.0), [1.5 * used], delta)
-        for used in (z, z / 3)
-    }
-    assert 0 < bounds[z] < claimed < bounds[z / 3]
+    assert 0.5 * rounds_claim(0.1) < rounds_bound(0.1) < rounds_claim(0.1)
+
+
+def test_the_audit_of_rounds_notices_halved_noise(halved_noise):
+    assert rounds_bound(0.1) > 1.5 * rounds_claim(0.1)
+
+
+# Three rounds whose noise together is that of one round with the multiplier 1.
+TRAINED = dict(rounds=3, noise=math.sqrt(3))
+AUDITED_RUNS = 250
+
+
+def trained_models(pull, seeds):
+    """The models that `ud.train` returns, one for each seed, in units of the clipping norm."""
+    problem = ud.theory.Quadratics(FLAT, torch.tensor([[pull], [0.0]], dtype=torch.float64))
+    runs = (
+        ud.train(
+            ud.FedAvg(),
+            problem=problem,
+            local=ud.GD(lr=0.1, steps=1),
+            rounds=TRAINED["rounds"],
+            objective="clients",
+            seed=seed,
+            privacy=ud.privacy.Gaussian(noise=TRAINED["noise"], clip=0.3),
+            progress=False,
+        )
+        for seed in seeds
+    )
+    return np.array([float(run.x) for run in runs]) * 2 / 0.3 / TRAINED["rounds"]
+
+
+def trained_bound(delta):
+    """The lower bound on ε from whole runs: their final models, with and without a canary."""
+    present = trained_models(1e6, range(AUDITED_RUNS))
+    absent = trained_models(0.0, range(AUDITED_RUNS, 2 * AUDITED_RUNS))
+    return lower_bound(present, absent, [1.0], delta)
+
+
+def trained_claim(delta):
+    return ud.privacy.epsilon(clients=2, delta=delta, **TRAINED)
+
+
+def test_the_audit_of_whole_runs_stays_below_the_claim():
+    """Runs of `ud.train`; the bound is wrong with at most 5 %, and the seeds are fixed."""
+    assert 0.3 * trained_claim(0.1) < trained_bound(0.1) < trained_claim(0.1)
+
+
+def test_the_audit_of_whole_runs_notices_halved_noise(halved_noise):
+    assert trained_bound(0.1) > 1.2 * trained_claim(0.1)

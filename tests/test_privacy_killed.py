@@ -22,6 +22,7 @@ engine = {name = "serial"}
 noise = 1.0
 epsilon = 30.0
 adaptive_clip = {initial = 0.05}
+noisy_metrics = {noise = 4.0, every = 5}
 
 [[method]]
 name = "SCAFFOLD"

@@ -430,3 +430,9 @@ def test_figures_for_a_paper(folder, tmp_path):
         assert path.read_bytes() == (tmp_path / "figures" / path.name).read_bytes()
     with pytest.raises(UndriftError, match="did you mean 'test_loss'"):
         write_figures(folder, tmp_path / "figures", ["test_los"])
+
+
+@pytest.mark.parametrize("wrong", [math.inf, -math.inf, math.nan])
+def test_a_value_that_is_not_finite_has_no_spread(wrong):
+    assert math.isnan(OverSeeds((1.0, wrong, 2.0)).std)
+    assert OverSeeds((1.0, 3.0)).std == pytest.approx(math.sqrt(2))

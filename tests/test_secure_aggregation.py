@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from undrift.deploy.secure.sums import as_tensors, as_words, words_spec
 from undrift.privacy.secure.attempt import Attempt, SecureError, default_threshold
-from undrift.privacy.secure.fixed_point import FixedPoint
+from undrift.privacy.secure.fixed_point import WORD_TYPES, FixedPoint
 from undrift.privacy.secure.keys import KeyPair, add_mask, agreed_seed, opened, public_key, seal
 from undrift.privacy.secure.server import SecureServer
 from undrift.privacy.secure.shares import combine, recovered, split
@@ -31,7 +32,7 @@ def verify(site, content, signature):
 class Sites:
     """All sites of an attempt in one process, with what each of them uploads."""
 
-    def __init__(self, names=NAMES, threshold=3, size=7, seed=0):
+    def __init__(self, names=NAMES, threshold=3, size=7, seed=0, word_bits=64):
         self.attempt = Attempt("run", 4, 1, names, threshold)
         self.unmasked = set()
         self.sites = {name: self.site(name) for name in names}
@@ -41,6 +42,8 @@ class Sites:
         }
         # So few bits that the error of the encoding is far above that of the test's own sums.
         self.coding = FixedPoint(len(names), 100.0, 30)
+        if word_bits < 64:
+            self.coding = FixedPoint.finest(len(names), 100.0, word_bits)
 
     def site(self, name, attempt=None):
         def once(attempt):
@@ -52,6 +55,10 @@ class Sites:
 
     def words(self, name):
         return {key: self.coding.encode(value) for key, value in self.uploads[name].items()}
+
+    def sent(self, words):
+        """Masked words after their way in a message."""
+        return as_words(as_tensors(words, self.coding), self.coding)
 
     def sum(self, names):
         return {key: sum(self.uploads[name][key] for name in names) for key in ("x", "c")}
@@ -74,7 +81,7 @@ def run(sites, gone=None):
     server.shared({s.name: s.share(server.adverts) for s in asked("share", server.adverts)})
     server.masked(
         {
-            s.name: s.mask(server.sealed_for(s.name), sites.words(s.name))
+            s.name: sites.sent(s.mask(server.sealed_for(s.name), sites.words(s.name)))
             for s in asked("mask", server.senders)
         }
     )
@@ -96,13 +103,14 @@ def close(sites, found, names):
             st.integers(n // 2 + 1, n),
             st.lists(st.sampled_from(STAGES), max_size=n),
             st.randoms(use_true_random=False),
+            st.sampled_from([16, 24, 32, 64]),
         )
     )
 )
 def test_any_dropouts_down_to_the_threshold_decode(case):
-    count, threshold, stages, random = case
+    count, threshold, stages, random, word_bits = case
     names = tuple(f"site {i}" for i in range(count))
-    sites = Sites(names, threshold)
+    sites = Sites(names, threshold, word_bits=word_bits)
     leaving = random.sample(names, len(stages))
     gone = {}
     for stage, name in zip(stages, leaving, strict=True):
@@ -310,12 +318,19 @@ class TestParts:
         st.integers(1, 50),
         st.floats(1e-3, 1e6),
         st.lists(st.floats(-1, 1), min_size=1, max_size=20),
+        st.sampled_from([16, 24, 32, 64]),
     )
-    def test_fixed_point_sums_are_within_the_stated_error(self, sites, bound, shares):
-        coding = FixedPoint.finest(sites, bound)
+    def test_fixed_point_sums_are_within_the_stated_error(self, sites, bound, shares, word_bits):
+        if sites * (bound + 0.5) >= 2 ** (word_bits - 1):  # not even without fractional bits
+            with pytest.raises(UndriftError, match=f"do not fit into words of {word_bits} bits"):
+                FixedPoint.finest(sites, bound, word_bits)
+            return
+        coding = FixedPoint.finest(sites, bound, word_bits)
+        assert coding.error <= 4 * sites**2 * bound / 2**word_bits  # no bit is wasted
         values = bound * np.array(shares)
+        one = coding.encode(values)
         with np.errstate(over="ignore"):
-            words = coding.encode(values) * np.uint64(sites)
+            words = one * one.dtype.type(sites)
         assert np.abs(coding.decode(words) - sites * values).max() <= coding.error * (1 + 1e-9) + (
             sites * bound * 2.0**-52
         )
@@ -326,8 +341,32 @@ class TestParts:
         for wrong in (10.1, -11.0, float("nan"), float("inf")):
             with pytest.raises(UndriftError, match="raise 'range'"):
                 coding.encode(np.array([0.0, wrong]))
-        with pytest.raises(UndriftError, match="do not fit into 64 bits"):
+        with pytest.raises(UndriftError, match="do not fit into words of 64 bits"):
             FixedPoint(5, 10.0, 58)
+
+    @pytest.mark.parametrize("word_bits", [16, 24, 32, 64])
+    def test_one_more_fractional_bit_would_wrap_around(self, word_bits):
+        """The largest sum is right; with a bit more, it could come out with the other sign."""
+        coding = FixedPoint.finest(5, 10.0, word_bits)
+        with np.errstate(over="ignore"):
+            words = coding.encode(np.array([10.0, -10.0]))
+            words = words * words.dtype.type(5)
+        assert coding.decode(words).tolist() == [50.0, -50.0]
+        with pytest.raises(UndriftError, match="do not fit"):
+            FixedPoint(5, 10.0, coding.bits + 1, word_bits)
+
+    @pytest.mark.parametrize("word_bits", [16, 24, 32, 64])
+    def test_words_travel_in_as_many_bytes_as_they_have(self, word_bits):
+        coding = FixedPoint.finest(5, 10.0, word_bits)
+        rng = np.random.default_rng(0)
+        words = {"x": rng.integers(0, 2**word_bits, 1000, dtype=np.uint64).astype(
+            WORD_TYPES[word_bits]
+        )}  # fmt: skip
+        sent = as_tensors(words, coding)
+        assert sent["x"].numel() * sent["x"].element_size() == 1000 * word_bits // 8
+        spec = words_spec(coding, 1000)
+        assert (spec.dtype, spec.shape) == (sent["x"].dtype, tuple(sent["x"].shape))
+        assert np.array_equal(as_words(sent, coding)["x"], words["x"])
 
     def test_masks_cancel_and_are_those_of_chacha20(self):
         # RFC 8439, appendix A.1, test vector 1: the key and the nonce are zero.

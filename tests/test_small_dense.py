@@ -1,5 +1,9 @@
 """The C kernel for small dense networks: it trains as torch's operators do, or is not used."""
 
+from copy import deepcopy
+from dataclasses import replace
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import nn
@@ -33,7 +37,8 @@ def calls(monkeypatch):
     train = DenseChain.train
 
     def counted(self, *arguments):
-        found.append(self)
+        *_, models, sums = arguments
+        found.append((models is not None, sums is not None))
         train(self, *arguments)
 
     monkeypatch.setattr(DenseChain, "train", counted)
@@ -47,8 +52,8 @@ def deep(dtype=torch.float64):
     ).to(dtype)
 
 
-def run(method, local, engine, model, rounds=2):
-    losses = ModuleLosses(model, DATA)
+def run(method, local, engine, model, rounds=2, data=DATA):
+    losses = ModuleLosses(model, data)
     objective = "clients" if method.name == "FedLGA" else "samples"
     loop = synchronous(method, losses, local, ud.All(), rounds, engine=engine, objective=objective)
     return loop, list(loop.rounds())
@@ -66,12 +71,64 @@ def test_the_kernel_agrees_with_the_serial_engine(method, calls):
 
 
 @needs_kernel
-def test_the_number_of_threads_changes_no_bit():
-    one, two = (
-        run(ud.SCAFFOLD(), UNEQUAL, engine(chunk=4, threads=n), deep(torch.float32))[0]
-        for n in (1, 2)
+@pytest.mark.parametrize("sizes", [(60, 10), (60, 200, 130, 10), (60, 16, 48, 49, 10), (60, 5, 10)])
+@pytest.mark.parametrize("batch", [1, 7, 16, 33])
+def test_networks_of_every_width_agree_with_the_serial_engine(sizes, batch, calls):
+    torch.manual_seed(1)
+    layers = [part for i, o in pairwise(sizes) for part in (nn.Linear(i, o), nn.ReLU())]
+    model = nn.Sequential(*layers[:-1]).double()
+    local = ud.SGD(lr=0.05, batch_size=batch, steps=3)
+    ours = run(ud.FedAvg(), local, engine(chunk=5, threads=1), model, rounds=1)
+    assert_same(ours, run(ud.FedAvg(), local, SerialEngine, model, rounds=1))
+    assert calls
+
+
+@needs_kernel
+def test_models_are_written_only_where_sums_do_not_suffice(calls):
+    run(ud.FedAvg(), UNEQUAL, engine(chunk=4, threads=1), deep(), rounds=1)
+    assert set(calls) == {(False, True)}
+    calls.clear()
+    run(ud.SCAFFOLD(), UNEQUAL, engine(chunk=4, threads=1), deep(), rounds=1)
+    assert set(calls) == {(True, False)}
+
+
+@needs_kernel
+def test_a_method_that_needs_more_than_sums_gets_the_models(calls):
+    class Rounded(ud.FedAvg):
+        """Uploads moves that are rounded, which sums cannot tell."""
+
+        def finish(self, down, mine, result, client):
+            rounded = replace(result, x=torch.round(result.x * 100) / 100)
+            return super().finish(down, mine, rounded, client)
+
+    ours = run(Rounded(), UNEQUAL, engine(chunk=4, threads=1), deep())
+    assert_same(ours, run(Rounded(), UNEQUAL, SerialEngine, deep()))
+    assert calls[:2] == [(False, True), (True, False)]
+    assert set(calls[2:]) == {(True, False)}, "once seen, the models are written at once"
+
+
+@needs_kernel
+def test_a_client_without_a_finite_model_is_left_out_as_by_the_serial_engine():
+    data = deepcopy(DATA)
+    data.train.x[data.train.bounds[3]] = torch.nan  # the first sample of client 3
+    local = ud.SGD(lr=0.05, batch_size=None, steps=3)
+    ours, theirs = (
+        run(ud.FedAvg(), local, made, deep(), data=data)
+        for made in (engine(chunk=11, threads=1), SerialEngine)
     )
-    assert torch.equal(one.server.x, two.server.x)
+    assert [client for client, _ in ours[1][1].rejected] == [3]
+    assert ours[0].server.x.isfinite().all()
+    assert torch.allclose(ours[0].server.x, theirs[0].server.x, atol=1e-10, rtol=0)
+    assert [each.rejected for each in ours[1]] == [each.rejected for each in theirs[1]]
+
+
+@needs_kernel
+def test_the_number_of_threads_changes_no_bit():
+    for method in (ud.FedAvg(), ud.SCAFFOLD()):
+        one, two = (
+            run(method, UNEQUAL, engine(chunk=4, threads=n), deep(torch.float32))[0] for n in (1, 2)
+        )
+        assert torch.equal(one.server.x, two.server.x)
 
 
 @needs_kernel
@@ -92,7 +149,7 @@ def test_single_precision_is_as_exact_as_torch():
         nn.Sequential(nn.Linear(60, 8), nn.Linear(8, 10)),
         nn.Sequential(nn.Linear(60, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 10)),
         nn.Sequential(nn.Linear(60, 10), nn.ReLU()),
-        nn.Sequential(nn.Linear(60, 200), nn.ReLU(), nn.Linear(200, 10)),
+        nn.Sequential(nn.Linear(60, 9000), nn.ReLU(), nn.Linear(9000, 10)),
     ],
     ids=["tanh", "no activation", "dropout", "ReLU at the end", "large"],
 )

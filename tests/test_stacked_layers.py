@@ -65,7 +65,120 @@ def convolutional(m, x):
     return m.out(torch.flatten(x, 1))
 
 
+def tokens(forward, **layers):
+    """A model of sequences of five vectors of width four."""
+    return OwnForward(forward, **layers), (5, 4)
+
+
+def heads(x):
+    return x.unflatten(-1, (2, -1)).transpose(1, 2)
+
+
+def attention(m, x):
+    q, k, v = (heads(layer(x)) for layer in (m.q, m.k, m.v))
+    return m.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+def attention_by_hand(m, x):
+    q, k, v = (heads(layer(x)) for layer in (m.q, m.k, m.v))
+    weights = torch.softmax(q @ k.transpose(-2, -1) / 2**0.5, dim=-1)
+    return m.out(torch.matmul(weights, v).transpose(1, 2).flatten(2)).mean(1)
+
+
+def attention_of_one_product(m, x):
+    q, k, v = m.qkv(m.norm(x)).chunk(3, dim=-1)
+    mixed = F.scaled_dot_product_attention(heads(q), heads(k), heads(v), is_causal=True)
+    return (x + m.out(mixed.transpose(1, 2).flatten(2)))[:, -1]
+
+
+def difference_of_halves(m, x):
+    a, b = x.split(3, 1)
+    return a - b.relu()
+
+
+def linears(*names, width=4):
+    return {name: nn.Linear(width, width) for name in names}
+
+
+def encoder_layer(**options):
+    return nn.TransformerEncoderLayer(
+        4, 2, dim_feedforward=6, dropout=0.0, batch_first=True, **options
+    )
+
+
+class Positions(nn.Module):
+    """Parameters and a buffer that are no layer: positions, a scale of each feature, a shift."""
+
+    def __init__(self, *leading):
+        super().__init__()
+        self.position = nn.Parameter(torch.randn(*leading, 5, 4))
+        self.scale = nn.Parameter(torch.randn(4))
+        self.register_buffer("shift", torch.arange(4.0, dtype=torch.float64))
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return (1 - self.layer(x + self.position) * self.scale - self.shift).sum((1, 2))
+
+
 CHAINS = {
+    "attention": lambda: tokens(attention, **linears("q", "k", "v", "out")),
+    "attention by hand": lambda: tokens(attention_by_hand, **linears("q", "k", "v", "out")),
+    "attention of one product": lambda: tokens(
+        attention_of_one_product, norm=nn.LayerNorm(4), qkv=nn.Linear(4, 12), out=nn.Linear(4, 4)
+    ),
+    "multi-head attention": lambda: tokens(
+        lambda m, x: x + m.mix(x, x, x, need_weights=False)[0],
+        mix=nn.MultiheadAttention(4, 2, batch_first=True),
+    ),
+    "multi-head attention, named inputs": lambda: tokens(
+        lambda m, x: (lambda y: m.mix(query=y, key=y, value=y)[0])(m.a(x)),
+        mix=nn.MultiheadAttention(4, 2, bias=False, batch_first=True),
+        **linears("a"),
+    ),
+    "encoder layer": lambda: (encoder_layer(), (5, 4)),
+    "encoder layer, norm first": lambda: (
+        nn.Sequential(nn.Linear(4, 4), encoder_layer(norm_first=True, activation="gelu")),
+        (5, 4),
+    ),
+    "encoder layer without bias": lambda: (encoder_layer(bias=False), (5, 4)),
+    "encoder": lambda: (
+        nn.TransformerEncoder(encoder_layer(), 2, norm=nn.LayerNorm(4), enable_nested_tensor=False),
+        (5, 4),
+    ),
+    "positions": lambda: (Positions(), (5, 4)),
+    "positions for a batch": lambda: (Positions(1), (5, 4)),
+    "mean over time": lambda: tokens(lambda m, x: m.a(x).mean(dim=1), **linears("a")),
+    "softmax over time": lambda: tokens(
+        lambda m, x: m.b(F.softmax(m.a(x), 1)), **linears("a", "b")
+    ),
+    "softmax as a module": lambda: rows(nn.Linear(6, 5), nn.Softmax(-1), nn.Linear(5, 2)),
+    "log-softmax": lambda: rows(nn.Linear(6, 5), nn.LogSoftmax(1)),
+    "first token": lambda: tokens(lambda m, x: m.b(m.a(x)[:, 0]), **linears("a", "b")),
+    "index of an index": lambda: tokens(
+        lambda m, x: m.b(m.a(x)[:, 1:][:, :2, 1:3]), a=nn.Linear(4, 4), b=nn.Linear(2, 2)
+    ),
+    "gate": lambda: rows(nn.Linear(6, 5), OwnForward(lambda m, y: y * torch.sigmoid(y))),
+    "scaled and shifted": lambda: rows(
+        nn.Linear(6, 5), OwnForward(lambda m, y: (2 * y - 1) / 3), nn.ReLU(), nn.Linear(5, 2)
+    ),
+    "difference": lambda: rows(
+        nn.Linear(6, 5), OwnForward(lambda m, y: y - torch.tanh(y)), nn.ReLU(), nn.Linear(5, 2)
+    ),
+    "split": lambda: rows(
+        nn.Linear(6, 6),
+        OwnForward(difference_of_halves),
+        nn.Linear(3, 2),
+    ),
+    "permuted": lambda: tokens(
+        lambda m, x: m.a(m.b(x).permute(0, 2, 1)), a=nn.Linear(5, 3), b=nn.Linear(4, 4)
+    ),
+    "other activations": lambda: rows(
+        *(nn.Linear(6, 5), nn.Mish(), nn.Hardswish(), nn.SELU(), nn.CELU(), nn.Softsign()),
+        *(nn.ReLU6(), nn.LogSigmoid(), nn.Hardtanh(), nn.Hardsigmoid(), nn.Linear(5, 2)),
+    ),
+    "relu after a function": lambda: tokens(
+        lambda m, x: m.b(torch.relu(m.a(x).mean(1))), **linears("a", "b")
+    ),
     "linear": lambda: rows(nn.Linear(6, 3)),
     "linear without bias": lambda: rows(nn.Linear(6, 3, bias=False)),
     "linear by itself": lambda: (nn.Linear(6, 3), (6,)),
@@ -290,6 +403,58 @@ def test_an_embedding_of_single_numbers():
     assert_step(setting)
 
 
+@pytest.mark.parametrize("mode", ["mean", "sum"])
+def test_bags_of_words(mode):
+    module = nn.Sequential(nn.EmbeddingBag(7, 3, mode=mode), nn.Linear(3, 4))
+    x = torch.randint(0, 7, (3, 5, 6))
+    setting = Setting(module, x, torch.randint(0, 4, (3, 5)), [5, 1, 3], F.cross_entropy)
+    assert_gradients(setting)
+    assert_step(setting)
+
+
+def test_frozen_layers_cost_no_gradient_before_the_first_trained_one():
+    frozen = nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Linear(5, 4)).requires_grad_(False)
+    module = nn.Sequential(frozen, nn.Linear(4, 3), nn.Linear(3, 2).requires_grad_(False))
+    layers = stacked_layers(module, names_of(module))
+    assert [layer.is_first for layer in layers] == [True, True, True, True, False]
+    assert [layer.trains for layer in layers] == [False, False, False, True, False]
+    network = StackedNetwork(layers, squared_error_derivative)
+    copied = network.copy()
+    x, y = torch.randn(2, 3, 4), torch.randn(2, 3, 2)
+    own = [torch.stack([p.detach(), -p.detach()]) for p in module[1].parameters()]
+    with torch.no_grad():
+        module[2].weight.mul_(2)  # a copy shares what is frozen
+    for each in (network, copied):
+        sink = Gradients(own)
+        each.backward(own, Batch(x, y, [3, 3], 1 / 3), 1.0, sink, None)
+        for k, sign in enumerate((1, -1)):
+            trained = [(sign * p).detach().requires_grad_() for p in module[1].parameters()]
+            outputs = module[2](F.linear(module[0](x[k]), *trained))
+            expected = torch.autograd.grad(F.mse_loss(outputs, y[k]), trained)
+            for found, right in zip(sink.values, expected, strict=True):
+                torch.testing.assert_close(found[k], right, rtol=1e-5, atol=1e-6)
+
+
+MIXERS = {
+    "mean": lambda y: y.mean(0, keepdim=True),
+    "mean, counted from the end": lambda y: y.mean(-2),
+    "softmax": lambda y: F.softmax(y, 0),
+    "transposed": lambda y: y.transpose(-1, -2),
+    "product": lambda y: y @ y.relu(),
+}
+
+
+@pytest.mark.parametrize("how", MIXERS)
+def test_functions_that_mix_samples_fail(how):
+    module = OwnForward(lambda m, x: MIXERS[how](m.a(x)), a=nn.Linear(3, 3))
+    layers = stacked_layers(module, names_of(module))
+    network = StackedNetwork(layers, squared_error_derivative)
+    x = torch.randn(1, 3, 3)
+    parameters = [p.detach()[None] for p in module.parameters()]
+    with pytest.raises(ValueError, match="sample"):
+        network.backward(parameters, Batch(x, x, [3], 1 / 3), 1.0, Gradients(parameters), None)
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4),
@@ -382,7 +547,7 @@ def linear_of(forward):
 
 REFUSALS = {
     "a layer that is not known": (lambda: nn.Sequential(nn.BatchNorm1d(3)), "0 is a BatchNorm1d"),
-    "by itself": (lambda: nn.Softmax(-1), "the model is a Softmax"),
+    "by itself": (lambda: nn.Softshrink(), "the model is a Softshrink"),
     "frozen": (frozen, "0 is a Linear with frozen parameters"),
     "tied": (tied, "1 is a Linear that shares parameters"),
     "used twice": (
@@ -441,17 +606,9 @@ REFUSALS = {
         lambda: linear_of(lambda m, x: F.dropout(m.a(x), 0.5, m.training)),
         "the model is a OwnForward, whose dropout is not a known layer",
     ),
-    "product": (
-        lambda: linear_of(lambda m, x: (lambda y: y * torch.sigmoid(y))(m.a(x))),
-        "the model is a OwnForward, whose mul is not a known layer",
-    ),
     "sum with a weight": (
         lambda: linear_of(lambda m, x: torch.add(x, m.a(x), alpha=2)),
         "the model is a OwnForward, whose add has unusual options",
-    ),
-    "sum with a number": (
-        lambda: linear_of(lambda m, x: m.a(x) + 1),
-        "the model is a OwnForward, whose add is not a known layer",
     ),
     "branches that meet twice": (
         lambda: OwnForward(
@@ -461,17 +618,64 @@ REFUSALS = {
         ),
         "OwnForward, whose",
     ),
-    "dropout in a branch": (
-        lambda: OwnForward(lambda m, x: x + m.b(m.a(x)), a=nn.Linear(3, 3), b=nn.Dropout(0.5)),
-        "which has dropout in a branch",
+    "dropout in two branches": (
+        lambda: OwnForward(
+            lambda m, x: m.b(m.a(x)) + m.c(x), a=nn.Linear(3, 3), b=nn.Dropout(), c=nn.Dropout()
+        ),
+        "which has dropout in several branches",
     ),
+    "product of weights": (
+        lambda: linear_of(lambda m, x: m.a(x) @ m.a.weight),
+        "whose matmul is not a known layer",
+    ),
+    "attention with a mask": (
+        lambda: OwnForward(
+            lambda m, x: m.mix(x, x, x, attn_mask=torch.ones(5, 5))[0],
+            mix=nn.MultiheadAttention(4, 2, batch_first=True),
+        ),
+        "mix is a MultiheadAttention, which is more than self-attention",
+    ),
+    "attention of two tensors": (
+        lambda: OwnForward(
+            lambda m, x: m.mix(x, torch.relu(x), x)[0],
+            mix=nn.MultiheadAttention(4, 2, batch_first=True),
+        ),
+        "mix is a MultiheadAttention, which is more than self-attention",
+    ),
+    "weights of attention": (
+        lambda: OwnForward(
+            lambda m, x: m.mix(x, x, x)[1], mix=nn.MultiheadAttention(4, 2, batch_first=True)
+        ),
+        "mix is a MultiheadAttention, which is more than self-attention",
+    ),
+    "attention, time first": (
+        lambda: OwnForward(lambda m, x: m.mix(x, x, x)[0], mix=nn.MultiheadAttention(4, 2)),
+        "has the samples in the second axis",
+    ),
+    "attention with dropout": (
+        lambda: nn.TransformerEncoderLayer(4, 2, 6, batch_first=True),
+        "that has dropout of its weights",
+    ),
+    "attention that drops": (
+        lambda: linear_of(lambda m, x: F.scaled_dot_product_attention(m.a(x), x, x, dropout_p=0.5)),
+        "whose scaled_dot_product_attention",
+    ),
+    "mean over everything": (
+        lambda: linear_of(lambda m, x: m.a(x).mean()),
+        "whose mean is not a known layer",
+    ),
+    "samples turned": (
+        lambda: linear_of(lambda m, x: m.a(x).permute(1, 0)),
+        "whose permute is not a known layer",
+    ),
+    "every second sample": (
+        lambda: linear_of(lambda m, x: m.a(x)[::2]),
+        "which indexes a tensor",
+    ),
+    "largest of a bag": (lambda: nn.EmbeddingBag(5, 3, mode="max"), "has the mode 'max'"),
     "more than one output": (
         lambda: linear_of(lambda m, x: (m.a(x), x)),
         "whose output is not computed from one tensor",
-    ),
-    "a part of the inputs": (
-        lambda: linear_of(lambda m, x: m.a(x[:, :3])),
-        "the model is a OwnForward, which indexes a tensor",
     ),
     "flatten samples": (lambda: nn.Sequential(nn.Flatten(0)), "0 is a Flatten that does not"),
     "torch.flatten": (

@@ -1,6 +1,7 @@
-"""The pinned packages of the deployment, and the words about what is executed."""
+"""The pinned packages of deployment and development, and the words about what is executed."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -10,30 +11,46 @@ from tools.hashed_requirements import _version_of, normalised, requirements
 
 from commands import called
 
-PINNED = Path(__file__).parents[1] / "requirements-flower.txt"
+ROOT = Path(__file__).parents[1]
+PINNED = {extra: ROOT / f"requirements-{extra}.txt" for extra in ("flower", "dev")}
 
 
-def pinned():
-    """The version and the hashes of every package in the list."""
-    text = PINNED.read_text(encoding="utf-8").replace("\\\n", " ")
+def pinned(extra):
+    """The version and the hashes of every package in the list of an extra."""
+    text = PINNED[extra].read_text(encoding="utf-8").replace("\\\n", " ")
     lines = [line.split() for line in text.splitlines() if not line.startswith("#")]
     return {words[0].split("==")[0]: (words[0].split("==")[1], words[1:]) for words in lines}
 
 
-def test_every_package_of_a_deployment_is_pinned_as_the_project_allows():
-    found = pinned()
-    for each in map(Requirement, requirements("flower")):
+@pytest.mark.parametrize("extra", PINNED)
+def test_every_package_of_an_extra_is_pinned_as_the_project_allows(extra):
+    found = pinned(extra)
+    for each in map(Requirement, requirements(extra)):
         version, hashes = found[normalised(each.name)]
         assert each.specifier.contains(version), f"{each}: run make hashes"
         assert hashes
 
 
-def test_pins_have_hashes_and_name_no_place():
-    for version, hashes in pinned().values():
+def test_the_packages_of_development_are_those_of_all_extras():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    every = {normalised(Requirement(each).name) for each in project["dependencies"]}
+    for extra in project["optional-dependencies"].values():
+        every |= {normalised(Requirement(each).name) for each in extra}
+    assert every - pinned("dev").keys() == {"torch", "undrift"}
+    fixed = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    for each in map(Requirement, (line for line in fixed if line[:1] not in ("", "#"))):
+        if each.name != "torch":
+            assert each.specifier.contains(pinned("dev")[each.name][0])
+
+
+@pytest.mark.parametrize("extra", PINNED)
+def test_pins_have_hashes_and_name_no_place(extra):
+    for version, hashes in pinned(extra).values():
         assert version
+        assert hashes
         assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", each) for each in hashes)
-    assert "://" not in PINNED.read_text(encoding="utf-8")
-    assert "torch" not in pinned()  # its builds differ by device
+    assert "://" not in PINNED[extra].read_text(encoding="utf-8")
+    assert "torch" not in pinned(extra)  # its builds differ by device
 
 
 @pytest.mark.parametrize(

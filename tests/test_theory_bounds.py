@@ -51,6 +51,8 @@ def test_constants_by_hand():
     assert pytest.approx(4 * 25 * 4 / 2) == bounds.scheme_one(c, 2).C
     assert pytest.approx(2 / 3 * 4 * 25 * 4 / 2) == bounds.scheme_two(c, 2).C
     assert bounds.scheme_two(c, 4).C == 0  # everyone: Theorem 1
+    two = constants(q=torch.full((2,), 0.5), sigma=torch.zeros(2))
+    assert pytest.approx(1 / 1 * 4 * 25 * 4 / 1) == bounds.scheme_two(two, 1).C  # (N−K)/(N−1) = 1
     alone = constants(q=torch.ones(1), sigma=torch.zeros(1))
     assert bounds.scheme_two(alone, 1) == bounds.full(alone)
 

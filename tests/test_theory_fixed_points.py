@@ -119,6 +119,69 @@ def test_rounds_of_fedcm_and_mimelite_stop_where_the_formulas_say():
         assert torch.allclose(x, point, rtol=1e-7, atol=1e-8), rule
 
 
+def pfedme_rounds(H, b, q, lr, steps, lam, eta, R, momentum, rounds):
+    """pFedMe by its definition: R times an inner problem from w_k, and w_k ← w_k − ηλ(w_k − θ)."""
+    w = np.zeros(b.shape[1])
+    for _ in range(rounds):
+        ends = []
+        for h, v, tau in zip(H.numpy(), b.numpy(), steps, strict=True):
+            own = w
+            for _ in range(R):
+                theta, u = own, np.zeros_like(own)
+                for _ in range(tau):
+                    g, pull = h @ theta - v, lam * (theta - own)
+                    u = momentum.rho * u + g + (pull if momentum.pull_inside else 0)
+                    theta = theta - lr * (u + (0 if momentum.pull_inside else pull))
+                own = own - eta * lam * (own - theta)
+            ends.append(own)
+        w = q.numpy() @ np.stack(ends)
+    return w
+
+
+@pytest.mark.parametrize(
+    ("R", "momentum"),
+    [(1, f.NO_MOMENTUM), (3, f.NO_MOMENTUM), (3, f.LocalMomentum(0.5, pull_inside=True))],
+)
+def test_rounds_of_pfedme_stop_where_the_formula_says(R, momentum):
+    H, b = quadratics(4, singular=False)
+    H = H + 0.5 * torch.eye(3)  # so that 300 rounds are enough
+    lr, lam, eta = 0.1, 1.3, 0.4
+    point = f.pfedme(H, b, Q, lr, STEPS, lam, eta, R, momentum)
+    stop = pfedme_rounds(H, b, Q, lr, STEPS, lam, eta, R, momentum, 300)
+    assert np.allclose(point.numpy(), stop, rtol=1e-10, atol=1e-10)
+    if R == 1:
+        assert torch.allclose(point, f.fedprox(H, b, Q, lr, STEPS, lam, momentum))
+
+
+def test_pfedme_with_many_steps_minimises_the_moreau_envelopes():
+    H, b = quadratics(4, singular=False)
+    lam = 1.3
+    optimum = f.moreau_optimum(H, b, Q, lam)
+    many = f.pfedme(H, b, Q, 0.1, 500, lam, 1e-6, 2)
+    assert torch.allclose(many, optimum, atol=1e-5)
+    w = optimum.clone().requires_grad_()
+    nearest = f.prox(H, b, optimum, lam)
+    apart = nearest - w  # the envelope's gradient is that of f(θ) + (λ/2)|θ − w|² at θ = prox(w)
+    values = torch.einsum("ki,kij,kj->k", nearest, H, nearest) / 2 - (b * nearest).sum(1)
+    (Q @ (values + lam / 2 * apart.square().sum(1))).backward()
+    assert float(w.grad.norm()) < 1e-12
+
+
+def test_prox_is_where_the_gradient_vanishes():
+    H, b = quadratics(6, singular=False)
+    w = torch.tensor([0.3, -1.0, 2.0], dtype=torch.float64)
+    for lam in (0.0, 0.7):
+        own = f.prox(H, b, w, lam)
+        gradient = torch.einsum("kij,kj->ki", H, own) - b + lam * (own - w)
+        assert float(gradient.abs().max()) < 1e-12
+
+
+def test_momentum_is_plain_with_the_pull_outside_unless_told():
+    """So are ud.SGD and ud.GD."""
+    assert f.LocalMomentum(0.6) == f.LocalMomentum(0.6, nesterov=False, pull_inside=False)
+    assert f.LocalMomentum().rho == f.NO_MOMENTUM.rho == 0
+
+
 def test_one_step_or_equal_clients_give_the_optimum():
     H, b = quadratics(5)
     optimum = f.surrogate_optimum(H, b, Q)

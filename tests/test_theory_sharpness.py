@@ -40,8 +40,8 @@ def test_fedsam_stops_where_newtons_method_says(momentum):
     assert np.allclose(point.numpy(), x, atol=1e-10)
     flat = fixed_points.fedavg(H, B, Q, lr, STEPS, momentum)
     assert float((point - flat).norm()) > 1e-3
-    same = sharpness.fedsam_point(H, B, Q, lr, STEPS, 0.0, share, momentum)
-    assert torch.allclose(same, flat, atol=1e-12)
+    near = sharpness.fedsam_point(H, B, Q, lr, STEPS, 1e-9, share, momentum)
+    assert torch.allclose(near, flat, atol=1e-8)
 
 
 @pytest.mark.parametrize("share", [0.4, 1.0])
@@ -63,6 +63,53 @@ def test_the_steps_of_newtons_method_use_the_derivative(momentum):
     for direction in torch.eye(3, dtype=torch.float64):
         after, _ = sharpness._moves(H, B, x + h * direction, 0.1, tau, 0.3, momentum)
         assert torch.allclose((after - moves) / h, slope @ direction, atol=1e-5)
+
+
+def points(b, rho):
+    yield sharpness.fedspeed_point(H, b, Q, rho, 0.7)
+    yield sharpness.fedsam_point(H, b, Q, 0.1, STEPS, rho, 0.7)
+
+
+def test_points_scale_with_the_problem():
+    """Newton's method stops by relative lengths: in other units it settles as well."""
+    for scale in (1e9, 1e-9):
+        for point, scaled in zip(points(B, 0.3), points(scale * B, scale * 0.3), strict=True):
+            assert torch.allclose(scaled / scale, point, rtol=0, atol=1e-12)
+
+
+def test_points_at_the_origin_are_found():
+    """Clients in opposite pairs: the point is 0 up to rounding, and the step has no scale."""
+    h, b, q = H[[0, 0, 1, 1]], torch.stack([B[0], -B[0], B[1], -B[1]]), torch.full((4,), 0.25)
+    for point in (
+        sharpness.fedspeed_point(h, b, q, 0.1),
+        sharpness.fedsam_point(h, b, q, 0.1, 3, 0.1),
+    ):
+        assert float(point.norm()) < 1e-15
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_clients_that_agree_have_a_point_only_without_the_radius(seed):
+    """Where all gradients vanish they have no direction, so that FedSAM does not settle.
+
+    Without the radius Newton's method is not used: its steps would be rounding errors.
+    """
+    problem = random_quadratics(1, 3, 0.5, 1.5, seed=seed)
+    h, b = problem.H.expand(4, -1, -1), problem.b.expand(4, -1)
+    optimum = torch.linalg.solve(h[0], b[0])
+    for rho, share in ((0.0, 1.0), (0.3, 0.0)):
+        assert torch.allclose(sharpness.fedspeed_point(h, b, Q, rho, share), optimum, atol=1e-12)
+        same = sharpness.fedsam_point(h, b, Q, 0.1, STEPS, rho, share)
+        assert torch.allclose(same, optimum, atol=1e-12)
+    with pytest.raises(UndriftError, match="fedsam_point: Newton's method does not converge"):
+        sharpness.fedsam_point(h, b, Q, 0.1, STEPS, 0.3)
+
+
+def test_a_client_at_its_own_minimum_counts_with_a_zero_direction():
+    """g = 0 has no direction: the term aρ H g/|g| is left out, and nothing is divided by zero."""
+    h, b = torch.ones(2, 1, 1).double(), torch.tensor([[1.0], [3.0]]).double()
+    s, slope = sharpness._gradient(h, b, torch.ones(2, 1).double(), 0.5)
+    assert s.tolist() == [[0.0], [-2.5]]
+    assert bool(slope.isfinite().all())
 
 
 def test_bad_input_and_failure_get_a_sentence():

@@ -137,6 +137,7 @@ CASES = {
         ANY,
     ),
     "FedNova steps": (ud.FedNova(tau_eff="steps"), paper.fednova, {"tau_eff": "steps"}, ANY),
+    "FedNova public": (ud.FedNova(tau_eff=2.5), paper.fednova, {"tau_eff": 2.5}, ANY),
     "FedNova server momentum": (
         ud.FedNova(server=Momentum(0.6)),
         paper.fednova,

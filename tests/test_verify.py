@@ -276,6 +276,69 @@ class WrongSign(CM):
     sign = -1.0
 
 
+class Undeclared(WrongSign):
+    'The wrong sign without any claim that would show it.'
+
+    formulas = None
+
+    def fixed_point(self, H, b, q, lr, steps):
+        return None
+
+    def coincidences(self):
+        return []
+
+
+class Brake(Undeclared):
+    slows_down = True
+
+
+class Uphill(ud.Method):
+    'The server moves the wrong way, and nothing is claimed.'
+
+    uploads = {"moved": ud.q}
+    converges_to = None
+
+    def problem(self, down, mine, client):
+        return ud.LocalProblem(start=down.x)
+
+    def finish(self, down, mine, result, client):
+        return ud.Upload(moved=result.x - down.x), mine
+
+    def fold(self, server, replies):
+        return ud.ServerState(x=server.x - replies.mean("moved", by=ud.q))
+
+
+class Decaying(Uphill):
+    'An honest method with a server rate of 1/√t.'
+
+    def init(self, x):
+        return ud.ServerState(x=x, t=0.0)
+
+    def fold(self, server, replies):
+        t = server.t + 1
+        return ud.ServerState(x=server.x + replies.mean("moved", by=ud.q) / t**0.5, t=t)
+
+
+class Stopping(CM):
+    'The server stops after the first round.'
+
+    formulas = None
+
+    def fixed_point(self, H, b, q, lr, steps):
+        return None
+
+    def coincidences(self):
+        return []
+
+    def problem(self, down, mine, client):
+        return ud.LocalProblem(start=down.x, scale=self.alpha, linear=-self.alpha * down.d)
+
+    def fold(self, server, replies):
+        new = super().fold(server, replies)
+        gradient = (new.d + self.alpha * server.d) / self.alpha
+        return new.replace(d=gradient)
+
+
 class NotFedAvg(CM):
     offset = 1e-6
 
@@ -320,8 +383,27 @@ def test_the_command_reports_unused_state_and_ends_with_status_0(tmp_path):
 
 def test_formulas_a_fixed_point_and_an_equality_may_be_declared(mine):
     assert broken_facts(mine("CM")) == set()
-    assert broken_facts(mine("WrongSign")) == {"formula"}  # D vanishes where it converges
+    # D vanishes where it converges, so that the limit does not show the sign.
+    assert broken_facts(mine("WrongSign")) == {"formula", "descends"}
     assert {"formula", "limit", "equals"} <= broken_facts(mine("NotFedAvg"))
+
+
+def test_a_momentum_with_the_wrong_sign_is_noticed_without_any_declaration(mine):
+    subject = mine("Undeclared")
+    (failed,) = (verdict for verdict in verify([subject]) if not verdict.holds)
+    assert failed.fact.name == "descends"
+    # D⁺ = αg − (1 − α)D tends to αg/(2 − α) instead of g.
+    assert failed.finding.measured == pytest.approx(0.4 / 1.6)
+    assert failed.finding.error == pytest.approx(1 - 1 / 1.6)
+    told = dict(explained(failed, subject))
+    assert "the sign of the linear term v is reversed" in told["cause"]
+    assert broken_facts(mine("Brake")) == set()
+
+
+def test_a_server_that_goes_uphill_or_stops_is_noticed_and_a_decaying_rate_is_not(mine):
+    assert broken_facts(mine("Uphill")) == {"descends"}
+    assert broken_facts(mine("Stopping")) == {"descends"}
+    assert broken_facts(mine("Decaying")) == set()
 
 
 def test_quantities_declared_as_monotone_are_checked(mine):

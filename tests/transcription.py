@@ -427,7 +427,8 @@ def fednova(
     """Normalised averaging, with proximal term, variance reduction, server momentum."""
     if tau_eff is None:
         tau_eff = "steps" if mu > 0 else "progress"
-    if tau_eff not in ("progress", "steps") or weights not in ("I", "II"):
+    given = isinstance(tau_eff, float)
+    if (not given and tau_eff not in ("progress", "steps")) or weights not in ("I", "II"):
         raise ValueError(f"unknown tau_eff {tau_eff!r} or weights {weights!r}")
     x, models = x0, []
     momentum = np.zeros_like(x0)
@@ -446,6 +447,7 @@ def fednova(
         normalised = {k: (run.x - x) / run.norm_a1 for k, run in runs.items()}
         work = {k: run.norm_a1 if tau_eff == "progress" else run.tau for k, run in runs.items()}
         effective = sum(w_k * work[k] for w_k, k in zip(w, drawn, strict=True)) / sum(w)
+        effective = tau_eff if given else effective
         total = sum(w_k * normalised[k] for w_k, k in zip(w, drawn, strict=True))
         if variance_reduction:
             for k in drawn:

@@ -1,6 +1,7 @@
 """Writes the packages that an extra of this project needs, pinned and with hashes of their files.
 
     python -m tools.hashed_requirements flower requirements-flower.txt
+    python -m tools.hashed_requirements dev requirements-dev.txt
 
 pip resolves the packages; the hashes are those of all files of each version in pip's index, so that
 the list also works on other platforms that need the same packages. torch is left out with what only
@@ -58,7 +59,15 @@ def main(extra: str, output: Path) -> None:
 def requirements(extra: str) -> list[str]:
     """What the project and one of its extras need, without the packages that are left out."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"][extra]]
+    wanted = list(project["dependencies"])
+    extras = [extra]
+    while extras:
+        for each in project["optional-dependencies"][extras.pop()]:
+            own = re.fullmatch(rf"{project['name']}\[(.*)\]", each)  # an extra that includes others
+            if own:
+                extras += own[1].split(",")
+            else:
+                wanted.append(each)
     return [each for each in wanted if normalised(re.split(r"[^\w.-]", each)[0]) not in LEFT_OUT]
 
 
@@ -82,6 +91,7 @@ def resolve(wanted: list[str]) -> list[tuple[str, str, str]]:
             each["download_info"]["archive_info"]["hashes"]["sha256"],
         )
         for each in installs
+        if normalised(each["metadata"]["name"]) not in LEFT_OUT
     ]
 
 

@@ -6,11 +6,14 @@ command line can print help and complete words without waiting for torch.
 
 from __future__ import annotations
 
+import sys
 from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from undrift.utils.renamed import RENAMED, OldModules, warn_of_old_name
+
+__version__ = "0.2.0"
 
 # fmt: off
 _HOMES: dict[str, tuple[str, ...]] = {
@@ -184,11 +187,19 @@ if TYPE_CHECKING:  # the same names for type checkers, editors and the API refer
     from undrift.utils.errors import UndriftError as UndriftError
 
 
+# `from undrift.models import mlp` works as `ud.models.mlp` does.
+_SHORT_NAMES = {f"undrift.{name}": home for name, home in _NAMESPACES.items()}
+sys.meta_path.append(OldModules(_SHORT_NAMES))
+
+
 def __getattr__(name: str) -> Any:
     if name in _NAMESPACES:
         found: Any = import_module(_NAMESPACES[name])
     elif name in _MODULE_OF:
         found = getattr(import_module(_MODULE_OF[name]), name)
+    elif f"undrift.{name}" in RENAMED:
+        warn_of_old_name(f"undrift.{name}")
+        return __getattr__(RENAMED[f"undrift.{name}"].rpartition(".")[2])
     else:
         near = [] if name.startswith("_") else get_close_matches(name, __all__, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import inspect
 import sys
-import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import typer
-from typer.models import ParameterInfo
 
 from tools.pages.experiment_keys import cell
 from undrift.cli import app
+from undrift.cli.app import help_texts
 from undrift.utils.files import written_whole
 
 HEAD = """# Commands
@@ -54,7 +53,7 @@ def _commands(group: Any, path: str, level: int) -> Iterator[str]:
             yield from _commands(command, full, level + 1)
             continue
         yield f"```text\n{_usage(command, full)}\n```\n"
-        helps = _help_texts(command.callback)
+        helps = help_texts(command.callback)
         shown = [each for each in command.params if not getattr(each, "hidden", False)]
         rows = "\n".join(_row(each, helps.get(each.name, "")) for each in shown)
         if rows and rows in before:
@@ -88,20 +87,6 @@ def _name(each: Any) -> str:
         return str(each.metavar or each.name.upper())
     takes = "" if each.is_flag else f" {each.metavar or each.type.name.split()[0].upper()}"
     return ", ".join(each.opts) + takes
-
-
-def _help_texts(function: Any) -> dict[str, str]:
-    """The help text of each parameter of a command's function.
-
-    Read from the annotations: some versions of click drop the help text of arguments.
-    """
-    hints = typing.get_type_hints(function, include_extras=True)
-    return {
-        name: info.help or ""
-        for name, hint in hints.items()
-        for info in getattr(hint, "__metadata__", ())
-        if isinstance(info, ParameterInfo)
-    }
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from undrift.bench.timing import interleaved, seconds_of, torch_threads
 from undrift.bench.workloads import Workload
 from undrift.data.federated import FederatedData
+from undrift.utils.memory import keep_freed_memory
 
 TRIAL_SECONDS, TRIALS = 0.1, 4
 """Length and number of the trials of a number of threads."""
@@ -59,6 +60,9 @@ class BareLoop:
     """Runs rounds of `bare_round` on a workload, each with its own cohort and batches."""
 
     def __init__(self, workload: Workload, data: FederatedData):
+        # The loop gets the settings of the allocator that undrift's engines make, which are better
+        # for it, too. Otherwise its time would depend on what was allocated before it.
+        keep_freed_memory()
         self.workload = workload
         self.module = workload.model()
         self.weights = [p.detach().clone() for p in trainable(self.module)]

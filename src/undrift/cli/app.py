@@ -7,17 +7,17 @@ import tomllib
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
-import click
 import typer
 from rich.console import Console, Group
 from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperCommand, TyperGroup
+from typer.models import ParameterInfo
 
 from undrift import __version__
-from undrift.utils.errors import UndriftError
+from undrift.utils.errors import UndriftError, nearest
 
 FIRST_COMMANDS = {
     "demo": ("", "compare all methods on synthetic data"),
@@ -37,14 +37,64 @@ PANELS = {
 PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}
 
 
-class PanelGroup(TyperGroup):
-    """A command group that sorts its commands into `PANELS`."""
+class CommandGroup(TyperGroup):
+    """A command group that answers an unknown command with one sentence.
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    Typer 0.26 and newer have their own copy of click, older ones import click. Nothing here imports
+    click, so that both serve; types of click are therefore written as `Any`.
+    """
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        word = args[0] if args else ""
+        if word and word not in self.commands and word[0] != "-" and not ctx.resilient_parsing:
+            near = nearest(word, self.list_commands(ctx))
+            hint = f"did you mean {near!r}?" if near else f"see {ctx.command_path} --help."
+            raise UndriftError(f"{ctx.command_path} has no command {word!r}; {hint}")
+        return super().resolve_command(ctx, args)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command = super().get_command(ctx, cmd_name)
+        # click 8.5 drops the help of arguments that Typer 0.25 and older declare.
+        unhelpful = [each for each in getattr(command, "params", ()) if not each.help]
+        if unhelpful:
+            helps = help_texts(getattr(command, "callback", None))
+            for each in unhelpful:
+                each.help = helps.get(each.name)
+        if command is not None:
+            _untyped_flags(command.get_params(ctx))
+        return command
+
+    def get_params(self, ctx: Any) -> Any:
+        return _untyped_flags(super().get_params(ctx))
+
+
+def _untyped_flags(parameters: list[Any]) -> list[Any]:
+    """Parameters whose flags have no type in the help: Typer 0.29 shows them as <bool>."""
+    for each in parameters:
+        if getattr(each, "is_flag", False) and each.metavar is None:
+            each.metavar = ""
+    return parameters
+
+
+def help_texts(function: Any) -> dict[str, str]:
+    """The help text of each parameter of a command's function, from its annotations."""
+    hints = get_type_hints(function, include_extras=True)
+    return {
+        name: info.help or ""
+        for name, hint in hints.items()
+        for info in getattr(hint, "__metadata__", ())
+        if isinstance(info, ParameterInfo)
+    }
+
+
+class PanelGroup(CommandGroup):
+    """The top-level group, which sorts its commands into `PANELS`."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
         order = list(PANEL_OF)
         return sorted(self.commands, key=lambda name: order.index(name) if name in order else 99)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
         command = super().get_command(ctx, cmd_name)
         if isinstance(command, TyperCommand | TyperGroup) and cmd_name in PANEL_OF:
             command.rich_help_panel = PANEL_OF[cmd_name]
@@ -58,8 +108,6 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     add_completion=True,
     pretty_exceptions_enable=False,
-    # Versions of click with NoSuchCommand suggest commands themselves; do not print it twice.
-    suggest_commands=not hasattr(click, "NoSuchCommand"),
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 

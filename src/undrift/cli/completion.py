@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-import click
+import typer
 
 NAMES: dict[str, tuple[str, ...]] = {
     "methods": (
@@ -57,7 +57,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "laws": ("same", "ladder", "between", "lognormal", "normal"),
     "availabilities": ("always", "duty"),
     "paces": ("all", "deadline", "first", "asynchronous"),
-    "privacy": ("gaussian", "adaptive_clip"),
+    "privacy": ("gaussian", "adaptive_clip", "noisy_metrics"),
 }
 """The names that `undrift list` prints, by group."""
 IRREGULAR = {"sizes": "sizes", "staleness": "staleness", "availability": "availabilities"}
@@ -118,13 +118,13 @@ def methods(incomplete: str) -> list[str]:
     return [*choices(NAMES["methods"])(incomplete), *own]
 
 
-def names_of_kind(ctx: click.Context, incomplete: str) -> list[str]:
+def names_of_kind(ctx: typer.Context, incomplete: str) -> list[str]:
     """Complete a name of the kind that was typed before it."""
     kind = ctx.params.get("kind", "")
     return choices(NAMES.get(KINDS.get(kind, kind), ()))(incomplete)
 
 
-def labels(ctx: click.Context, incomplete: str) -> list[str]:
+def labels(ctx: typer.Context, incomplete: str) -> list[str]:
     """Complete the label of a method in the experiment file that was typed before it."""
     try:
         # While an option lacks its value, click leaves arguments unparsed in ctx.args.

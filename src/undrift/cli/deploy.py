@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from undrift.cli import completion
-from undrift.cli.app import app
+from undrift.cli.app import CommandGroup, app
 from undrift.cli.run import Json, Quiet, conclude
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from undrift.runs.driver import Observer, RunOutcome
 
 deploy = typer.Typer(
+    cls=CommandGroup,
     no_args_is_help=True,
     rich_markup_mode="markdown",
     help="Run an experiment at the sites where the data are, with Flower as the transport.",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,6 +18,7 @@ from undrift.utils.errors import require
 
 if TYPE_CHECKING:
     from undrift.experiments.experiment import Experiment
+    from undrift.report.live import LiveRuns
     from undrift.runs.driver import RunOutcome
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the final table.")]
@@ -38,6 +39,14 @@ Address = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print each record as one line of JSON.")]
+Live = Annotated[
+    bool,
+    typer.Option(
+        "--live",
+        help="Serve a page that shows the runs while they are going, for browsers on this machine. "
+        "Its address is printed; it ends with the runs.",
+    ),
+]
 
 
 @app.command()
@@ -91,6 +100,7 @@ def run(
     ] = None,
     workers: Workers = None,
     address: Address = None,
+    live: Live = False,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
@@ -112,7 +122,7 @@ def run(
     if dry_run:
         _dry_run(found, folder)
     else:
-        _do(found, folder, quiet, json)
+        _do(found, folder, quiet, json, live)
 
 
 app.command(
@@ -163,6 +173,7 @@ def resume(
     ] = None,
     workers: Workers = None,
     address: Address = None,
+    live: Live = False,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
@@ -177,6 +188,10 @@ def resume(
     from undrift.runs.experiment_runs import resumed
     from undrift.runs.going_back import go_back
 
+    require(
+        not (live and is_deployed(folder)),
+        f"--live shows simulations only, and {folder} is the run folder of a deployment.",
+    )
     longer = {} if rounds is None else {"rounds": rounds}
     found = resumed(folder, longer | _engine(workers=workers, address=address))
     if from_round is not None:
@@ -197,7 +212,7 @@ def resume(
             check_files(console, folder, certs_of(folder))
             serving(found, folder, partial(resume_server, found, folder), quiet, json)
     else:
-        _do(found, folder, quiet, json, extend=True)
+        _do(found, folder, quiet, json, live, extend=True)
 
 
 def _engine(**asked: str | int | None) -> dict[str, object]:
@@ -206,7 +221,12 @@ def _engine(**asked: str | int | None) -> dict[str, object]:
 
 
 def _do(
-    experiment: Experiment, folder: Path, quiet: bool, as_json: bool, extend: bool = False
+    experiment: Experiment,
+    folder: Path,
+    quiet: bool,
+    as_json: bool,
+    live: bool,
+    extend: bool = False,
 ) -> None:
     from undrift.runs.experiment_runs import run_experiment
     from undrift.runs.observers import make_observer
@@ -214,9 +234,30 @@ def _do(
     said = Console(stderr=True, highlight=False, markup=False, quiet=quiet or as_json)
     reading = said.status("reading the data") if redraws(said) else nullcontext()
     labels, seeds = experiment.labels, len(experiment.seeds)
-    with make_observer(labels, experiment.rounds, seeds, quiet, as_json) as observer:
-        outcomes = run_experiment(experiment, folder, None, observer, reading, extend)
+    with (
+        _live_page(experiment, folder) if live else nullcontext() as page,
+        make_observer(labels, experiment.rounds, seeds, quiet, as_json) as observer,
+    ):
+        shown = observer if page is None else page.before(observer)
+        outcomes = run_experiment(experiment, folder, None, shown, reading, extend)
     conclude(outcomes, experiment, folder, said, as_json)
+
+
+@contextmanager
+def _live_page(experiment: Experiment, folder: Path) -> Iterator[LiveRuns]:
+    """Serve a live page during a block; its address goes to standard error, even with --quiet."""
+    from undrift.report.live import LiveRuns, serving
+
+    live = LiveRuns(
+        name=experiment.name or folder.resolve().name,
+        labels=experiment.labels,
+        seeds=experiment.seeds,
+        rounds=experiment.rounds,
+        folder=folder,
+    )
+    with serving(live) as address:
+        typer.echo(f"Live page: {address}", err=True)
+        yield live
 
 
 def conclude(

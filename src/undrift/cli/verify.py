@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -80,18 +80,7 @@ def verify(
         transform = load_transform(str(method), given)
         facts = FACTS if transform is None else TRANSFORM_FACTS
         subjects = [load(str(method), given) if transform is None else transform]
-    verdicts = []
-    bar = progress(
-        TextColumn("verifying {task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        transient=True,
-    )
-    with bar:
-        task = bar.add_task("", total=len(subjects) * len(facts))
-        for verdict in check(subjects, facts):
-            verdicts.append(verdict)
-            bar.update(task, advance=1, description=f"{verdict.method}: {verdict.fact.name}")
+    verdicts = _followed(check(subjects, facts), len(subjects) * len(facts), "verifying")
     failed = explanations(verdicts)
     if json:
         typer.echo(as_json(verdicts))
@@ -116,6 +105,23 @@ def verify(
             console.print(f"{held} of {len(measured)} facts hold.")
     if failed:
         raise typer.Exit(1)
+
+
+def _followed(verdicts: Iterable[Verdict], total: int, doing: str) -> list[Verdict]:
+    """The verdicts, under a bar that names the fact measured last: a slow machine takes minutes."""
+    found = []
+    bar = progress(
+        TextColumn(f"{doing} {{task.description}}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task("", total=total)
+        for verdict in verdicts:
+            found.append(verdict)
+            bar.update(task, advance=1, description=f"{verdict.method}: {verdict.fact.name}")
+    return found
 
 
 def _verify_part(name: str, settings: Sequence[str], json: bool) -> bool:
@@ -214,7 +220,7 @@ def audit(
 
     claims = (method, parse_settings(settings or []), objective)
     implementations = load(adapter, python, *claims)
-    verdicts = list(measure(implementations))
+    verdicts = _followed(measure(implementations), len(implementations) * len(FACTS), "auditing")
     failed = explanations(verdicts)
     if json:
         typer.echo(as_json(verdicts))

@@ -45,9 +45,13 @@ class Compressor(ABC):
     ----------
     unbiased
         whether the mean of what the receiver gets is the vector, if `damped` is False
+    additive
+        whether all clients of a round send the same coordinates, as they are: then the sum of their
+        encodings is the encoding of the sum, which secure aggregation needs
     """
 
     unbiased: bool = False
+    additive: bool = False
 
     @abstractmethod
     def approximate(self, rows: Tensor, keys: Sequence[int], damped: bool = False) -> Tensor:

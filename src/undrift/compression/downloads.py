@@ -40,20 +40,23 @@ class DownloadCompressor:
         """how many differences of each vector were sent"""
         self.seen: dict[Hashable, dict[str, int]] = {}
         """by client, how many of these it has"""
+        self.changes: dict[str, tuple[Tensor, int]] = {}
+        """the differences of the last round, each with the key of its random numbers"""
 
     def compress(self, download: Download, round: int) -> Download:
         """What clients have after this round's download: the first is sent whole."""
         found: dict[str, Any] = {}
+        self.changes = {}
         for name, value in download.items():
             if not _is_vector(value):
                 found[name] = value
                 continue
             if name in self.held:
-                number = key(self.seed, f"download of {name}", round)
-                change = (value - self.held[name])[None]
-                self.held[name] = (
-                    self.held[name] + self.compressor.approximate(change, [number], damped=True)[0]
-                )
+                number = download_key(self.seed, name, round)
+                wanted = (value - self.held[name])[None]
+                change = self.compressor.approximate(wanted, [number], damped=True)[0]
+                self.held[name] = self.held[name] + change
+                self.changes[name] = change, number
                 self.sent[name] += 1
             else:
                 self.held[name], self.sent[name] = value, 0
@@ -91,6 +94,11 @@ class DownloadCompressor:
         self.held = {n.removeprefix(HELD): v for n, v in saved.items() if n.startswith(HELD)}
         self.sent = {n.removeprefix(SENT): v for n, v in saved.items() if n.startswith(SENT)}
         self.seen = {client: dict(numbers) for client, numbers in saved[SEEN]}
+
+
+def download_key(seed: int, name: str, round: int) -> int:
+    """The key of the random numbers for a vector's difference in a round."""
+    return key(seed, f"download of {name}", round)
 
 
 def _is_vector(value: object) -> bool:

@@ -100,9 +100,18 @@ class RandomK(_Sparse):
     ----------
     ratio
         k/P, the share of the coordinates that travel, above 0; 1 sends the vector as it is
+    shared
+        whether all clients of a round send the same coordinates, so that secure aggregation can add
+        up what they send; their errors then do not average out
     """
 
+    shared: bool = False
+    """whether all clients of a round send the same coordinates"""
     unbiased: ClassVar[bool] = True  # type: ignore[misc]
+
+    @property
+    def additive(self) -> bool:  # type: ignore[override]
+        return self.shared
 
     def variance(self, size: int) -> float:
         return size / self.kept(size) - 1

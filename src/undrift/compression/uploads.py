@@ -61,7 +61,7 @@ class CompressUploads(UploadTransform):
         sent, residuals = {}, {}
         for name, vectors in upload.items():
             wanted = vectors + getattr(mine, RESIDUAL + name) if self.residual else vectors
-            keys = senders.keys(purpose_of(name))
+            keys = senders.keys(purpose_of(name), shared=self.compressor.additive)
             found = self.compressor.approximate(rows_of(wanted), keys, damped=self.feedback)
             sent[name] = found.reshape(wanted.shape)
             residuals[RESIDUAL + name] = wanted - sent[name]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from undrift.compression.compressor import Compressor, InvalidEncoding, Layout
+from undrift.compression.compressor import DENSE, Compressor, InvalidEncoding, Layout
 from undrift.compression.uploads import CompressUploads, purpose_of
 from undrift.core.problem import Work
 from undrift.core.uploads import UploadChain
@@ -74,8 +74,26 @@ class UploadCoder:
                 raise InvalidEncoding(f"{name!r} is not a valid encoding: {error}") from None
         return found
 
+    def added_values(self, name: str, vector: Tensor, turn: int) -> Tensor:
+        """What travels of a vector if the encodings of all clients are added up."""
+        return self.compressor.encode(vector, self._shared_key(name, turn))[DENSE]
+
+    def added_vector(self, name: str, values: Tensor, size: int, turn: int) -> Tensor:
+        """The vector of `size` numbers from added encodings."""
+        number = self._shared_key(name, turn)
+        return self.compressor.decode({DENSE: values}, size, values.dtype, number)
+
+    def added_size(self, name: str, size: int, dtype: torch.dtype) -> int:
+        """How many of `size` numbers travel of a vector if encodings are added up."""
+        return self.compressor.layout(size, dtype)[DENSE].shape[0] if name in self.names else size
+
     def _key(self, name: str, work: Work) -> int:
+        if self.compressor.additive:
+            return self._shared_key(name, work.turn)
         return key(self.seed, purpose_of(name), work.turn, work.client)
+
+    def _shared_key(self, name: str, turn: int) -> int:
+        return key(self.seed, purpose_of(name), turn)
 
 
 def coder_of(uploads: UploadChain, seed: int) -> UploadCoder | None:

@@ -1,7 +1,8 @@
 """Diagnostics of a round: drift of the clients and consistency of the averaging weights.
 
 drift
-    √(Σ w_k|x_k − x̄|²): distance of the cohort's models from their mean, which averaging cancels
+    √(Σ w_k|x_k − x̄|²): distance of the cohort's models from their mean, which averaging cancels;
+    not in deployments with compressed uploads, since it needs the sum of whole moves
 moved
     √(Σ w_k|x_k − x|²): distance of the cohort's models from the server's model x
 tau_eff
@@ -46,9 +47,10 @@ def diagnose(
     if not replies.count:
         return found
     square = float(replies.mean(SQUARE, by=q_draws))
-    together = squared_norm(replies.mean(MOVED, by=q_draws))
     found["moved"] = math.sqrt(square)
-    found["drift"] = math.sqrt(max(square - together, 0.0))
+    if replies.exact_sum(MOVED, q_draws) is not None:
+        together = squared_norm(replies.mean(MOVED, by=q_draws))
+        found["drift"] = math.sqrt(max(square - together, 0.0))
     a_norm = replies.each(A_NORM)
     if bool((a_norm > 0).all()):  # NaN for solvers without gradient steps
         w = replies.weights(q_draws)

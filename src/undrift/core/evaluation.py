@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -112,13 +113,20 @@ class Evaluation:
                 f"only {_words(parts)}.",
             )
 
+    def restricted(self, parts: Iterable[str], every: int | None = None) -> Evaluation:
+        """A copy that measures on fewer parts, possibly on none; `every` None for this one's."""
+        found = copy(self)
+        object.__setattr__(found, "parts", tuple(parts))
+        object.__setattr__(found, "every", self.every if every is None else every)
+        return found
+
     def require_measured(self, what: str, metric: str) -> None:
         """Raise if a metric belongs to a part that is not evaluated; `what` names its use."""
         part = part_of(metric)
         require(
             part is None or part in self.parts,
             f"{what} {metric!r} is never measured: it belongs to the {part} part, but the parts to "
-            f"evaluate on are {_words(self.parts)}.",
+            f"evaluate on are {_words(self.parts) or 'none'}.",
         )
 
     def weights(self, roster: Roster, seed: int) -> Tensor:

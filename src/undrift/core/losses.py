@@ -119,6 +119,11 @@ class Federation(ABC):
         """The parts of `PARTS` for which there are data."""
         return ("train",)
 
+    @property
+    def common_parts(self) -> tuple[str, ...]:
+        """The parts whose data belong to no client, such as a common test set."""
+        return ()
+
     def evaluation_cost(self) -> EvaluationCost:
         """What one evaluation costs; nothing that counts for problems in closed form."""
         return EvaluationCost({})

@@ -120,6 +120,9 @@ class Method(ABC):
         names of kept vectors, or of the server's, that must influence the models, and of those
         that need not, such as a log; `undrift verify` reports other state that influences nothing.
         `idle` may name parameters, too
+    slows_down
+        whether its state makes it slower by design; otherwise `undrift verify` takes it for a
+        momentum with the wrong sign if later rounds move less far than the first on a slope
     formulas
         the method as text, an `undrift.methods.formulas.MethodRow`: `undrift verify` then predicts
         a round from it
@@ -194,6 +197,7 @@ class Method(ABC):
     monotone: Mapping[str, Callable[[Any], float]] = {}
     acting: Sequence[str] = ()
     idle: Sequence[str] = ()
+    slows_down: bool = False
     paper: str = ""
     g: Regularizer | None = None
 

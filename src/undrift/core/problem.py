@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from undrift.utils.errors import UndriftError
+from undrift.utils.renamed import warn_of_old_name
 
 Number = float | Tensor
 """A number that belongs to a client: a float for one, a `[C, 1]` tensor for several."""
@@ -96,6 +97,12 @@ class LocalResult:
     def complete(self) -> Any:
         """Whether the client did all expected steps (a bool, or a `[C, 1]` tensor of bools)."""
         return self.steps >= self.expected
+
+    @property
+    def progress(self) -> Number:
+        """The old name of `a_norm`, which warns."""
+        warn_of_old_name("undrift.LocalResult.progress")
+        return self.a_norm
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,8 +62,8 @@ class Record:
     """drift and consistency, in rounds that are evaluated: see `undrift.core.diagnostics`"""
     privacy: dict[str, float | str] = field(default_factory=dict)
     """of a private run: the noise multiplier, the clipping norm of the round, δ and, in rounds that
-    are evaluated, the ε spent so far, the neighbours and the assumption on the sampling. Everything
-    else in a record is outside the guarantee."""
+    are evaluated, the ε spent so far, the neighbours, the assumption on the sampling, and what the
+    metrics are. Everything else in a record but noisy metrics is outside the guarantee."""
     cohort: list[Hashable] = field(default_factory=list)
     rejected: list[tuple[Hashable, str]] = field(default_factory=list)
     """clients whose reply could not be used, each with the reason"""
@@ -205,9 +205,10 @@ def privacy_note(records: Sequence[Record]) -> str | None:
     last = next((each.privacy for each in reversed(records) if "epsilon" in each.privacy), None)
     if last is None:
         return None
+    metrics = f" Metrics: {last['metrics']}." if "metrics" in last else ""
     return (
         f"Client-level privacy: ε = {last['epsilon']:.4g} at δ = {last['delta']:.3g} (neighbours: "
-        f"{last.get('neighbours')}; {last.get('sampling')})."
+        f"{last.get('neighbours')}; {last.get('sampling')}).{metrics}"
     )
 
 

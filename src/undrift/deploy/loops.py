@@ -7,12 +7,12 @@ available, when a round ends, and where replies come from.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from undrift.compression.wire import coder_of
 from undrift.core.messages import Assignment, Reply
 from undrift.core.method import Conditions, Method
 from undrift.core.problem import Download, ServerState
@@ -22,6 +22,7 @@ from undrift.core.round_result import RoundResult
 from undrift.core.sampling import All, Cohort
 from undrift.core.targets import reached
 from undrift.core.uploads.norm_bounds import NormLimits
+from undrift.deploy.downloads.history import DownloadHistory
 from undrift.deploy.guards.releases import ReleaseLedger
 from undrift.deploy.guards.targets import is_supported
 from undrift.deploy.protocol import REPORTED
@@ -73,11 +74,6 @@ class DeployedLoop(Loop):
     _wasted_rounds = 0
     _failing: frozenset[Hashable] = frozenset()
     """sites whose training failed in the present row of wasted rounds"""
-
-    @property
-    def diagnoses(self) -> bool:
-        # They need a whole vector of every site, which compression is to avoid.
-        return coder_of(self.job.uploads, self.seed) is None
 
     def step(self) -> Record:
         self.engine.begin_round(self.states)
@@ -256,6 +252,20 @@ class DeployedSynchronous(DeployedLoop, Synchronous):
         self.engine.cohort = tuple(str(id) for id in self.roster.ids if id in cohort)
         self.engine.full_cohort = len(full)
         return cohort
+
+    def _download(self, server: ServerState) -> Download:
+        down = super()._download(server)
+        if self.downloads is not None:
+            if self.engine.downloads is None:
+                self.engine.downloads = DownloadHistory(self.downloads)
+            self.engine.downloads.add(self.round)
+        return down
+
+    def _sent_down(
+        self, result: RoundResult, replied: Iterable[Hashable], down: Download
+    ) -> Counter[str]:
+        # As counted for each order: a site may have needed whole vectors.
+        return result.down
 
     def _asks_everyone(self) -> bool:
         return self.round == 0 and self.method.starts_with_all

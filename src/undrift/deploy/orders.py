@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
+from undrift.core.messages import buffer_bytes, bytes_of
 from undrift.core.problem import Download, Named
 from undrift.deploy.wire_format import InvalidMessage, encode
 from undrift.utils.errors import UndriftError
@@ -26,6 +27,8 @@ SECURE = "secure"
 """The kind of the requests of a stage of secure aggregation."""
 MAX_NUMBER = (1 << 53) - 1
 """The largest round, attempt or version."""
+MAX_CHANGES = 1000
+"""The most changes of a vector in one order; a site that lacks more gets the whole vector."""
 MAX_CHARACTERS = 200
 """The longest name of a run, a method, a site or a model."""
 
@@ -75,6 +78,25 @@ class StatisticsTerms:
 
 
 @dataclass(frozen=True)
+class VectorChanges:
+    """A downloaded vector as compressed changes of one that the site has."""
+
+    base: str
+    """the checksum of the vector that the site has"""
+    result: str
+    """the checksum of the vector with all changes"""
+    rounds: tuple[int, ...]
+    """the rounds that the changes are of"""
+    parts: tuple[Mapping[str, Tensor], ...]
+    """the encoding of each change"""
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of all encodings."""
+        return sum(each.nbytes for parts in self.parts for each in parts.values())
+
+
+@dataclass(frozen=True)
 class WorkOrder:
     """The order to do a client's work of a round."""
 
@@ -93,6 +115,15 @@ class WorkOrder:
     buffers: Mapping[str, Tensor]
     sealed: Mapping[str, str] | None = None
     """for secure aggregation: the other sites' shares for this site, as hexadecimal text"""
+    changes: Mapping[str, VectorChanges] = field(default_factory=dict)
+    """vectors of the download that are sent as compressed changes; the server's own copy of an
+    order has them in `download` as well"""
+
+    @property
+    def down_bytes(self) -> dict[str, int]:
+        """The bytes of the download and the buffers as they are sent, by tensor."""
+        changed = {name: each.bytes for name, each in self.changes.items()}
+        return bytes_of(self.download) | changed | buffer_bytes(self.buffers)
 
     @property
     def version(self) -> int:
@@ -120,7 +151,17 @@ class WorkOrder:
         }
         if self.sealed is not None:
             values[SEALED] = dict(self.sealed)
-        return encode(values, add_prefix("down ", vectors) | add_prefix("buffers ", self.buffers))
+        whole = {name: value for name, value in vectors.items() if name not in self.changes}
+        tensors = add_prefix("down ", whole) | add_prefix("buffers ", self.buffers)
+        if self.changes:
+            values[CHANGES] = {
+                name: {"base": each.base, "result": each.result, "rounds": list(each.rounds)}
+                for name, each in self.changes.items()
+            }
+            for name, each in self.changes.items():
+                for number, parts in enumerate(each.parts):
+                    tensors |= add_prefix(_change_prefix(name, number), parts)
+        return encode(values, tensors)
 
 
 @dataclass(frozen=True)
@@ -153,18 +194,22 @@ class EvaluationOrder:
 TERMS = ("run", "label", "seed", "attempt", "rounds", "roster")
 WORK_FIELDS = {"kind", *TERMS, "round", "turn", "base", "committed", "version", "available"}
 WORK_FIELDS |= {"numbers"}
-SEALED = "sealed"
+SEALED, CHANGES = "sealed", "changes"
 EVALUATION_FIELDS = {"kind", *TERMS, "round", "model", "base"}
 
 
 def parse_work_order(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> WorkOrder:
     """The order with these decoded values and tensors; `InvalidMessage` if it is malformed."""
-    require_fields(values, WORK_FIELDS | ({SEALED} & values.keys()))
+    require_fields(values, WORK_FIELDS | ({SEALED, CHANGES} & values.keys()))
     numbers = values["numbers"]
     if not isinstance(numbers, dict) or not all(_is_number(each) for each in numbers.values()):
         raise InvalidMessage("The order's 'numbers' must be named numbers.")
     vectors, buffers = with_prefix("down ", tensors), with_prefix("buffers ", tensors)
-    if len(vectors) + len(buffers) != len(tensors) or not vectors.keys().isdisjoint(numbers):
+    changes = _changes(values.get(CHANGES, {}), tensors)
+    count = len(vectors) + len(buffers)
+    count += sum(len(parts) for each in changes.values() for parts in each.parts)
+    known = [*vectors, *numbers, *changes]
+    if count != len(tensors) or len(set(known)) != len(known):
         raise InvalidMessage("The order has tensors that no order has.")
     order = WorkOrder(
         terms=terms_in(values),
@@ -176,6 +221,7 @@ def parse_work_order(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
         download=Download(**{n: float(v) for n, v in numbers.items()}, **vectors),
         buffers=buffers,
         sealed=_sealed(values[SEALED]) if SEALED in values else None,
+        changes=changes,
     )
     if whole_in(values, "version") != order.version:
         raise InvalidMessage(f"The order's 'version' must be {order.version}, its turn plus one.")
@@ -210,6 +256,32 @@ def available_in(values: Mapping[str, Any]) -> tuple[str, ...] | None:
     if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
         raise InvalidMessage("The order's 'available' must be a list of sites or null.")
     return tuple(found)
+
+
+def _change_prefix(name: str, number: int) -> str:
+    """Beginning of the names of the tensors of a vector's change."""
+    return f"change {number} {name} "
+
+
+def _changes(value: Any, tensors: Mapping[str, Tensor]) -> dict[str, VectorChanges]:
+    """The compressed changes of an order, in the increasing order of their rounds."""
+    if not isinstance(value, dict):
+        raise InvalidMessage("The order's 'changes' must be a table.")
+    found = {}
+    for name, each in value.items():
+        if not isinstance(each, dict) or each.keys() != {"base", "result", "rounds"}:
+            raise InvalidMessage("A change of the order must have a base, a result and rounds.")
+        rounds = each["rounds"]
+        if not isinstance(rounds, list) or len(rounds) > MAX_CHANGES:
+            raise InvalidMessage(f"A change of the order must have at most {MAX_CHANGES} rounds.")
+        whole = [whole_in({"rounds": round}, "rounds") for round in rounds]
+        if sorted(set(whole)) != whole:
+            raise InvalidMessage("The rounds of a change must increase.")
+        parts = (with_prefix(_change_prefix(name, at), tensors) for at in range(len(rounds)))
+        found[name] = VectorChanges(
+            text_in(each, "base"), text_in(each, "result"), tuple(whole), tuple(parts)
+        )
+    return found
 
 
 def _sealed(value: Any) -> Mapping[str, str]:

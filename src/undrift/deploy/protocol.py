@@ -6,8 +6,9 @@ declares before it uses it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from undrift.compression import InvalidEncoding
 from undrift.compression.wire import UploadCoder
 from undrift.core.diagnostics import A_NORM, MOVED, SQUARE
-from undrift.core.messages import CHANGE, COHORT, Reply, TrackedModels, buffer_bytes, bytes_of
+from undrift.core.messages import CHANGE, COHORT, Reply, TrackedModels, buffer_bytes
 from undrift.core.method import Method
 from undrift.core.problem import Client, Keep, Upload, Work
 from undrift.core.uploads import UploadChain
@@ -48,6 +49,8 @@ VERSION = "@version"
 server accepted last."""
 REPORTED = "its training failed"
 """The first words of the reason why a reply is rejected that says itself that it is unusable."""
+LACKS = "lacks"
+"""The name of what an error has besides its sentence if the site needs whole vectors."""
 CODED = "coded "
 """Beginning of the names of tensors that encode compressed vectors."""
 RUNNING_VARIANCE = "running_var"
@@ -66,6 +69,15 @@ class WorkRequest:
     method: Method
     diagnose: bool
     """whether the upload has what the diagnostics of a round need"""
+    down_before: Mapping[str, int] = field(default_factory=dict)
+    """the bytes of an order of the same work that the site could not use, by tensor"""
+
+    @property
+    def down(self) -> dict[str, int]:
+        """The bytes that were sent to the site, by tensor."""
+        found = Counter(self.order.down_bytes)
+        found.update(self.down_before)
+        return dict(found)
 
     @property
     def buffers(self) -> Mapping[str, Tensor]:
@@ -74,8 +86,7 @@ class WorkRequest:
 
     def rejected(self, why: str, steps: int = 0, evaluations: int = 0) -> Reply:
         """The reply that stands for an unusable answer to this request."""
-        down = bytes_of(self.order.download) | buffer_bytes(self.buffers)
-        return _reply(self, Upload(), {}, steps, evaluations, down, {}, why)
+        return _reply(self, Upload(), {}, steps, evaluations, self.down, {}, why)
 
 
 def sent_tensors(
@@ -94,7 +105,9 @@ def sent_tensors(
         vectors = dict(masked)
     elif coder is not None:
         coded = add_prefix(CODED, coder.encode(vectors, work))
-        vectors = {name: value for name, value in vectors.items() if name not in coder.names}
+        # A whole vector for diagnostics would be larger than the compressed upload.
+        left_out = {*coder.names, MOVED}
+        vectors = {name: value for name, value in vectors.items() if name not in left_out}
     return add_prefix("up ", vectors) | coded | add_prefix("buffers ", reply.buffers)
 
 
@@ -183,8 +196,7 @@ class ExpectedAnswer:
         upload = Upload(**vectors, **self._decoded(coded, request.work), **found)
         counted = {n: v for n, v in upload.items() if n not in NOT_COUNTED}
         up = self.uploads.sent_bytes(request.method, Upload(**counted)) | buffer_bytes(buffers)
-        down = bytes_of(request.order.download) | buffer_bytes(request.buffers)
-        return _reply(request, upload, buffers, steps, evaluations, down, up, None)
+        return _reply(request, upload, buffers, steps, evaluations, request.down, up, None)
 
     def _decoded(self, coded: Mapping[str, Tensor], work: Work) -> dict[str, Tensor]:
         """The compressed vectors; `InvalidMessage` if the tensors are no encoding of any."""
@@ -196,6 +208,15 @@ class ExpectedAnswer:
             return self.coder.decode(coded, size, dtype, work)
         except InvalidEncoding as error:
             raise InvalidMessage(str(error)) from None
+
+
+def lacks_vectors(data: bytes) -> bool:
+    """Whether an answer says that the site has not got the vectors that its order changes."""
+    try:
+        values, _ = decode(data, OVERHEAD_BYTES)
+    except InvalidMessage:
+        return False
+    return values.get(LACKS) is True
 
 
 def raise_site_error(values: Mapping[str, Any]) -> None:
@@ -227,8 +248,9 @@ def expected_answer(
     if tracked.last:
         vectors[CHANGE] = vector
     if request.diagnose:
-        vectors[MOVED] = vector
         numbers |= {SQUARE, A_NORM}
+        if coder is None:
+            vectors[MOVED] = vector
     buffers = {
         name: TensorSpec(value.dtype, tuple(value.shape)) for name, value in request.buffers.items()
     }

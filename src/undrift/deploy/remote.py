@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from torch import Tensor
@@ -21,6 +22,7 @@ from undrift.core.problem import Client
 from undrift.core.round_result import RoundResult
 from undrift.core.uploads import Senders
 from undrift.core.uploads.norm_bounds import NormLimits
+from undrift.deploy.downloads.history import DownloadHistory
 from undrift.deploy.federation import RemoteFederation
 from undrift.deploy.guards.metrics import combined_metrics, has_own_models, metrics_in
 from undrift.deploy.orders import EvaluationOrder, RunTerms, WorkOrder
@@ -30,6 +32,7 @@ from undrift.deploy.protocol import (
     ExpectedAnswer,
     WorkRequest,
     expected_answer,
+    lacks_vectors,
 )
 from undrift.deploy.transport import REFUSED, Answer, Transport
 from undrift.deploy.wire_format import InvalidMessage
@@ -147,6 +150,8 @@ class RemoteEngine(Engine):
         self._committed: dict[Hashable, int] = {}
         """the oldest version of each client's state that a restarted server may continue from"""
         self._rejected_metrics: list[tuple[Hashable, str]] = []
+        self.downloads: DownloadHistory | None = None
+        """what each site lacks of compressed downloads; None if they are sent as they are"""
 
     def begin_round(self, states: ClientStates) -> None:
         """Note the versions of the clients' states that the store has when a round begins.
@@ -199,6 +204,7 @@ class RemoteEngine(Engine):
         """Send a client's assignment to its site, and return the ticket."""
         id = assignment.client.id
         base = _version(states, id) if id in set(states.seen()) else 0
+        history, download = self.downloads, assignment.download
         order = WorkOrder(
             terms=self._terms,
             round=assignment.work.round,
@@ -206,15 +212,33 @@ class RemoteEngine(Engine):
             base=base,
             committed=self._committed.get(id, 0),
             available=self.available,
-            download=assignment.download,
+            download=download,
             buffers=assignment.buffers,
             sealed=self._sealed(str(id)),
+            changes={} if history is None else history.lacked_by(str(id), download),
         )
-        request = WorkRequest(order, assignment.client, assignment.work, method, diagnose)
-        max_bytes = self._expected(method, request).max_bytes
-        ticket = self.transport.send(str(id), order.encoded(), self._seconds(), max_bytes)
+        return self._send(WorkRequest(order, assignment.client, assignment.work, method, diagnose))
+
+    def _send(self, request: WorkRequest) -> str:
+        max_bytes = self._expected(request.method, request).max_bytes
+        site, data = str(request.client.id), request.order.encoded()
+        ticket = self.transport.send(site, data, self._seconds(), max_bytes)
         self._open[ticket] = request
         return ticket
+
+    def _send_whole(self, answer: Answer) -> str | None:
+        """Send an order again with whole vectors, if the site answered that it lacks some.
+
+        Returns the new ticket, or None if the answer says something else.
+        """
+        request = self._open.get(answer.ticket)
+        if request is None or not request.order.changes or answer.failure is not None:
+            return None
+        if not lacks_vectors(answer.data):
+            return None
+        del self._open[answer.ticket]
+        whole = replace(request.order, changes={})
+        return self._send(replace(request, order=whole, down_before=request.down))
 
     def _sealed(self, site: str) -> Mapping[str, str] | None:
         """What a work order has for secure aggregation; None without it."""
@@ -290,7 +314,11 @@ class RemoteEngine(Engine):
             answer = self._next_of_round(waiting, ends, lost)
             if answer is None:
                 break
-            waiting.pop(answer.ticket, None)
+            client = waiting.pop(answer.ticket, None)
+            again = self._send_whole(answer)
+            if again is not None and client is not None:
+                waiting[again] = client
+                continue
             found = self.work_result(method, answer)
             if found is None:
                 continue

@@ -46,8 +46,10 @@ from undrift.experiments.experiment import Experiment
 from undrift.experiments.tables import DeployTable
 from undrift.experiments.tables.data import is_folder, is_function
 from undrift.loops import Loop, RunSpec, StatesFactory
+from undrift.loops.base import require_lagging
 from undrift.loops.paces import AsTheyArrive
 from undrift.loops.spec import pace_of
+from undrift.privacy.secure.rounding import single_weights
 from undrift.privacy.secure.settings import SecureAggregation
 from undrift.runs.driver import Observer, RunOutcome, execute
 from undrift.runs.experiment_runs import claim, plan_of, storage_of
@@ -171,6 +173,13 @@ def serve(
         "Secure aggregation cannot hide buffers that training changes, such as those of BatchNorm: "
         "use GroupNorm or LayerNorm.",
     )
+    if observer is not None and secure is not None and secure.rounds:
+        error = secure.coding(len(descriptions.samples)).error
+        observer.note(
+            f"Masked uploads have words of {secure.word_bits} bits: each coordinate of a sum is "
+            f"rounded by at most {error:.2g}.",
+            {"word_bits": secure.word_bits, "largest_error": error},
+        )
     deployment = Deployment(transport, descriptions, timeout, waiting, expelled, folder, secure)
 
     def federation(seed: int) -> RemoteFederation:
@@ -251,20 +260,36 @@ def require_deployable(experiment: Experiment) -> None:
         "An attack is an experiment of simulations: remove the table [attack].",
     )
     compression = experiment.compression_settings()
-    require(
-        compression is None or compression.down is None,
-        "A deployment compresses uploads only: remove down from [compression].",
-    )
+    if compression is not None and compression.down is not None:
+        _require_lagging(experiment)
     secure = experiment.secure_aggregation() is not None
     require(
-        not secure or (compression is None and experiment.statistic() is None),
-        "Secure aggregation shows the server sums of masked vectors only, which can neither be "
-        "compressed nor combined by a robust statistic: remove [compression] and robust.statistic.",
+        not secure or experiment.statistic() is None,
+        "Secure aggregation shows the server sums of masked vectors only, which a robust statistic "
+        "cannot combine: remove robust.statistic.",
+    )
+    up = None if compression is None else compression.up
+    require(
+        not secure or up is None or up.lossless or up.additive,
+        f"Secure aggregation adds up masked uploads coordinate by coordinate, which {up!r} does "
+        f"not allow: use up = {{name = 'random-k', ratio = 0.1, shared = true}}, or shorter words "
+        f"by privacy.word_bits = 16, 24 or 32.",
     )
     require(
         experiment.devices is None,
         "A deployment runs on real devices: remove the table [devices].",
     )
+
+
+def _require_lagging(experiment: Experiment) -> None:
+    """Refuse methods whose downloads cannot be compressed."""
+    for label, method in experiment.methods().items():
+        require(
+            not isinstance(pace_of(method, experiment.pace_of(label)), AsTheyArrive),
+            f"Compressed downloads need rounds, but {label} is asynchronous, where every site "
+            f"reads another version of the model: remove down from [compression].",
+        )
+        require_lagging(method)
 
 
 def _require_secure(experiment: Experiment) -> None:
@@ -291,6 +316,8 @@ def _require_secure(experiment: Experiment) -> None:
     )
     for label, method in methods.items():
         require_summed(method.sums(), label)
+        if secure.rounds:
+            single_weights(method)
         require(
             not isinstance(pace_of(method, experiment.pace_of(label)), AsTheyArrive),
             f"Secure aggregation needs rounds, but {label} is asynchronous: set privacy.secure = "

@@ -23,6 +23,7 @@ from undrift.core.messages import LAST, PERSONAL, Assignment, Reply
 from undrift.core.method import INITIAL
 from undrift.core.problem import Keep, Work
 from undrift.deploy.agreement import facts, first_difference
+from undrift.deploy.downloads.memory import DownloadMemory, LacksVector
 from undrift.deploy.orders import (
     DESCRIBE,
     EVALUATE,
@@ -51,7 +52,12 @@ from undrift.deploy.policy.gate import Approve, Gate
 from undrift.deploy.policy.ledger import Ledger
 from undrift.deploy.policy.limits import LIMITS_FILE, Limits, secret_key
 from undrift.deploy.policy.time_limit import TookTooLong, time_limit
-from undrift.deploy.protocol import MAX_REQUEST_BYTES, encode_work_answer, sent_tensors
+from undrift.deploy.protocol import (
+    LACKS,
+    MAX_REQUEST_BYTES,
+    encode_work_answer,
+    sent_tensors,
+)
 from undrift.deploy.secure.messages import StageOrder, parse_stage_order
 from undrift.deploy.secure.site_rounds import SecureRounds, SiteIdentity
 from undrift.deploy.site_data.agreed import NOTHING_AGREED, wanted
@@ -129,6 +135,7 @@ class Site:
         self._secret = self.limits.secret_bytes()
         self._ledger = Ledger(state / name)
         self._own_models = OwnModels(state / name)
+        self._downloads = DownloadMemory()
         needed = wanted(experiment)
         self._statistics = SiteStatistics(name, needed, data, state / name, self.limits, approve)
         samples = len(self.data.train)
@@ -152,7 +159,8 @@ class Site:
             return self._answer(values, tensors, asked)
         except InvalidMessage as error:
             self.audit.request(REFUSED, {**asked, "reason": str(error)})
-            return encode({"error": str(error)[:1000]}, {})
+            more = {LACKS: True} if isinstance(error, LacksVector) else {}
+            return encode({"error": str(error)[:1000], **more}, {})
         except TookTooLong:
             reason = f"it took longer than {self.limits.max_seconds:g} s, its limit max_seconds"
             self._log_failure({**asked, "reason": reason})
@@ -275,6 +283,7 @@ class Site:
         run = self._admit_run(order.terms)
         client, work = run.work(order, self.limits.max_attempts)
         losses = self.losses_of(run.seed)
+        order = self._downloads.with_vectors(order, run.down, run.seed, losses.initial())
         run.check_download(order, losses.initial(), losses.initial_buffers())
         states = self._states(run, order, losses)
         self._require_in_time(order, work)

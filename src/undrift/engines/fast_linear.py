@@ -31,7 +31,7 @@ class LinearFunction(torch.autograd.Function):
         back = None if weight is None else products.shared_product(gradient, weight.t())
         of_weight = None
         if x is not None:
-            of_weight = products.shared_product(rows.t(), x.reshape(len(rows), -1).t())
+            of_weight = products.product_over_rows(rows, x.reshape(len(rows), -1))
         return back, of_weight, rows.sum(0) if ctx.needs_input_grad[2] else None
 
 

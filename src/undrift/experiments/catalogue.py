@@ -59,7 +59,7 @@ from undrift.methods.common.server_optimizers import (
 from undrift.methods.common.staleness import Staleness
 from undrift.nets.metrics import METRICS as LIBRARY_METRICS
 from undrift.nets.models import MODELS
-from undrift.privacy.gaussian import AdaptiveClip, Gaussian
+from undrift.privacy.gaussian import AdaptiveClip, Gaussian, NoisyMetrics
 from undrift.robust import STATISTICS, Statistic
 from undrift.robust.attacks import ATTACKS, Attack
 from undrift.utils.errors import UndriftError, first_line, require_range
@@ -216,7 +216,7 @@ GROUPS: dict[str, Mapping[str, Any]] = {
     "compressors": COMPRESSORS,
     "statistics": STATISTICS,
     "attacks": ATTACKS,
-    "privacy": {"gaussian": Gaussian, "adaptive_clip": AdaptiveClip},
+    "privacy": {"gaussian": Gaussian, "adaptive_clip": AdaptiveClip, "noisy_metrics": NoisyMetrics},
 }
 """The groups of `undrift list`, each with its members by name."""
 

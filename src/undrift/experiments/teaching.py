@@ -78,7 +78,7 @@ WHERE = {
     "compressors": "[compression] up and down",
     "statistics": "[robust] statistic",
     "attacks": "[attack] name",
-    "privacy": "[privacy], and [privacy.adaptive_clip]",
+    "privacy": "[privacy], [privacy.adaptive_clip] and [privacy.noisy_metrics]",
 }
 """The key of an experiment file that takes the names of a group."""
 
@@ -346,7 +346,10 @@ def example(group: str, name: str) -> str:
     if group == "privacy":
         if name == "gaussian":
             return _lines("[privacy]", {"noise": 1.0, "clip": 0.5})
-        return _tables({"privacy": {"noise": 1.0}, "privacy.adaptive_clip": values})
+        if name == "adaptive_clip":
+            return _tables({"privacy": {"noise": 1.0}, "privacy.adaptive_clip": values})
+        own = values | {"noise": 5.0, "every": 10}
+        return _tables({"privacy": {"noise": 1.0, "clip": 0.5}, "privacy.noisy_metrics": own})
     return _lines("[data]", {"augment": [f"{name}:{next(iter(values.values()))}"]})
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from undrift.utils.errors import require, require_choice, require_range, require_whole
-from undrift.utils.keys import generator, hashes, uniforms
+from undrift.utils.keys import borrowed_generator, generator, hashes, uniforms
 
 PER = ("round", "client")
 
@@ -26,7 +26,7 @@ class RandomAmount(ABC):
     def of(self, client: Hashable, round: int, seed: int) -> int:
         """The amount of a client in a round; it depends on these three arguments only."""
         when = round if self.per == "round" else 0
-        return self.drawn(generator(seed, f"work per {self.per}", when, client))
+        return self.drawn(borrowed_generator(seed, f"work per {self.per}", when, client))
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ class NormalAmount(RandomAmount):
         require_choice("NormalAmount's per", self.per, PER)
 
     def drawn(self, rng: np.random.Generator) -> int:
-        most = np.inf if self.high is None else self.high
-        return int(np.clip(np.rint(rng.normal(self.mean, self.std)), self.low, most))
+        found = max(self.low, round(rng.normal(self.mean, self.std)))
+        return found if self.high is None else min(found, self.high)
 
 
 @dataclass(frozen=True)

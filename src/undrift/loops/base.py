@@ -13,7 +13,7 @@ from undrift.compression.downloads import DownloadCompressor
 from undrift.core.client_metrics import ClientMetrics
 from undrift.core.clients import ClientStates, Roster
 from undrift.core.messages import COHORT, LAST, PERSONAL, TrackedModels, buffer_bytes
-from undrift.core.method import INITIAL, Conditions
+from undrift.core.method import INITIAL, Conditions, Method
 from undrift.core.problem import ServerState
 from undrift.core.records import Record, Span
 from undrift.core.round_result import RoundResult
@@ -33,7 +33,7 @@ from undrift.engines.serial import SerialEngine
 from undrift.local.solvers import Local
 from undrift.loops.dispatch import FixedCost
 from undrift.loops.evaluation_schedule import EvaluationSchedule, schedule_of
-from undrift.loops.measuring import measure
+from undrift.loops.measuring import measure, noisy_metrics
 from undrift.loops.planning import WorkPlanner
 from undrift.loops.private_rounds import counted_samples, make_mechanism
 from undrift.loops.spec import EngineFactory, RunSpec, StatesFactory
@@ -49,6 +49,16 @@ from undrift.utils.threads import one_thread
 
 MAX_SPANS = 500
 """Spans stored per run, for the figure of who worked when; later ones are dropped."""
+
+
+def require_lagging(method: Method) -> None:
+    """Refuse to compress the downloads of a method that does not allow vectors that lag behind."""
+    require(
+        method.downloads_may_lag,
+        f"{method.name} does not declare (downloads_may_lag = True) that it ends at the same point "
+        f"if clients work with vectors that lag behind the server's: compress uploads only, or "
+        f"choose FedAvg, SCAFFOLD or FedDR.",
+    )
 
 
 class Loop(ABC):
@@ -84,7 +94,7 @@ class Loop(ABC):
         self.weights = evaluation.weights(self.roster, seed)
         """the weights of the clients' training losses in evaluations, in the order of the data"""
         require(
-            not {*evaluation.parts}.isdisjoint(losses.parts),
+            not evaluation.parts or not {*evaluation.parts}.isdisjoint(losses.parts),
             f"The parts to evaluate on are {', '.join(map(repr, evaluation.parts))}, but the data "
             f"only have {', '.join(map(repr, losses.parts))}.",
         )
@@ -191,12 +201,7 @@ class Loop(ABC):
         down = None if self.spec.compression is None else self.spec.compression.down
         if down is None:
             return None
-        require(
-            self.method.downloads_may_lag,
-            f"{self.method.name} does not declare (downloads_may_lag = True) that it ends at the "
-            f"same point if clients work with vectors that lag behind the server's: compress "
-            f"uploads only, or choose FedAvg, SCAFFOLD or FedDR.",
-        )
+        require_lagging(self.method)
         return DownloadCompressor(down, self.seed)
 
     def _most_replies(self) -> int:
@@ -460,7 +465,10 @@ class Loop(ABC):
 
     def _incomplete(self, record: Record) -> bool:
         """Whether the last record of a run would have more metrics, or on more samples."""
+        if not self.evaluation.parts:  # a private run without common data
+            return False
         estimated = self.schedule.last_whole and "train" in self.evaluation.parts
+        estimated = estimated and noisy_metrics(self) is None
         return not record.metrics or estimated
 
     def _measure(self, record: Record, last: bool) -> None:
@@ -477,7 +485,10 @@ class Loop(ABC):
         losses = getattr(self.engine, "losses", self.losses)
         if not isinstance(losses, ModuleLosses):
             return {}
-        return losses.measured_samples(self.weights, self.evaluation.parts, train_samples)
+        parts = self.evaluation.parts
+        if noisy_metrics(self) is not None:  # the clients' numbers of samples are theirs
+            parts = tuple(part for part in parts if part in losses.common_parts)
+        return losses.measured_samples(self.weights, parts, train_samples)
 
     def _target_reached(self, metrics: Mapping[str, float]) -> str | None:
         """A sentence on the first target that was reached, or None."""

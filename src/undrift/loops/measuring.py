@@ -16,6 +16,8 @@ from undrift.core.problem import LocalProblem, Work
 from undrift.core.regularizers import Regularizer
 from undrift.engines.base import SimulationEngine, require_simulation
 from undrift.local.solvers import Local
+from undrift.privacy.gaussian import EXACT, NoisyMetrics
+from undrift.utils.errors import require
 from undrift.utils.keys import key
 from undrift.utils.norms import squared_norm
 
@@ -33,6 +35,10 @@ def measure(run: Loop, train_samples: int | None = None) -> dict[str, float]:
     Metrics of the training data are estimated from `train_samples` of them; None for all. With
     results per client, `run.client_metrics` has those of the newest measurement.
     """
+    if not run.evaluation.parts:
+        return {}
+    if noisy_metrics(run) is not None:
+        return _measure_privately(run)
     found: dict[str, float] = {}
     wanted = run.evaluation.clients
     by_model = {name: ClientMetrics() for name in run.evaluation.models} if wanted else {}
@@ -46,11 +52,36 @@ def measure(run: Loop, train_samples: int | None = None) -> dict[str, float]:
     return found
 
 
+def noisy_metrics(run: Loop) -> NoisyMetrics | None:
+    """The noisy metrics of a private run; None if it has none."""
+    return None if run.spec.privacy is None else run.spec.privacy.noisy_metrics
+
+
+def _measure_privately(run: Loop) -> dict[str, float]:
+    """Metrics of the server's model: exact on common data, noisy means on the clients' own."""
+    common = [part for part in run.evaluation.parts if part in run.losses.common_parts]
+    own = [part for part in run.evaluation.parts if part not in common]
+    evaluated = run.server.x, run.weights, run.buffers
+    found = run.engine.evaluate(*evaluated, common) if common else {}
+    if own:
+        assert run.mechanism is not None
+        clients = ClientMetrics()
+        run.engine.evaluate(*evaluated, own, clients)
+        found |= run.mechanism.release_metrics(clients.values, own, run.round)
+    return found
+
+
 def client_rows(run: Loop) -> list[dict[str, Any]]:
     """A row per client and reported model with the client's metrics, as last measured.
 
     They are measured now if the run did not ask for them.
     """
+    privacy = run.spec.privacy
+    require(
+        privacy is None or privacy.metrics == EXACT,
+        "A private run has no metrics of single clients, which its guarantee does not cover: set "
+        'privacy metrics to "exact" to measure them nevertheless.',
+    )
     by_model = run.client_metrics
     if not by_model:
         by_model = {name: ClientMetrics() for name in run.evaluation.models}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,7 +16,7 @@ from undrift.core.targets import PARTS
 from undrift.local.amounts import Unfinished
 from undrift.local.base import Local
 from undrift.loops.paces import FirstToRespond, RoundPace
-from undrift.privacy.gaussian import Gaussian
+from undrift.privacy.gaussian import EXACT, Gaussian
 from undrift.privacy.mechanism import Mechanism, guarantee_of
 from undrift.privacy.noise_sources import NoiseSource
 from undrift.privacy.refusals import check_privacy
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
     from undrift.loops.base import Loop
     from undrift.loops.spec import RunSpec
 
-PUBLIC_PARTS = ("test",)
-"""The parts of the data that a private run is measured on, unless the user asks for others."""
+DEPLOYED_PARTS = ("test",)
+"""The parts that sites measure on for noisy metrics, unless the user names others."""
 
 
 def counted_samples(losses: Federation, privacy: Gaussian | None) -> Tensor | None:
@@ -43,18 +42,58 @@ def counted_samples(losses: Federation, privacy: Gaussian | None) -> Tensor | No
 
 
 def private_evaluation(
-    evaluation: Evaluation, privacy: Gaussian | None, parts: Sequence[str]
+    evaluation: Evaluation,
+    privacy: Gaussian | None,
+    parts: Sequence[str] = PARTS,
+    common: Sequence[str] = (),
 ) -> Evaluation:
-    """What a private run measures: metrics of clients' training data are outside its guarantee.
+    """What a private run measures: metrics of clients' data are outside its guarantee.
 
-    By default it measures on the test data, if there are any. `parts` are those of the data.
+    `parts` are those of the data, and `common` those of them that belong to no client. In a
+    deployment all data belong to sites. What the user asks for by name is refused, not left out.
     """
-    public = tuple(part for part in PUBLIC_PARTS if part in parts)
-    chosen = evaluation.parts != PARTS or evaluation.gradient_mapping is not None
-    chosen = chosen or evaluation.train_clients is not None or evaluation.train_samples is not None
-    if privacy is None or chosen or not public:
+    if privacy is None or privacy.metrics == EXACT:
         return evaluation
-    return replace(evaluation, parts=public)
+    for what, asked in _outside(evaluation).items():
+        require(
+            not asked,
+            f"evaluation {what} is measured on single clients' models or data, which privacy does "
+            f'not protect: leave it out, or set privacy metrics to "exact".',
+        )
+    chosen = [part for part in evaluation.parts if part in parts]
+    noisy = privacy.noisy_metrics
+    if noisy is None:
+        own = [part for part in chosen if part not in common]
+        require(
+            evaluation.parts == PARTS or not own,
+            f"evaluation parts has {' and '.join(map(repr, own))}, whose data belong to clients, "
+            f"and privacy does not protect metrics of them: leave it out, set privacy metrics to "
+            f'ud.privacy.NoisyMetrics(…), or to "exact".',
+        )
+        return evaluation.restricted(part for part in chosen if part in common)
+    require(
+        evaluation.every in (None, noisy.every),
+        f"evaluation every is {evaluation.every}, but the noisy metrics are accounted for every "
+        f"{noisy.every} rounds: leave out one of them.",
+    )
+    return evaluation.restricted(chosen, noisy.every)
+
+
+def _outside(evaluation: Evaluation) -> dict[str, bool]:
+    """What an evaluation may ask for of single clients, and whether it does."""
+    return {
+        "models": evaluation.models != ("server",),
+        "clients": evaluation.clients,
+        "gradient_mapping": evaluation.gradient_mapping is not None,
+        "train_clients": evaluation.train_clients is not None,
+        "train_samples": evaluation.train_samples is not None,
+    }
+
+
+def deployed_evaluation(evaluation: Evaluation, privacy: Gaussian | None) -> Evaluation:
+    """What a private deployment measures, whatever the parts of the sites' data."""
+    named = evaluation.parts != PARTS
+    return private_evaluation(evaluation, privacy, PARTS if named else DEPLOYED_PARTS)
 
 
 def is_stateful(method: Method, local: Local, kept: Sequence[str] = ()) -> bool:

@@ -107,7 +107,7 @@ class Synchronous(Loop):
             )
         if self.downloads is not None:
             replied = [*result.kept, *result.rejected]
-            result.down = self._received(replied, down)
+            result.down = self._sent_down(result, replied, down)
             self.downloads.received(replied, down)
         record = Record(
             round=t + 1,
@@ -201,6 +201,12 @@ class Synchronous(Loop):
         if self.downloads is not None:
             down = self.downloads.compress(down, self.round)
         return down if self.mechanism is None else down.replace(**self.mechanism.settings())
+
+    def _sent_down(
+        self, result: RoundResult, replied: Iterable[Hashable], down: Download
+    ) -> Counter[str]:
+        """The bytes of this round's compressed downloads, by tensor."""
+        return self._received(replied, down)
 
     def _received(self, clients: Iterable[Hashable], down: Download) -> Counter[str]:
         """The bytes that clients receive in this round, by tensor, if downloads are compressed."""

@@ -314,6 +314,10 @@ class ModuleLosses(Losses):
     def parts(self) -> tuple[str, ...]:
         return tuple(self._parts())
 
+    @property
+    def common_parts(self) -> tuple[str, ...]:
+        return tuple(name for name, part in self._parts().items() if not part.by_client)
+
     @one_thread()
     def evaluate(
         self,

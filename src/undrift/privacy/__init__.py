@@ -6,6 +6,6 @@ denominators are in the sums that a method folds; its accountant says what a run
 """
 
 from undrift.privacy.calibration import epsilon, noise, rounds
-from undrift.privacy.gaussian import AdaptiveClip, Gaussian
+from undrift.privacy.gaussian import AdaptiveClip, Gaussian, NoisyMetrics
 
-__all__ = ["AdaptiveClip", "Gaussian", "epsilon", "noise", "rounds"]
+__all__ = ["AdaptiveClip", "Gaussian", "NoisyMetrics", "epsilon", "noise", "rounds"]

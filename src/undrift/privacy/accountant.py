@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from undrift.privacy.sampling import EVERYONE, FIXED, POISSON, CohortLaw
 from undrift.utils.errors import UndriftError
@@ -23,6 +23,19 @@ GRID = 1e-4
 the losses grow like 1/z², and so does the interval."""
 MOST_DELTA = 1e-5
 CACHED = 4096
+LEAST_NOISE = 0.01
+"""ε counts as infinite with a smaller noise multiplier: it is above 5000, and protects nobody."""
+
+
+class Measured(NamedTuple):
+    """Noisy metrics that were released: every client takes part in every one of them."""
+
+    noise: float
+    """the noise multiplier of one"""
+    times: int
+
+
+NOTHING = Measured(0.0, 0)
 
 
 def default_delta(clients: int) -> float:
@@ -43,6 +56,7 @@ def epsilon_spent(
     delta: float,
     accountant: str = PLD,
     coarse: int = 1,
+    metrics: Measured = NOTHING,
 ) -> float:
     """ε at δ of `releases` sums with noise multiplier z; ∞ without noise.
 
@@ -58,17 +72,23 @@ def epsilon_spent(
         δ, and "pld" or "rdp"
     coarse
         how many times larger the interval of discretisation is: less work, and a slightly larger ε
+    metrics
+        the noisy metrics that were released besides
     """
-    if releases == 0:
+    if metrics.times == 0:
+        metrics = NOTHING
+    if releases == metrics.times == 0:
         return 0.0
-    if noise == 0:
+    used = [z for z, number in ((noise, releases), (metrics.noise, metrics.times)) if number]
+    if min(used) < LEAST_NOISE:
         return math.inf
     if law.kind == POISSON:
-        return _poisson(noise, law.probability, releases, delta, accountant, coarse)
+        return _poisson(noise, law.probability, releases, delta, accountant, coarse, metrics)
     if law.kind == EVERYONE:
-        return _poisson(noise, 1.0, releases, delta, accountant, coarse)
-    # Replacing a client moves the sum by up to 2C: the noise counts as half as large.
-    unamplified = _poisson(noise / 2, 1.0, releases, delta, accountant, coarse)
+        return _poisson(noise, 1.0, releases, delta, accountant, coarse, metrics)
+    # Replacing a client moves a sum twice as far: the noise counts as half as large.
+    halved = Measured(metrics.noise / 2, metrics.times)
+    unamplified = _poisson(noise / 2, 1.0, releases, delta, accountant, coarse, halved)
     if not law.amplified:
         return unamplified
     events = _library().dp_event
@@ -76,27 +96,41 @@ def epsilon_spent(
         law.clients, round(law.mean), events.GaussianDpEvent(noise / 2)
     )
     # The bound for cohorts of nearly everyone is larger than the one without amplification.
-    return min(_rdp(event, releases, delta, "REPLACE_ONE"), unamplified)
+    return min(_rdp(event, releases, delta, "REPLACE_ONE", halved), unamplified)
 
 
 def _poisson(
-    noise: float, probability: float, releases: int, delta: float, accountant: str, coarse: int
+    noise: float,
+    probability: float,
+    releases: int,
+    delta: float,
+    accountant: str,
+    coarse: int,
+    metrics: Measured,
 ) -> float:
     if accountant == PLD:
-        found = _loss_distribution(noise, probability, coarse).self_compose(releases)
+        # Distributions are composed on one grid, which the smaller noise decides.
+        used = [z for z, n in ((noise, releases), (metrics.noise, metrics.times)) if n]
+        grid = coarse * GRID * max(1.0, min(used) ** -2)
+        parts = []
+        if releases:
+            parts.append(_loss_distribution(noise, probability, grid).self_compose(releases))
+        if metrics.times:
+            everyone = _loss_distribution(metrics.noise, 1.0, grid)
+            parts.append(everyone.self_compose(metrics.times))
+        found = parts[0] if len(parts) == 1 else parts[0].compose(parts[1])
         return float(found.get_epsilon_for_delta(delta))
     events = _library().dp_event
     event: Any = events.GaussianDpEvent(noise)
     if probability < 1:
         event = events.PoissonSampledDpEvent(probability, event)
-    return _rdp(event, releases, delta, "ADD_OR_REMOVE_ONE")
+    return _rdp(event, releases, delta, "ADD_OR_REMOVE_ONE", metrics)
 
 
 @lru_cache(maxsize=64)
-def _loss_distribution(noise: float, probability: float, coarse: int) -> Any:
+def _loss_distribution(noise: float, probability: float, grid: float) -> Any:
     """The privacy loss distribution of one release."""
     _library()
-    grid = coarse * GRID * max(1.0, noise**-2)
     from dp_accounting.pld import privacy_loss_distribution
 
     return privacy_loss_distribution.from_gaussian_mechanism(
@@ -107,12 +141,15 @@ def _loss_distribution(noise: float, probability: float, coarse: int) -> Any:
     )
 
 
-def _rdp(event: Any, releases: int, delta: float, relation: str) -> float:
+def _rdp(event: Any, releases: int, delta: float, relation: str, metrics: Measured) -> float:
     library = _library()
     relations = library.privacy_accountant.NeighboringRelation
     with _quiet():
         found = library.rdp.RdpAccountant(neighboring_relation=relations[relation])
-        found.compose(event, releases)
+        if releases:
+            found.compose(event, releases)
+        if metrics.times:
+            found.compose(library.dp_event.GaussianDpEvent(metrics.noise), metrics.times)
         return float(found.get_epsilon(delta))
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from undrift.privacy.accountant import PLD, default_delta, epsilon_spent
-from undrift.privacy.gaussian import ACCOUNTANTS
+from undrift.privacy.accountant import NOTHING, PLD, Measured, default_delta, epsilon_spent
+from undrift.privacy.gaussian import ACCOUNTANTS, NoisyMetrics
 from undrift.privacy.sampling import CohortLaw, fixed_size, poisson
 from undrift.utils.errors import UndriftError, require, require_choice, require_range, require_whole
 
@@ -104,11 +104,32 @@ def law_from(
     return fixed_size(clients if cohort is None else cohort, clients, amplified=not stateful)
 
 
-def noise_for(epsilon: float, law: CohortLaw, rounds: int, delta: float, accountant: str) -> float:
+def measured(metrics: NoisyMetrics | None, rounds: int, more: int = 0) -> Measured:
+    """The noisy metrics of a run of some rounds, and `more` evaluations."""
+    if metrics is None:
+        return NOTHING
+    return Measured(metrics.noise, metrics.evaluations(rounds) + more)
+
+
+def noise_for(
+    epsilon: float,
+    law: CohortLaw,
+    rounds: int,
+    delta: float,
+    accountant: str,
+    metrics: NoisyMetrics | None = None,
+) -> float:
     """The smallest noise multiplier, to about a thousandth above, that keeps within ε."""
+    besides = measured(metrics, rounds)
+    alone = epsilon_spent(0.0, law, 0, delta, accountant, COARSE, besides)
+    require(
+        alone < epsilon,
+        f"The noisy metrics alone spend ε = {alone:.3g}, and the budget is {epsilon:g}: give them "
+        f"more noise, or evaluate less often.",
+    )
 
     def holds(z: float) -> bool:
-        return epsilon_spent(z, law, rounds, delta, accountant, COARSE) <= epsilon
+        return epsilon_spent(z, law, rounds, delta, accountant, COARSE, besides) <= epsilon
 
     high = 1.0
     while not holds(high):
@@ -134,12 +155,22 @@ def noise_for(epsilon: float, law: CohortLaw, rounds: int, delta: float, account
 
 
 def rounds_within(
-    epsilon: float, law: CohortLaw, noise: float, delta: float, accountant: str
+    epsilon: float,
+    law: CohortLaw,
+    noise: float,
+    delta: float,
+    accountant: str,
+    metrics: NoisyMetrics | None = None,
+    more: int = 0,
 ) -> int:
-    """The largest number of rounds that keep within ε; 0 if a single one does not."""
+    """The largest number of rounds that keep within ε; 0 if a single one does not.
+
+    `more` evaluations are spent besides those that `metrics` says.
+    """
 
     def holds(number: int) -> bool:
-        return epsilon_spent(noise, law, number, delta, accountant) <= epsilon
+        besides = measured(metrics, number, more)
+        return epsilon_spent(noise, law, number, delta, accountant, 1, besides) <= epsilon
 
     if not holds(1):
         return 0

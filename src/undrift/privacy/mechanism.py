@@ -7,8 +7,8 @@ releases. It counts releases, follows the clipping norm, and says what was spent
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -17,16 +17,18 @@ from torch import Tensor
 from undrift.core.clients import Roster
 from undrift.core.method import Method
 from undrift.core.replies import Replies, Weight, once, q, q_draws
-from undrift.privacy.accountant import accountant_used, default_delta, epsilon_spent
-from undrift.privacy.calibration import noise_for, rounds_within
+from undrift.privacy.accountant import Measured, accountant_used, default_delta, epsilon_spent
+from undrift.privacy.calibration import measured, noise_for, rounds_within
 from undrift.privacy.clipping import CLIP, WITHIN, Scales
-from undrift.privacy.gaussian import AdaptiveClip, Gaussian
+from undrift.privacy.gaussian import EXACT, AdaptiveClip, Gaussian, NoisyMetrics
 from undrift.privacy.noise_sources import NoiseSource
 from undrift.privacy.released import ReleasedReplies
 from undrift.privacy.sampling import CohortLaw
 
 BITS = "clipped bits"
 """The purpose of the noise in the number of uploads within the clipping norm."""
+METRICS = "metrics"
+"""The purpose of the noise in metrics of the clients' data."""
 
 
 @dataclass(frozen=True)
@@ -38,21 +40,35 @@ class Guarantee:
     law: CohortLaw
     delta: float
     accountant: str
+    metrics: NoisyMetrics | None = None
 
-    def epsilon(self, releases: int) -> float:
-        """The ε that a number of releases spends."""
-        return epsilon_spent(self.noise, self.law, releases, self.delta, self.accountant)
+    def epsilon(self, releases: int, evaluations: int | None = None) -> float:
+        """The ε that a number of releases spends.
 
-    def most_releases(self, budget: float) -> int:
-        """The largest number of releases within a budget of ε."""
-        return rounds_within(budget, self.law, self.noise, self.delta, self.accountant)
+        `evaluations` is the number of noisy metrics besides; None for those of so many rounds.
+        """
+        besides = measured(self.metrics, releases)
+        if evaluations is not None:
+            besides = Measured(besides.noise, evaluations)
+        return epsilon_spent(
+            self.noise, self.law, releases, self.delta, self.accountant, 1, besides
+        )
+
+    def most_releases(self, budget: float, more: int = 0) -> int:
+        """The largest number of releases within a budget of ε, with `more` evaluations besides."""
+        known = self.law, self.noise, self.delta, self.accountant, self.metrics
+        return rounds_within(budget, *known, more)
 
     def sentence(self, releases: int) -> str:
         """What was spent, at which δ, for which neighbours, under which assumption."""
         used = accountant_used(self.law, self.accountant).upper()
+        metrics = ""
+        if self.metrics is not None:
+            times = self.metrics.evaluations(releases)
+            metrics = f" and {times} noisy metrics with {self.metrics.noise:.4g}"
         return (
             f"ε = {self.epsilon(releases):.4g} at δ = {self.delta:.3g} after {releases} rounds "
-            f"with noise multiplier {self.noise:.4g}; neighbours: {self.law.relation}; "
+            f"with noise multiplier {self.noise:.4g}{metrics}; neighbours: {self.law.relation}; "
             f"{self.law.assumption}; accountant {used}."
         )
 
@@ -63,8 +79,9 @@ def guarantee_of(privacy: Gaussian, law: CohortLaw, rounds: int) -> Guarantee:
     found = privacy.noise
     if found is None:
         assert privacy.epsilon is not None  # checked by `Gaussian`
-        found = noise_for(privacy.epsilon, law, max(1, rounds), delta, privacy.accountant)
-    return Guarantee(found, law, delta, privacy.accountant)
+        known = law, max(1, rounds), delta, privacy.accountant, privacy.noisy_metrics
+        found = noise_for(privacy.epsilon, *known)
+    return Guarantee(found, law, delta, privacy.accountant, privacy.noisy_metrics)
 
 
 class Mechanism:
@@ -102,7 +119,9 @@ class Mechanism:
         """the clipping norm of the last round"""
         self.releases = 0
         """how many noisy sums were released"""
-        self._budget: tuple[tuple[Guarantee, int], int] | None = None
+        self.evaluations = 0
+        """how many noisy metrics were released"""
+        self._budget: tuple[tuple[Guarantee, int, int], int] | None = None
         self._names = method.sums()
         self._roster = roster
         self._scales = scales
@@ -138,7 +157,7 @@ class Mechanism:
 
     def spent(self) -> float:
         """The ε spent so far."""
-        return self.guarantee.epsilon(self.releases)
+        return self.guarantee.epsilon(self.releases, self.evaluations)
 
     def recorded(self, accounted: bool) -> dict[str, float | str]:
         """What records say of the last round; ε, which takes a moment to compute, if asked."""
@@ -148,9 +167,11 @@ class Mechanism:
         }
         if self.used_clip is not None:
             found["clip"] = float(self.used_clip)
-        if accounted and self.guarantee.noise > 0:
+        if accounted:
+            found["metrics"] = self._metrics_said()
+        if accounted and self.guarantee.noise > 0 and math.isfinite(spent := self.spent()):
             law = self.guarantee.law
-            found |= {"epsilon": self.spent(), "neighbours": law.relation}
+            found |= {"epsilon": spent, "neighbours": law.relation}
             found["sampling"] = law.assumption
         return found
 
@@ -168,11 +189,55 @@ class Mechanism:
         """The number of releases that the budget allows; at least `rounds` if it allows those."""
         budget, guarantee = self.privacy.epsilon, self.guarantee
         assert budget is not None
-        known = guarantee, rounds
+        more = self._more_evaluations()
+        known = guarantee, rounds, more
         if self._budget is None or self._budget[0] != known:
-            enough = guarantee.epsilon(rounds) <= budget
-            self._budget = known, rounds if enough else guarantee.most_releases(budget)
+            planned = measured(guarantee.metrics, rounds, more).times
+            enough = guarantee.epsilon(rounds, planned) <= budget
+            self._budget = known, rounds if enough else guarantee.most_releases(budget, more)
         return self._budget[1]
+
+    def _more_evaluations(self) -> int:
+        """Evaluations besides the regular ones so far, such as that of a former last round."""
+        metrics = self.guarantee.metrics
+        if metrics is None:
+            return 0
+        return max(0, self.evaluations - 1 - self.releases // metrics.every)
+
+    def _metrics_said(self) -> str:
+        """What records say about the metrics beside them."""
+        if self.guarantee.metrics is not None:
+            z = self.guarantee.metrics.noise
+            return f"of clients' data: noisy means, accounted with noise multiplier {z:g}"
+        if self.privacy.metrics == EXACT:
+            return "exact, outside the guarantee"
+        return "only of data that belong to no client"
+
+    def release_metrics(
+        self, by_client: Mapping[str, Mapping[Hashable, float]], parts: Sequence[str], round: int
+    ) -> dict[str, float]:
+        """The noisy means over all clients of their losses and accuracies; counts as released.
+
+        Σ_k q_k (m_k/B − ½) is noised, where m_k is cut to [0, B]: one client moves all of the n
+        sums together by at most max q_k·√n/2. `by_client` has the clients' metrics by name.
+        """
+        metrics = self.guarantee.metrics
+        assert metrics is not None
+        self.evaluations += 1
+        bounds = {"loss": metrics.largest_loss, "accuracy": 1.0}
+        names = [(f"{part}_{name}", most) for part in parts for name, most in bounds.items()]
+        deviation = metrics.noise * self.largest(q) * math.sqrt(len(names)) / 2
+        noise = self.source.normal(METRICS, round, len(names)).mul_(deviation).tolist()
+        found = {}
+        for (name, most), added in zip(names, noise, strict=True):
+            if name not in by_client:  # it is not defined for this model
+                continue
+            total = 0.5 + added
+            for client, value in by_client[name].items():
+                cut = min(max(float(value), 0.0), most) / most
+                total += float(q(self._roster.client(client))) * (cut - 0.5)
+            found[name] = most * min(max(total, 0.0), 1.0)
+        return found
 
     def deviation(self, rate: float) -> Callable[[str], float]:
         """The standard deviation of the noise in an uploaded vector, for the weight 1.
@@ -231,14 +296,17 @@ class Mechanism:
 
     def saved(self) -> dict[str, Any]:
         """What a resumed run needs: never less than what was spent."""
-        return {"noise": self.guarantee.noise, "clip": self.clip, "releases": self.releases}
+        counts = {"releases": self.releases, "evaluations": self.evaluations}
+        return {"noise": self.guarantee.noise, "clip": self.clip, **counts}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Continue with what `saved` returned.
 
         A run whose rounds were extended keeps its noise: the budget then ends it.
         """
-        law, delta = self.guarantee.law, self.guarantee.delta
-        self.guarantee = Guarantee(saved["noise"], law, delta, self.guarantee.accountant)
+        self.guarantee = replace(self.guarantee, noise=saved["noise"])
         self.clip = saved["clip"]
         self.releases = saved["releases"]
+        self.evaluations = saved.get("evaluations", 0)
+        if self.guarantee.metrics is not None and not self.source.repeats:
+            self.evaluations += 1  # the metrics of a round that was not committed may be known

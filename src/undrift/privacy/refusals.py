@@ -42,7 +42,8 @@ def check_method(method: Method) -> None:
     if numbers:
         raise UndriftError(
             f"{method.name} uploads the number {numbers[0]!r} of every client, which no noise "
-            f"protects: use a method that uploads vectors only, such as FedAvg, SCAFFOLD or FedDyn."
+            f"protects: use a method that uploads vectors only, such as FedAvg, SCAFFOLD, FedDyn, "
+            f"or FedNova with a number as its tau_eff."
         )
     require(
         not method.steps_of_others,

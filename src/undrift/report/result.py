@@ -152,7 +152,7 @@ class Result:
     def client_model(self, client: Hashable) -> nn.Module:
         """Return a module with a client's own parameters after its last work.
 
-        These are its personal model in a method that has one (Ditto, pFedMe), else its last local
+        These are its personal model in a method that has one (Ditto, pFedMe), else its last
         model, which a run keeps with `evaluate=ud.Evaluation(models=["server", "own"])`, else, if
         some parameters are personal, the server's model with these. A client that never took part
         has the initial model.

@@ -36,7 +36,9 @@ class OverSeeds:
 
     @property
     def std(self) -> float:
-        """Standard deviation with n − 1; zero for a single seed."""
+        """Standard deviation with n − 1; zero for a single seed, NaN if a value is not finite."""
+        if not all(map(math.isfinite, self.values)):
+            return math.nan  # `stdev` raises on infinite values
         return stdev(self.values) if len(self.values) > 1 else 0.0
 
 

@@ -43,7 +43,7 @@ def check_statistic(
     require(
         method.averages_moves,
         f"{name} takes the place of a mean of moves, but {method.name} does not only average "
-        f"moves: {method.why_not_robust}. FedAvg, FedProx, FedSAM, FedACG and FedCM do.",
+        f"moves: {method.why_not_robust}. FedAvg, FedProx, FedSAM, FedACG and MimeLite do.",
     )
     require(
         not numbers,

@@ -13,7 +13,6 @@ from undrift.core.losses import Federation
 from undrift.data.federated import FederatedData
 from undrift.experiments.building import build_data, build_losses
 from undrift.experiments.experiment import Experiment
-from undrift.loops.private_rounds import PUBLIC_PARTS, private_evaluation
 from undrift.robust.poisoning import poisoned_losses
 from undrift.runs.driver import Observer, RunOutcome, execute
 from undrift.runs.folder import (
@@ -42,10 +41,7 @@ def plan_of(
     make_loop: LoopFactory | None = None,
 ) -> Plan:
     """The plan of an experiment; `losses` returns the clients' losses of a seed."""
-    methods, evaluation = experiment.methods(), experiment.evaluation_settings()
-    attack = experiment.attack_settings()
-    if make_loop is not None:  # as every site derives it, whatever the parts of its data
-        evaluation = private_evaluation(evaluation, experiment.privacy_settings(), PUBLIC_PARTS)
+    methods, attack = experiment.methods(), experiment.attack_settings()
     return Plan(
         methods=methods,
         losses=poisoned_losses(losses, attack),
@@ -54,7 +50,7 @@ def plan_of(
         seeds=experiment.seeds,
         cohort=experiment.cohort(),
         objective=experiment.objective,
-        evaluation=evaluation,
+        evaluation=experiment.evaluation_settings(),
         limit=experiment.limits(),
         devices=experiment.device_profiles() if make_loop is None else None,
         paces=experiment.paces(),

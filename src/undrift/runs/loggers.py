@@ -23,6 +23,7 @@ from typing import Any
 from undrift.core.records import Record
 from undrift.runs.folder import DONE
 from undrift.utils.errors import UndriftError, first_line, require_choice
+from undrift.utils.renamed import old_names
 
 MLFLOW_BATCH_PARAMS = 100
 """MLflow's limit on parameters per call."""
@@ -329,3 +330,6 @@ def _read_id(folder: Path, name: str) -> str | None:
 
 def _write_id(folder: Path, name: str, id: str) -> None:
     (folder / f"{name}.id").write_text(f"{id}\n")
+
+
+__getattr__ = old_names(__name__)

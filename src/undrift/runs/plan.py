@@ -25,7 +25,7 @@ from undrift.loops import Callback, Loop, RunSpec, StatesFactory, loop
 from undrift.loops.comparison import same_regularizer, shared_sampler
 from undrift.loops.paces import Pace
 from undrift.loops.planning import Limit
-from undrift.loops.private_rounds import private_evaluation
+from undrift.loops.private_rounds import deployed_evaluation, private_evaluation
 from undrift.privacy.gaussian import Gaussian
 from undrift.robust.attacks import Attack
 from undrift.utils.errors import require, require_type, require_whole
@@ -105,7 +105,7 @@ class Plan:
             rounds=self.rounds,
             objective=self.objective,
             seed=seed,
-            evaluation=private_evaluation(self.evaluation, self.privacy, losses.parts),
+            evaluation=self._evaluation(losses),
             limit=self.limit,
             target=self.target,
             callbacks=self.callbacks,
@@ -118,6 +118,13 @@ class Plan:
             attack=self.attack,
             privacy=self.privacy,
         )
+
+    def _evaluation(self, losses: Federation) -> Evaluation:
+        """What runs measure: a private run leaves out what its guarantee does not cover."""
+        if self.make_loop is not None:  # as every site derives it, whatever the parts of its data
+            return deployed_evaluation(self.evaluation, self.privacy)
+        parts = losses.parts, losses.common_parts
+        return private_evaluation(self.evaluation, self.privacy, *parts)
 
     def loop(self, label: str, spec: RunSpec, states: StatesFactory) -> Loop:
         """The loop that executes a run of this plan."""

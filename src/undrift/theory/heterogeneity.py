@@ -65,7 +65,7 @@ def dissimilarity(problem: Losses, q: Tensor, x: Tensor) -> Dissimilarity:
 
 
 class Drift(NamedTuple):
-    """Distances of the local models x_k from x and from each other; moved = apart + together."""
+    """Distances of the clients' models x_k from x and from each other; moved = apart + together."""
 
     apart: float  # Σ w_k|x_k − x̄|², x̄ = Σ w_k x_k: the part that averaging cancels
     moved: float  # Σ w_k|x_k − x|²: all movement

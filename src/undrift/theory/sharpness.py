@@ -8,6 +8,8 @@ which is not linear, so the points are found by Newton's method. They exist and 
 optimum for small ρ, as long as no client's own gradient vanishes there.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -22,6 +24,9 @@ from undrift.theory.fixed_points import (
 from undrift.utils.errors import UndriftError, require
 
 MOST_ITERATIONS = 100
+CONVERGED = 1e-10
+"""How short the clients' mean is before the last step, relative to their own vectors. The error
+that this step leaves is of the order of its square."""
 
 
 def fedspeed_point(H: Tensor, b: Tensor, q: Tensor, rho: float, share: float = 1.0) -> Tensor:
@@ -29,17 +34,14 @@ def fedspeed_point(H: Tensor, b: Tensor, q: Tensor, rho: float, share: float = 1
 
     It is the optimum of F for ρ = 0 or a = 0, and moves away from it in proportion to aρ.
     """
-    q = weights(q, "fedspeed_point", len(b))
-    _check(rho, share, "fedspeed_point")
-    x = surrogate_optimum(H, b, q)
+    where = "fedspeed_point"
+    q = weights(q, where, len(b))
+    _check(rho, share, where)
+    start = surrogate_optimum(H, b, q)
+    if rho * share == 0:  # no client's gradient is turned, and all may vanish at the optimum
+        return start
     H, b = H.double(), b.double()
-    for _ in range(MOST_ITERATIONS):
-        s, slope = _gradient(H, b, x.expand(len(b), -1), rho * share)
-        step = torch.linalg.solve(torch.einsum("k,kij->ij", q, slope), q @ s)
-        x = x - step
-        if float(step.norm()) <= 1e-15 * (1 + float(x.norm())):
-            break
-    return _settled(x, step, "fedspeed_point")
+    return _newton(lambda x: _gradient(H, b, x.expand_as(b), rho * share), start, q, where)
 
 
 def fedsam_point(
@@ -59,15 +61,24 @@ def fedsam_point(
     where = "fedsam_point"
     q, tau = weights(q, where, len(b)), _steps(steps, where, len(b))
     _check(rho, share, where)
-    x = averaging_fixed_point(H, b, q, lr, steps, momentum=momentum)
+    start = averaging_fixed_point(H, b, q, lr, steps, momentum=momentum)
+    if rho * share == 0:
+        return start
     H, b = H.double(), b.double()
+    return _newton(lambda x: _moves(H, b, x, lr, tau, rho * share, momentum), start, q, where)
+
+
+def _newton(
+    clients: Callable[[Tensor], tuple[Tensor, Tensor]], x: Tensor, q: Tensor, where: str
+) -> Tensor:
+    """Where the mean of the clients' vectors vanishes; `clients` gives them and their Jacobians."""
     for _ in range(MOST_ITERATIONS):
-        moved, slope = _moves(H, b, x, lr, tau, rho * share, momentum)
-        step = torch.linalg.solve(torch.einsum("k,kij->ij", q, slope), q @ moved)
-        x = x - step
-        if float(step.norm()) <= 1e-15 * (1 + float(x.norm())):
-            break
-    return _settled(x, step, where)
+        vectors, slope = clients(x)
+        mean = q @ vectors
+        x = x - torch.linalg.solve(torch.einsum("k,kij->ij", q, slope), mean)
+        if float(mean.norm()) <= CONVERGED * float(q @ vectors.norm(dim=1)):
+            return x
+    raise UndriftError(f"{where}: Newton's method does not converge: use a smaller rho.")
 
 
 def _gradient(H: Tensor, b: Tensor, x: Tensor, a_rho: float) -> tuple[Tensor, Tensor]:
@@ -115,9 +126,3 @@ def _check(rho: float, share: float, where: str) -> None:
         f"{where}: rho = {rho:g} and share = {share:g}, but rho must be at least 0 and share from "
         "0 to 1.",
     )
-
-
-def _settled(x: Tensor, step: Tensor, where: str) -> Tensor:
-    if not float(step.norm()) <= 1e-9 * (1 + float(x.norm())):
-        raise UndriftError(f"{where}: Newton's method does not converge: use a smaller rho.")
-    return x

@@ -65,7 +65,7 @@ def feddr_rate(L: float, alpha: float, eta: float, probability: float) -> float:
 
 
 def prox_error(L: float, eta: float, gradient_norm: float) -> float:
-    """|∇|/(1/η − L): bounds the distance of a local model to the exact proximal point.
+    """|∇|/(1/η − L): bounds the distance of a client's model to the exact proximal point.
 
     |∇| is the norm of ∇f_k(x) + (x − y)/η at the model, which solvers stop by. The local problem is
     (1/η − L)-strongly convex for η < 1/L, and no smaller bound holds for all L-smooth f_k.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from numbers import Integral
-from threading import RLock
+from threading import RLock, local
 from typing import Any
 
 import numpy as np
@@ -38,17 +38,42 @@ def generator(
 def generators(
     seed: int, purpose: str, round: int, clients: Iterable[Hashable]
 ) -> Iterator[np.random.Generator]:
-    """The `generator` of each client in turn: one object, set to the next client's key.
+    """The `generator` of each client in turn: one object, set to the next client's key."""
+    found = _KeyedGenerator()
+    for client in clients:
+        yield found.at(key(seed, purpose, round, client))
+
+
+def borrowed_generator(
+    seed: int, purpose: str, round: int = 0, client: Hashable = ""
+) -> np.random.Generator:
+    """The same as `generator`, valid until this thread's next call."""
+    if not hasattr(_of_thread, "generator"):
+        _of_thread.generator = _KeyedGenerator()
+    found: _KeyedGenerator = _of_thread.generator
+    return found.at(key(seed, purpose, round, client))
+
+
+class _KeyedGenerator:
+    """A generator that is set to one key after another.
 
     Making a generator takes about ten times as long as setting its key.
     """
-    bits = np.random.Philox(key=0)
-    found, fresh = np.random.Generator(bits), bits.state
-    for client in clients:
-        number = key(seed, purpose, round, client)
-        fresh["state"]["key"] = np.array([number % 2**64, number >> 64], dtype=np.uint64)
-        bits.state = fresh
-        yield found
+
+    def __init__(self) -> None:
+        self._bits = np.random.Philox(key=0)
+        self._generator, self._fresh = np.random.Generator(self._bits), self._bits.state
+
+    def at(self, number: int) -> np.random.Generator:
+        """The generator at the start of a key's numbers."""
+        key = np.array([number % 2**64, number >> 64], dtype=np.uint64)
+        self._fresh["state"]["key"] = key
+        self._bits.state = self._fresh
+        return self._generator
+
+
+_of_thread = local()
+"""each thread's borrowed generator"""
 
 
 def plain_id(id: Any) -> int | str:

@@ -44,7 +44,8 @@ def products(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
         return torch.bmm(x, back) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, back)
     none = [None] * clients
     each = zip(x.unbind(), w.unbind(), none if bias is None else bias.unbind(), strict=True)
-    return torch.stack([product(*own) for own in each])
+    found = [product(*own) for own in each]
+    return found[0][None] if clients == 1 else torch.stack(found)
 
 
 def shared_product(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -58,6 +59,13 @@ def shared_product(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     else:
         found = torch.addmm(bias, joined, w.t())
     return found.view(*x.shape[:-1], len(w))
+
+
+def product_over_rows(a: Tensor, b: Tensor) -> Tensor:
+    """aᵀ b, for which oneDNN copies one of the two: the smaller one. `[rows, m]`, `[rows, n]`."""
+    if not pays(a.shape[1], len(a), b.shape[1], a):
+        return a.t() @ b
+    return product(a.t(), b.t()) if a.shape[1] <= b.shape[1] else product(b.t(), a.t()).t()
 
 
 def multiply(a: Tensor, b: Tensor, out: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """`undrift verify`: measures facts about methods on problems with known answers."""
 
+from undrift.utils.renamed import old_names
 from undrift.verify.facts import FACTS, Fact
 from undrift.verify.runs import Finding
 from undrift.verify.subjects import Subject, baselines, load, named, ours
@@ -21,3 +22,5 @@ __all__ = [
     "tables",
     "verify",
 ]
+
+__getattr__ = old_names(__name__)

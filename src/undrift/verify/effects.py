@@ -1,4 +1,4 @@
-"""Facts on what has an effect: parameters, kept state, and quantities that must not increase."""
+"""Facts on what has an effect, and in which direction: parameters, state, monotone quantities."""
 
 from __future__ import annotations
 
@@ -33,6 +33,12 @@ NOTICEABLE = 1e-9
 """A smaller change of the model counts as none."""
 ROUNDING = 1e-12
 """A monotone quantity may grow by this share in a round."""
+SLOPE_LR, SLOPE_STEPS, SLOPE_ROUNDS = 1e-3, 2, 60
+"""The local work and the rounds on a slope; a pull of weight r shortens a move by about r·2e-3."""
+WINDOW = 16
+"""The rounds over which speeds are averaged: an even number, since a brake makes them alternate."""
+SETTLED = 0.01
+"""The share by which the speed of a run that has settled may change from one window to the next."""
 
 
 def acts(subject: Subject) -> Finding | None:
@@ -152,3 +158,41 @@ def monotone(subject: Subject) -> Finding | None:
                 worst = Finding(before[name], now, growth, f"{name} grows in round {round}")
             before[name] = now
     return worst
+
+
+def descends(subject: Subject) -> Finding | None:
+    """On a slope, the same constant gradient for every client, the server goes down, and the state
+    it has gathered does not slow it down.
+
+    The speed of a round is its length along −∇F, in units of FedAvg's. Momentum starts at zero and
+    only makes a method faster. With a wrong sign it is a brake: the speed settles below that of the
+    first round. That point is still FedAvg's, so that no limit shows the mistake.
+    """
+    method = subject.method
+    if method.g is not None:
+        return None
+    problem, gradient = problems.slope(), -problems.slope().b[0]
+    local = GD(lr=SLOPE_LR, steps=SLOPE_STEPS)
+    run = (
+        arriving(method, problem, local)
+        if method.meant_asynchronous
+        else run_of(method, problem, local, objective=common_objective(method, All()))
+    )
+    models = torch.cat([problems.START[None], path(run, SLOPE_ROUNDS)])
+    unit = SLOPE_LR * SLOPE_STEPS * float(gradient @ gradient)
+    speeds = (-models.diff(dim=0) @ gradient / unit).tolist()
+    mean, first = sum(speeds) / len(speeds), speeds[0]
+    if not mean > 0:
+        return Finding("a speed above 0", mean, 1.0 - mean, "it moves along the gradient")
+    before, after = (
+        sum(part) / WINDOW for part in (speeds[-2 * WINDOW : -WINDOW], speeds[-WINDOW:])
+    )
+    least = min(first, 1.0)
+    may_slow = method.meant_asynchronous or method.slows_down or least <= 0
+    # A decaying server rate has not settled; a brake that stops the server has.
+    if may_slow or abs(after - before) > SETTLED * max(after, least / 10):
+        return Finding("a speed above 0", mean, 0.0)
+    note = (
+        f"its first round moves {first:.3g} times as far as FedAvg's, later ones {after:.3g} times"
+    )
+    return Finding(least, after, max(0.0, 1 - after / least), note)

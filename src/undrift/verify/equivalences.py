@@ -88,6 +88,8 @@ def _single_client(method: Method, problem: Quadratics) -> Finding | None:
     alone = problems.identical(problem, 1, [7])
     x, models = START.clone(), []
     tau = planned(method, [3])[0]
+    if isinstance(method, FedNova):
+        method = _with_steps(method, tau)
     for _ in range(5):
         for _ in range(tau):
             x = x - LR * alone.gradient(0, x)
@@ -145,12 +147,23 @@ def _fednova(method: Any) -> Iterator[Coincidence]:
     if method.variance_reduction:
         if method.mu == 0 and method.weights == "II":
             twin = FedAvg(server=method.server)
-            words = "the first round is FedAvg's"
-            yield Coincidence(words, method, twin, rounds=1, equal_steps=True, momentum=0.5)
+            words, equal = "the first round is FedAvg's", _with_steps(method, 3)
+            momentum = 0.5 if equal is method else 0.0
+            yield Coincidence(words, equal, twin, rounds=1, equal_steps=True, momentum=momentum)
         return
     twin = FedAvg("II-delta" if method.weights == "II" else "I", method.server)
     equal = changed(method, mu=0.0, tau_eff="progress")
     yield Coincidence("equal steps are FedAvg", equal, twin, equal_steps=True, momentum=0.5)
+    public = _with_steps(changed(method, mu=0.0), 3)
+    if not isinstance(public.tau_eff, str | None):
+        yield Coincidence("with their number as τ_eff, too", public, twin, equal_steps=True)
+
+
+def _with_steps(method: Any, steps: int) -> Any:
+    """FedNova with `steps` as its τ_eff, if that is a number."""
+    if isinstance(method.tau_eff, str | None):
+        return method
+    return changed(method, tau_eff=float(steps))
 
 
 def _scaffold(method: Any) -> Iterator[Coincidence]:

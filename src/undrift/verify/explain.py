@@ -38,6 +38,8 @@ ALGEBRA: Mapping[str, str] = {
     "private": "an upload is a function of x and of the shared parameters",
     "weights": "Σ_S w_k = 1 for the weights of moves",
     "acts": "∂x/∂(parameter) ≠ 0",
+    "descends": "with ∇f_k = g for all k, x⁺ − x = −ηv g; a momentum m⁺ = (1 − β)m + βg tends to "
+    "g, and with the wrong sign to less",
     "monotone": "Q(t + 1) ≤ Q(t)",
     "order": "every sum runs over clients, every key over ids",
     "shift": "f_k(x − a) for all k gives x + a: only differences of models may be scaled",

@@ -144,6 +144,14 @@ FACTS = [
         "`idle`",
     ),
     Fact(
+        "descends",
+        "On a slope, equal for all clients, it moves downhill and its state does not slow it down.",
+        0.01,
+        effects.descends,
+        "the sign of a momentum, of a linear term or of the server's step is reversed; if a method "
+        "brakes by design, declare slows_down = True",
+    ),
+    Fact(
         "monotone",
         "Quantities that it declares as monotone do not increase.",
         0.0,

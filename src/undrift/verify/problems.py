@@ -59,6 +59,12 @@ def opposed() -> Quadratics:
     return Quadratics(problem.H, b, problem.sizes.tolist(), initial=START)
 
 
+def slope() -> Quadratics:
+    """Two equal clients with the same linear loss −b·x, whose gradient −b is constant."""
+    b = torch.tensor([-1.0, 2.0, -0.5], dtype=torch.float64).expand(2, -1)
+    return Quadratics(torch.zeros(2, 3, 3, dtype=torch.float64), b, [10, 10], initial=START)
+
+
 def identical(problem: Quadratics, clients: int, sizes: list[int]) -> Quadratics:
     """A problem whose clients all have the loss of the first one."""
     H = problem.H[:1].expand(clients, -1, -1)

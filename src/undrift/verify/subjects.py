@@ -87,6 +87,8 @@ def _averaging() -> Iterator[Subject]:
     yield Subject("FedNova prox ‖a‖", m.FedNova(mu=0.5, tau_eff="progress"))
     yield Subject("FedNova I", m.FedNova(weights="I", server=Momentum(0.6, 0.5)))
     yield Subject("FedNova server", m.FedNova(server=Momentum(0.6, 0.5)))
+    yield Subject("FedNova public τ_eff", m.FedNova(tau_eff=3.5))
+    yield Subject("FedNova VR public τ_eff", m.FedNova(tau_eff=3.5, variance_reduction=True))
     yield Subject("FedNova VR", m.FedNova(variance_reduction=True))
     yield Subject("FedNova VR I", m.FedNova(variance_reduction=True, weights="I", mu=0.2))
     yield Subject("FedCM", m.FedCM(alpha=0.4))
@@ -167,7 +169,8 @@ def _asynchronous() -> Iterator[Subject]:
 
 def baselines() -> list[Subject]:
     """Baselines that `undrift list` does not show; verify them as undrift.methods:Alone."""
-    return [Subject("Alone", m.Alone())]
+    nobody = {"descends": "every client trains for itself, so that the server's model stays"}
+    return [Subject("Alone", m.Alone(), exempt=nobody)]
 
 
 def named(name: str) -> list[Subject]:

@@ -91,18 +91,18 @@ def problem(name: str) -> Lines:
         yield ""
         if not one:
             yield from (f"`{label}`:", "")
-        yield "```text"
+        yield "```formula"
         yield from steps_of(row)
         yield "```"
     symbols = {letters: words for row in own.values() for letters, words in row.words.items()}
     if symbols:
         yield ""
-        yield from (f"- `{letters}`: {words}" for letters, words in symbols.items())
+        yield from (f"- {formula(letters)}: {words}" for letters, words in symbols.items())
 
 
 def cells(row: MethodRow) -> Iterator[tuple[str, ...]]:
     """Yield each local problem of a round as the cells of a table."""
-    uploads = ", ".join(map(_code, row.uploads))
+    uploads = ", ".join(map(formula, row.uploads))
     yield (*_terms(row), plain(row.work), uploads)
     if row.later is not None:
         often = "the same again" if row.later.times == "1" else f"the same, {row.later.times} times"
@@ -110,12 +110,12 @@ def cells(row: MethodRow) -> Iterator[tuple[str, ...]]:
 
 
 def _terms(problem: MethodRow | LaterProblem) -> Iterator[str]:
-    return map(_code, (problem.start, problem.linear, problem.center, problem.weight))
+    return map(formula, (problem.start, problem.linear, problem.center, problem.weight))
 
 
-def _code(formula: str) -> str:
-    """Return a formula for a table cell, in which it must not be broken."""
-    return formula if formula in ("–", "0") else f"`{formula.replace(' ', NO_BREAK)}`"
+def formula(text: str) -> str:
+    """Return a formula within a line, which the site typesets and does not break."""
+    return text if text in ("–", "0") else f"$`{text.replace(' ', NO_BREAK)}`$"
 
 
 def formulas(method: Method) -> MethodRow:

@@ -10,6 +10,7 @@ from tools.pages.methods.method_sections import (
     NO_BREAK,
     Lines,
     cells,
+    formula,
     formulas,
     table,
     variants,
@@ -75,10 +76,10 @@ def facts() -> Lines:
 def schemes() -> Lines:
     """Yield the ways to average a cohort."""
     rows = (
-        (f"`{s.name}`", f"`{s.formula.partition(': ')[0]}`", s.formula.partition(": ")[2])
+        (f"`{s.name}`", formula(s.formula.partition(": ")[0]), s.formula.partition(": ")[2])
         for s in SCHEMES.values()
     )
-    yield from table(("scheme", "what it computes", ""), rows)
+    yield from table(("scheme", "what it computes", "remark"), rows)
 
 
 def servers() -> Lines:

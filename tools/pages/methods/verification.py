@@ -90,6 +90,8 @@ def reason_not_claimed(fact: Fact, subject: Subject) -> str:
         return "it has no parameter and no local term that could be ignored by mistake"
     if fact.name in ("divides", "reach"):
         return "private runs are not defined for it"
+    if fact.name == "descends":
+        return "g moves the model too, so that a slope does not decide its direction"
     if fact.name in ("shift", "still") and method.g is not None:
         return "g depends on the position: a shift changes the problem"
     return ""

@@ -36,12 +36,17 @@ class Senders:
     works: Sequence[Work]
     settings: Mapping[str, Any] = field(default_factory=dict)
     """what the server sends to transforms in this round, by names that start with "@\""""
+    client: Client | None = None
+    """the client, or several stacked as one; `UploadChain.finish` adds it"""
 
-    def keys(self, purpose: str) -> list[int]:
+    def keys(self, purpose: str, shared: bool = False) -> list[int]:
         """One key per client for random numbers, from (seed, purpose, round, client id).
 
-        In asynchronous training the number of the launch takes the place of the round.
+        With `shared`, all clients of a round have the same key. In asynchronous training the number
+        of the launch takes the place of the round.
         """
+        if shared:
+            return [key(self.seed, purpose, work.turn) for work in self.works]
         return [key(self.seed, purpose, work.turn, work.client) for work in self.works]
 
 
@@ -151,7 +156,7 @@ class UploadChain:
         if not self.transforms:
             return upload, keep
         # Transforms see the declared vectors only: numbers look different in every engine.
-        senders = replace(senders, settings=_settings(down))
+        senders = replace(senders, settings=_settings(down), client=client)
         names = method.sums()
         vectors = Upload(**{name: value for name, value in upload.items() if name in names})
         sent = vectors

@@ -28,11 +28,12 @@ from undrift.loops.cohorts import draw_cohort
 from undrift.loops.evaluation_schedule import deployed_schedule
 from undrift.loops.paces import AsTheyArrive, Deadline
 from undrift.loops.planning import WorkPlanner
-from undrift.loops.private_rounds import PUBLIC_PARTS, private_evaluation
+from undrift.loops.private_rounds import deployed_evaluation
 from undrift.loops.spec import pace_of
 from undrift.loops.upload_transforms import transforms_of
 from undrift.methods.traffic import traffic_of
 from undrift.privacy.clipping import CLIP
+from undrift.privacy.secure.rounding import with_rounding
 from undrift.utils.keys import generator
 
 
@@ -57,24 +58,32 @@ class AgreedRun:
         self.rounds = experiment.rounds
         self.privacy = experiment.privacy_settings()
         evaluation = experiment.evaluation_settings()
-        self.evaluation = private_evaluation(evaluation, self.privacy, PUBLIC_PARTS)
+        self.evaluation = deployed_evaluation(evaluation, self.privacy)
         methods = experiment.methods()
         self.method: Method = methods[label]
         self.pace = pace_of(self.method, experiment.pace_of(label))
         self.roster = WeightedRoster(roster, experiment.objective)
         self.tracked = TrackedModels.of(self.evaluation.models, self.method.own_model)
         local = experiment.local_of(label)
-        chain = UploadChain(
-            transforms_of(
-                self.method,
-                local,
-                compression=experiment.compression_settings(),
-                privacy=self.privacy,
-            )
+        compression = experiment.compression_settings()
+        transforms = transforms_of(
+            self.method, local, compression=compression, privacy=self.privacy
         )
+        secure = experiment.secure_aggregation()
+        if secure is not None and secure.rounds:
+            transforms = with_rounding(
+                transforms,
+                self.method,
+                secure.coding(len(self.roster)),
+                feedback=compression is None or compression.feedback,
+                clipped=self.privacy is not None and self.privacy.clip is not None,
+            )
+        chain = UploadChain(transforms)
         self.job = Job(self.roster, local, seed, self.tracked, chain)
         self.coder = coder_of(chain, seed)
         """encodes compressed uploads; None if they are sent as they are"""
+        self.down = None if compression is None else compression.down
+        """the compressor of downloads; None if they are sent as they are"""
         self._planner = WorkPlanner(self.job, experiment.limits())
         by_weight = all(method.draws_by_weight for method in methods.values())
         self._sampler = as_sampler(experiment.cohort(), by_weight)
@@ -120,9 +129,9 @@ class AgreedRun:
     def diagnosed(self, order: WorkOrder) -> bool:
         """Whether the upload of an order has what the diagnostics of its round need.
 
-        Private uploads have not, and compressed ones neither: it includes a whole vector.
+        Private uploads have not.
         """
-        if self.privacy is not None or self.coder is not None:
+        if self.privacy is not None:
             return False
         return self.asynchronous or self.evaluated(order.round + 1)
 

@@ -12,8 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from undrift.core.clients import ClientStates
 from undrift.core.messages import Assignment, Reply
 from undrift.core.method import Method
@@ -36,7 +34,13 @@ from undrift.deploy.secure.messages import (
     bytes_in,
     hex_by_site,
 )
-from undrift.deploy.secure.sums import as_words, decoded, require_summed, sum_names
+from undrift.deploy.secure.sums import (
+    as_words,
+    decoded,
+    require_summed,
+    sum_names,
+    words_spec,
+)
 from undrift.deploy.transport import REFUSED, Answer
 from undrift.deploy.wire_format import InvalidMessage, TensorSpec, decode
 from undrift.privacy.secure.attempt import SecureError
@@ -114,7 +118,8 @@ class SecureEngine(RemoteEngine):
         wrong = {client: reply.wrong for client, reply in replies.items() if reply.wrong}
         self._reasons |= {str(client): why for client, why in wrong.items()}
         usable = {str(client): reply for client, reply in replies.items() if client not in wrong}
-        server.masked({site: as_words(split(r.upload)[1]) for site, r in usable.items()})
+        coding = self._coding
+        server.masked({site: as_words(split(r.upload)[1], coding) for site, r in usable.items()})
 
         survivors = list(server.survivors)
         found = self._ask(AGREE, round, {site: {"survivors": survivors} for site in survivors})
@@ -127,10 +132,14 @@ class SecureEngine(RemoteEngine):
         totals = server.unmasked(revealed)
 
         like = self.losses.initial()
-        coding = FixedPoint.finest(len(self.job.roster), self.secure.range)
         taken = {site: _without_vectors(usable[site]) for site in survivors}
-        result.take_summed(list(taken.values()), decoded(totals, sums, coding, like), like.dtype)
+        found_sums = decoded(totals, sums, coding, like, round, self._coder)
+        result.take_summed(list(taken.values()), found_sums, like.dtype)
         return taken
+
+    @property
+    def _coding(self) -> FixedPoint:
+        return self.secure.coding(len(self.job.roster))
 
     # Requests of the stages
 
@@ -195,10 +204,16 @@ class SecureEngine(RemoteEngine):
     def _expected(self, method: Method, request: WorkRequest) -> ExpectedAnswer:
         """As without secure aggregation, but with a masked vector of words for every sum."""
         plain = super()._expected(method, request)
+        coder, x = self._coder, self.losses.initial()
+        compressed = () if coder is None else coder.names
         sums = method.sums() | self.job.tracked_sums(diagnose=False)
-        declared = {name: weights for name, weights in sums.items() if name in plain.vectors}
-        words = TensorSpec(torch.int64, tuple(self.losses.initial().shape))
-        return replace(plain, vectors=dict.fromkeys(sum_names(declared), words))
+        vectors: dict[str, TensorSpec] = {}
+        for name, weights in sums.items():
+            if name in plain.vectors or name in compressed:
+                size = len(x) if coder is None else coder.added_size(name, len(x), x.dtype)
+                words = words_spec(self._coding, size)
+                vectors |= dict.fromkeys(sum_names({name: weights}), words)
+        return replace(plain, vectors=vectors, coder=None)
 
 
 def _without_vectors(reply: Reply) -> Reply:

@@ -32,7 +32,6 @@ from undrift.deploy.secure.sums import as_tensors, words_of
 from undrift.deploy.signing.keys import PEERS, SigningKey, SiteKeys
 from undrift.deploy.wire_format import InvalidMessage
 from undrift.privacy.secure.attempt import Attempt, SecureError
-from undrift.privacy.secure.fixed_point import FixedPoint
 from undrift.privacy.secure.settings import SecureAggregation
 from undrift.privacy.secure.site import ADVERTISE, AGREE, MASK, SHARE, SecureSite, Sign, Verify
 from undrift.utils.errors import UndriftError
@@ -114,15 +113,15 @@ class SecureRounds:
         """The vectors of a reply, weighted, encoded and masked."""
         attempt = self._attempt(order.terms, order.round, order.available, run)
         sums = run.method.sums() | run.job.tracked_sums(diagnose=False)
-        coding = FixedPoint.finest(len(run.roster), self._settings.range)
+        coding = self._settings.coding(len(run.roster))
         try:
             noise = None
             if run.privacy is not None and self._settings.site_noise:
                 full = len(run.cohort(order.round, None))
                 noise = NoiseShare(run, order.round, self._settings.noise_shares(full))
-            words = words_of(reply.upload, client, sums, coding, noise)
+            words = words_of(reply.upload, client, sums, coding, order.round, noise, run.coder)
             sealed = by_site(order.sealed, bytes_in)
-            return as_tensors(self._of(attempt).mask(sealed, words))
+            return as_tensors(self._of(attempt).mask(sealed, words), coding)
         except (SecureError, UndriftError) as error:
             self._site = None
             raise InvalidMessage(str(error)) from error

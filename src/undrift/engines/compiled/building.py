@@ -22,7 +22,7 @@ from platformdirs import user_cache_path
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared")
 """Nothing here lets the compiler assume that numbers are finite or reorder sums."""
-TYPES = {torch.float32: ("-DREAL=float", "-DSINGLE"), torch.float64: ("-DREAL=double",)}
+TYPES: dict[torch.dtype, tuple[str, ...]] = {torch.float32: ("-DSINGLE",), torch.float64: ()}
 COMPILE_SECONDS = 60
 """A compiler that takes longer is stopped."""
 OFF = "UNDRIFT_NO_KERNEL"
@@ -41,7 +41,7 @@ def kernel(dtype: torch.dtype) -> ctypes.CDLL | None:
         if not path.exists():
             _compile(compiler, source, TYPES[dtype], path)
         library = ctypes.CDLL(str(path))
-        library.scratch_numbers.restype = ctypes.c_int64
+        library.scratch_bytes.restype = ctypes.c_int64
         library.train.restype = None
         return library
     except (OSError, subprocess.SubprocessError, AttributeError):

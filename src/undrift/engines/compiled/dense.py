@@ -1,8 +1,10 @@
-"""Small dense networks that the C kernel trains: which they are, and the call of the kernel.
+"""Dense networks that the C kernel trains: which they are, and the call of the kernel.
 
 torch's operators take a microsecond each, whatever their size, and a step needs ten of them. On a
-small network that is most of the time, above all if clients take different numbers of steps. The
-kernel does all steps of a chunk's clients in one call, during which other threads run.
+small network that is most of the time, above all if clients take different numbers of steps. On a
+larger one, the kernel keeps a client's model in a core's caches from its first step to the sum of
+the clients' moves, without writing it to memory in between. It does all steps of a chunk's clients
+in one call, during which other threads run.
 """
 
 from __future__ import annotations
@@ -19,8 +21,21 @@ from torch import Tensor
 from undrift.data.part import Part
 from undrift.engines.compiled.building import kernel
 
-MOST_NUMBERS = 8_192
-"""Parameters of the largest network for the kernel; torch's products are faster on larger ones."""
+MOST_NUMBERS = 600_000
+"""Parameters of the largest network for the kernel. A client's model should stay in a core's caches
+during its steps; from about a million numbers on, torch's products are faster."""
+
+
+@dataclass(frozen=True)
+class MoveSums:
+    """Memory for Σ w_k·(x_k − start) and each |x_k − start|², all in double precision."""
+
+    weights: Tensor
+    """w, `[C]`"""
+    total: Tensor
+    """`[P]`"""
+    squares: Tensor
+    """`[C]`"""
 
 
 @dataclass(frozen=True)
@@ -58,45 +73,51 @@ class DenseChain:
         part: Part,
         rows: np.ndarray,
         counts: np.ndarray,
-        x: Tensor,
+        start: Tensor,
         rates: Sequence[float],
         scales: Tensor | float,
         decays: Tensor | float,
         constant: Tensor | None,
+        x: Tensor | None,
+        sums: MoveSums | None = None,
     ) -> None:
-        """Take all steps of plain SGD of several clients, in place in `x`, `[C, P]`.
+        """Take all steps of plain SGD of several clients, from `start`, `[C, P]` or shared, `[P]`.
 
         `rows`, `[steps, C, B]`, are the samples' positions in the part, and `counts`, `[steps, C]`,
         how many of them are a client's batch; 0 after its last step.
         A step is x ← (1 − η·decay)x − η(scale·∇f + constant); numbers are `[C]` or the same for
         all clients, and the constant is `[C, P]` or `[P]`.
+        `x`, `[C, P]`, receives the models, and `sums` the sums of the moves from a shared start.
         """
-        library = kernel(x.dtype)
+        library = kernel(start.dtype)
         assert library is not None
         assert isinstance(part.x, Tensor)
-        clients, layers = len(x), len(self.weights)
+        clients, layers = counts.shape[1], len(self.weights)
         if not part.in_order:
             rows = part.rows.numpy()[rows]
         if rows.strides[2] != rows.itemsize:
             rows = np.ascontiguousarray(rows)
-        if constant is not None:
-            constant = constant.contiguous()
+        start, constant = start.contiguous(), None if constant is None else constant.contiguous()
         steps = np.count_nonzero(counts, axis=0)
         width = rows.shape[2]
         places = self.sizes, self.weights, self.biases
         integers = [np.array(each, dtype=np.int64) for each in places]
-        numbers = int(library.scratch_numbers(_long(layers), _address(integers[0]), _long(width)))
-        scratch = torch.empty(numbers, dtype=x.dtype)
+        scratch = torch.empty(
+            library.scratch_bytes(
+                _long(layers), _address(integers[0]), _long(width), _long(sums is not None)
+            ),
+            dtype=torch.uint8,
+        )
         floats = [np.array(rates, dtype=np.float64), _each(scales, clients), _each(decays, clients)]
+        wanted = (None, None, None) if sums is None else (sums.weights, sums.total, sums.squares)
         library.train(
             *(_long(clients), _long(layers), *map(_address, integers)),
             *(_pointer(part.x), _pointer(part.y)),
             *(_address(rows), *(_long(each // rows.itemsize) for each in rows.strides[:2])),
             *(_address(counts), *(_long(each // counts.itemsize) for each in counts.strides)),
             *(_long(width), _address(steps), *map(_address, floats)),
-            _pointer(constant),
-            _long(0 if constant is None or constant.ndim == 1 else constant.stride(0)),
-            *(_pointer(x), _long(x.stride(0)), _pointer(scratch)),
+            *(_pointer(constant), _stride(constant), _pointer(start), _stride(start)),
+            *(_pointer(x), _stride(x), *map(_pointer, wanted), _pointer(scratch)),
         )
 
 
@@ -104,6 +125,11 @@ def _each(value: Tensor | float, clients: int) -> np.ndarray:
     """A number of each client, in double precision."""
     own = value.double().numpy() if isinstance(value, Tensor) else value
     return np.ascontiguousarray(np.broadcast_to(np.asarray(own, dtype=np.float64), clients))
+
+
+def _stride(vectors: Tensor | None) -> ctypes.c_int64:
+    """Numbers from a client's vector to the next; 0 if clients share one."""
+    return _long(0 if vectors is None or vectors.ndim == 1 else vectors.stride(0))
 
 
 def _long(value: int) -> ctypes.c_int64:

@@ -1,4 +1,4 @@
-"""`nn.Embedding` for many clients at once."""
+"""`nn.Embedding` and `nn.EmbeddingBag` for many clients at once."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from undrift.engines.vectorised.functions import Function
 from undrift.engines.vectorised.layers import Layer, Sink
 from undrift.engines.vectorised.random_masks import RandomMasks
 
@@ -41,10 +42,26 @@ def client_indices(x: Tensor) -> Tensor:
 
 def embedding(module: nn.Embedding, numbers: Sequence[int]) -> Embedding | str:
     """The stacked layer for a module, or the option that prevents it."""
+    return _unusual_option(module) or Embedding(numbers[0])
+
+
+def embedding_bag(module: nn.EmbeddingBag, numbers: Sequence[int]) -> list[Layer] | str:
+    """The stacked layers for a module that is called with bags of equal size, `[B, words]`."""
+    if module.mode not in ("mean", "sum"):
+        return f"has the mode {module.mode!r}"
+    how = module.mode
+    return _unusual_option(module) or [
+        Embedding(numbers[0]),
+        Function(lambda x: x.mean(1) if how == "mean" else x.sum(1)),
+    ]
+
+
+def _unusual_option(module: nn.Embedding | nn.EmbeddingBag) -> str:
+    """The option that prevents a stacked layer; empty if there is none."""
     for option in ("padding_idx", "max_norm"):
         if getattr(module, option) is not None:
             return f"has {option}"
     for option in ("sparse", "scale_grad_by_freq"):
         if getattr(module, option):
             return f"has {option}"
-    return Embedding(numbers[0])
+    return ""

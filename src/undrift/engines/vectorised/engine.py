@@ -34,13 +34,14 @@ from undrift.core.messages import (
 )
 from undrift.core.method import Method
 from undrift.core.problem import Client, Keep, LocalProblem, LocalResult, Named, Upload
-from undrift.core.replies import q_draws
+from undrift.core.replies import accumulator_dtype, q_draws
 from undrift.core.round_result import RoundResult
 from undrift.core.unformed import UnformedRows
 from undrift.core.uploads import Senders
 from undrift.core.uploads.norm_bounds import NormLimits
 from undrift.core.validation import buffer_fault, fault, well_shaped
 from undrift.engines.base import Job, SimulationEngine
+from undrift.engines.compiled.dense import MoveSums
 from undrift.engines.serial import SerialEngine
 from undrift.engines.thread_pool import ThreadPool, Turns, spare_threads
 from undrift.engines.threaded import SingleClientState, ThreadedEngine
@@ -195,6 +196,8 @@ class VectorisedEngine(SimulationEngine):
         if losses.device.type == "cpu":
             keep_freed_memory()
         self._spare = SpareVectors()
+        self._needs_models: set[str] = set()
+        """names of methods that were seen to need more than sums"""
         self._pool = ThreadPool(threads)
         # Cores without a training thread gather the samples of the next batches.
         self._gatherers = spare_threads(threads) if losses.device.type == "cpu" else None
@@ -336,18 +339,32 @@ class VectorisedEngine(SimulationEngine):
         return single, list(groups.values())
 
     def _chunks(self, groups: list[list[Assignment]], states: ClientStates) -> Iterator[Chunk]:
-        """Cut groups into chunks, with the clients' states.
-
-        The sizes of a group's chunks differ by one at most, so that no thread gets much less work
-        than the others.
-        """
+        """Cut groups into chunks, with the clients' states."""
         for assignments in groups:
-            number = -(-len(assignments) // self.chunk)
-            ends = [len(assignments) * piece // number for piece in range(number + 1)]
+            ends = self._ends([assignment.work.steps for assignment in assignments])
             step = max(1, GROUP_CLIENTS // self.chunk)
-            for first in range(0, number, step):
+            for first in range(0, len(ends) - 1, step):
                 part = ends[first : first + step + 1]
                 yield from self._drawn_at_once(assignments[part[0] : part[-1]], part, states)
+
+    def _ends(self, steps: list[int]) -> list[int]:
+        """Where chunks end, from 0 on, for clients that take these numbers of steps.
+
+        No thread should get much less work than the others. Operators of torch take about as long
+        for a client as for several, so a chunk's time depends on the steps of its first client, and
+        chunks have about equal numbers of clients. The C kernel trains one client after another:
+        its chunks have about equal numbers of steps.
+        """
+        number = -(-len(steps) // self.chunk)
+        if self._network.chain is None or steps[0] == steps[-1]:
+            return [len(steps) * piece // number for piece in range(number + 1)]
+        ends, left = [0], 0.0
+        for end, own in enumerate(steps, start=1):
+            left += own
+            if left >= sum(steps) / number or end - ends[-1] == self.chunk or end == len(steps):
+                ends.append(end)
+                left = 0.0
+        return ends
 
     def _drawn_at_once(
         self, assignments: list[Assignment], ends: list[int], states: ClientStates
@@ -390,15 +407,21 @@ class VectorisedEngine(SimulationEngine):
         The result of a large model, for which `states` has memory for new states, refers to the
         thread's memory: it must be merged into another one before the thread trains again.
         """
-        solved = self._solve(method, chunk)
         # Damaged replies and those of attackers are changed one by one.
         damage = any(
             assignment.work.damaged or assignment.client.id in self.job.attackers
             for assignment in chunk.assignments
         )
+        sums = None
+        by_kernel = self._network.chain is not None and method.name not in self._needs_models
+        if by_kernel and not damage and self._sums_suffice(method):
+            sums = self._memory_for_sums(chunk)
+        solved = self._solve(method, chunk, sums, models=limits is not None)
         unformed = None
         if not damage:
             unformed = self._finish_unformed(method, solved, diagnose)
+            if unformed is None and sums is not None:
+                self._needs_models.add(method.name)
         if not damage and unformed is None and limits is None:
             unformed = self._finish_in_pieces(method, solved, states)
         if unformed is not None and limits is None:
@@ -433,9 +456,12 @@ class VectorisedEngine(SimulationEngine):
             result.take(reply)
         return result
 
-    def _solve(self, method: Method, chunk: Chunk) -> SolvedChunk:
+    def _solve(
+        self, method: Method, chunk: Chunk, sums: MoveSums | None = None, models: bool = True
+    ) -> SolvedChunk:
         """Solve the local problems of a chunk's clients.
 
+        `sums` is memory for sums of their moves, with which the `models` may not be needed.
         The solutions are in the network's memory: the next chunk of this thread overwrites them,
         unless `release_vectors` is called.
         """
@@ -452,7 +478,9 @@ class VectorisedEngine(SimulationEngine):
         network.load_buffers(chunk.assignments[0].buffers)
         try:
             with torch.no_grad():
-                trained = train(network, problem, group, mine)
+                # The sums are of moves from the start; others need moves from the model received.
+                own = sums if problem.start is getattr(down, "x", None) else None
+                trained = train(network, problem, group, mine, own, models)
         except UndriftError:
             raise
         except Exception as error:
@@ -490,6 +518,19 @@ class VectorisedEngine(SimulationEngine):
         """Whether sums do not suffice: transforms and robust statistics need each upload."""
         return bool(self.job.uploads.transforms) or self.job.statistic is not None
 
+    def _sums_suffice(self, method: Method) -> bool:
+        """Whether nothing but sums is known to be made of the clients' models."""
+        tracked = self.job.tracked
+        several = method.kept() or method.problems > 1 or self._each_upload_counts
+        return not (several or tracked.cohort or tracked.last)
+
+    def _memory_for_sums(self, chunk: Chunk) -> MoveSums:
+        """Memory for the sum of a chunk's moves with the usual weights."""
+        like, wide = self.losses.flat.x, accumulator_dtype(self.losses.flat.x)
+        weights = torch.as_tensor(q_draws(chunk.client)).reshape(-1).to(wide).contiguous()
+        total = self._spare.take(self.losses.dimension, wide, like.device)
+        return MoveSums(weights, total, torch.empty_like(weights))
+
     def _finish_unformed(
         self, method: Method, solved: SolvedChunk, diagnose: bool
     ) -> TrainedChunk | None:
@@ -498,20 +539,19 @@ class VectorisedEngine(SimulationEngine):
         It does not if a client keeps vectors, if an upload transform or a tracked model needs each
         client's vector, or if the method computes more from a model than a scaled difference.
         """
-        chunk, tracked = solved.chunk, self.job.tracked
-        if method.kept() or solved.later or solved.trained.state or solved.buffers:
+        if not self._sums_suffice(method):
             return None
-        if self._each_upload_counts:
+        if solved.trained.state or solved.buffers or solved.center.ndim > 1:
             return None
-        if tracked.cohort or tracked.last or solved.center.ndim > 1:
-            return None
-        usual = torch.as_tensor(q_draws(chunk.client))
-        trained, works = solved.trained, chunk.group.works
+        chunk, trained = solved.chunk, solved.trained
+        usual, works = torch.as_tensor(q_draws(chunk.client)), chunk.group.works
         x, center, factored = trained.x, solved.center, trained.factored
         if self._large_model:
             moves: ChunkMoves = LargeMoves(x, center, usual, factored)
         else:
-            moves = ChunkMoves(x, center, usual, factored, diagnose, self._spare)
+            moves = ChunkMoves(
+                *(x, center, usual, factored, diagnose, self._spare, trained.sums, trained.form)
+            )
         result = solved.result(UnformedRows.models(moves))
         down, senders = chunk.assignments[0].download, Senders(self.job.seed, works)
         try:

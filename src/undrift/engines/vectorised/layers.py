@@ -39,6 +39,8 @@ class Layer(ABC):
 
     trains = False
     """whether it has parameters"""
+    draws_masks = False
+    """whether it has dropout"""
     owns_outputs = False
     """whether its outputs are newly allocated and not needed by its own backward pass, so that the
     next layer may overwrite them"""
@@ -180,6 +182,7 @@ class Dropout(Layer):
     """`nn.Dropout` with each client's own masks, the same as if it trained alone."""
 
     owns_outputs = True
+    draws_masks = True
 
     def __init__(self, p: float):
         super().__init__()
@@ -194,43 +197,77 @@ class Dropout(Layer):
         return gradient * self._mask
 
 
-class Residual(Layer):
-    """The sum of two branches that start from the same inputs: a residual block."""
-
-    owns_outputs = True
+class Branches(Layer):
+    """Chains of layers that start from the same inputs; subclasses join their ends."""
 
     def __init__(self, *branches: Sequence[Layer]):
         super().__init__()
         self._branches = branches
-        self.trains = any(layer.trains for branch in branches for layer in branch)
+        self._train = [any(layer.trains for layer in branch) for branch in branches]
+        self.trains = any(self._train)
+        self.draws_masks = any(layer.draws_masks for branch in branches for layer in branch)
 
-    def forward(self, x: Tensor, parameters: Sequence[Tensor], masks: RandomMasks | None) -> Tensor:
-        ends = []
+    @property
+    def wanted(self) -> list[bool]:
+        """Which branches need the gradients of their ends."""
+        return [not self.is_first or trains for trains in self._train]
+
+    def ends(
+        self, x: Tensor, parameters: Sequence[Tensor], masks: RandomMasks | None
+    ) -> list[Tensor]:
+        """The outputs of the branches."""
+        found = []
         for branch in self._branches:
             y = x
             for layer in branch:
                 y = layer.forward(y, parameters, masks)
-            ends.append(y)
-        one, other = ends
-        if one.shape != other.shape:
-            raise ValueError(f"Branches of shapes {one.shape} and {other.shape} cannot be added.")
-        return one + other
+            found.append(y)
+        return found
 
-    def backward(self, gradient: Tensor, parameters: Sequence[Tensor], sink: Sink) -> Tensor:
+    def back(
+        self,
+        gradients: Sequence[Tensor | None],
+        like: Tensor,
+        parameters: Sequence[Tensor],
+        sink: Sink,
+    ) -> Tensor:
+        """The gradient of the inputs, from those of the ends; `like` if it is not needed."""
         backs = []
-        for branch in self._branches:
-            back = gradient
+        for branch, back in zip(self._branches, gradients, strict=True):
+            if back is None:
+                continue
             for layer in reversed(branch):
                 back = layer.backward(back, parameters, sink)
                 if layer.is_first:
                     break
             backs.append(back)
-        return gradient if self.is_first else backs[0] + backs[1]
+        if self.is_first:
+            return like
+        total, *others = backs
+        for each in others:
+            total = total + each
+        return total
 
     def link(self) -> None:
         """Set `is_first` and `may_overwrite` of the layers in the branches."""
         for branch in self._branches:
             link_layers(branch, first=self.is_first)
+
+
+class Residual(Branches):
+    """The sum of two branches: a residual block."""
+
+    owns_outputs = True
+
+    def forward(self, x: Tensor, parameters: Sequence[Tensor], masks: RandomMasks | None) -> Tensor:
+        one, other = self.ends(x, parameters, masks)
+        if one.shape != other.shape:
+            raise ValueError(f"Branches of shapes {one.shape} and {other.shape} cannot be added.")
+        return one + other
+
+    def backward(self, gradient: Tensor, parameters: Sequence[Tensor], sink: Sink) -> Tensor:
+        gradients = [gradient if each else None for each in self.wanted]
+        return self.back(gradients, gradient, parameters, sink)
 
 
 def link_layers(layers: Sequence[Layer], first: bool = True) -> None:
@@ -245,7 +282,7 @@ def link_layers(layers: Sequence[Layer], first: bool = True) -> None:
         first = first and not layer.trains
         # Flatten returns a view, which may be overwritten if what it is a view of may be.
         overwritable = layer.owns_outputs or (overwritable and isinstance(layer, Flatten))
-        if isinstance(layer, Residual):
+        if isinstance(layer, Branches):
             layer.link()
 
 

@@ -8,13 +8,14 @@ through all of them while it is in the cache.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from undrift.core.replies import accumulator_dtype
 from undrift.core.unformed import Moves
+from undrift.engines.compiled.dense import MoveSums
 from undrift.engines.vectorised.factored import FactoredWeight
 
 PIECE_NUMBERS = 40_000
@@ -62,6 +63,10 @@ class ChunkMoves(Moves):
         the weights w_k that most sums will have, `[C]`
     factored
         weights of linear layers that were not formed, by their first column
+    known
+        the sum with these weights and the norms, if training computed them
+    form
+        writes the models to `x`, if that was not done
     norms
         whether `squares` will be asked for
     memory
@@ -76,6 +81,8 @@ class ChunkMoves(Moves):
         factored: Sequence[tuple[int, FactoredWeight]] = (),
         norms: bool = True,
         memory: SpareVectors | None = None,
+        known: MoveSums | None = None,
+        form: Callable[[], None] | None = None,
     ):
         self._memory = memory or SpareVectors()
         self.center = center
@@ -86,6 +93,10 @@ class ChunkMoves(Moves):
         self._usual = weights.reshape(-1).to(self._wide)
         self._squares = torch.zeros(len(x), dtype=self._wide, device=x.device) if norms else None
         self._usual_sum: Tensor | None = None
+        self._form = form
+        if known is not None:
+            self._usual_sum = known.total
+            self._squares = known.squares if norms else None
 
     def squares(self) -> Tensor:
         self._sum_as_usual()
@@ -119,6 +130,9 @@ class ChunkMoves(Moves):
 
     def _summed(self, weights: Tensor, squares: Tensor | None = None) -> Tensor:
         """Σ w_k·(x_k − c); adds |x_k − c|² to `squares`."""
+        if self._form is not None:
+            self._form()
+            self._form = None
         total = self._memory.take(self._x.shape[1], self._wide, self._x.device)
         at = 0
         for begin, weight in self._factored:

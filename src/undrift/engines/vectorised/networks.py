@@ -195,7 +195,7 @@ class StackedNetwork(Network):
         self._layers = layers
         self.flat_linears = flat_linears(layers, flat_samples)
         self._derivative = derivative
-        self.uses_random_numbers = any(isinstance(layer, Dropout) for layer in layers)
+        self.uses_random_numbers = any(layer.draws_masks for layer in layers)
         self.channels_last = channels_last
 
     def backward(

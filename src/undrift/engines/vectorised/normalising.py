@@ -27,26 +27,51 @@ class LayerNorm(Layer):
 
     def forward(self, x: Tensor, parameters: Sequence[Tensor], masks: RandomMasks | None) -> Tensor:
         self._x = x
-        # Weight and bias differ between clients, so they are applied outside of torch's operator.
-        y, self._mean, self._rstd = torch.native_layer_norm(x, self._shape, None, None, self._eps)
+        # Weight and bias differ between clients, so they are applied outside of torch's operator,
+        # unless there is one client only.
+        self._own = self._of_one_client(parameters)
+        y, self._mean, self._rstd = torch.native_layer_norm(x, self._shape, *self._own, self._eps)
+        if len(x) == 1:
+            return y
         self._y = y
         if self._weight is not None:
             y = y * self._over_samples(parameters[self._weight])
         return y if self._bias is None else y.add_(self._over_samples(parameters[self._bias]))
 
     def backward(self, gradient: Tensor, parameters: Sequence[Tensor], sink: Sink) -> Tensor:
-        back = gradient
-        over = tuple(range(1, gradient.ndim - len(self._shape)))
-        if self._weight is not None:
-            back = gradient * self._over_samples(parameters[self._weight])
-            sink.plain(self._weight, (gradient * self._y).sum(over))
-        if self._bias is not None:
-            sink.plain(self._bias, gradient.sum(over))
-        if self.is_first:
-            return gradient
-        return torch.ops.aten.native_layer_norm_backward(
-            back, self._x, self._shape, self._mean, self._rstd, None, None, [True, False, False]
-        )[0]
+        if len(gradient) == 1:
+            back, weight, bias = self._back(gradient)
+        else:
+            over = tuple(range(1, gradient.ndim - len(self._shape)))
+            scaled, weight, bias = gradient, None, None
+            if self._weight is not None:
+                scaled = gradient * self._over_samples(parameters[self._weight])
+                weight = (gradient * self._y).sum(over)
+            if self._bias is not None:
+                bias = gradient.sum(over)
+            back = gradient if self.is_first else self._back(scaled)[0]
+        for number, own in ((self._weight, weight), (self._bias, bias)):
+            if number is not None:
+                assert own is not None
+                sink.plain(number, own.view(parameters[number].shape))
+        return gradient if self.is_first else back
+
+    def _back(self, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradients of the inputs and, with one client, of its weight and bias."""
+        weight, bias = self._own
+        wanted = [not self.is_first, weight is not None, bias is not None]
+        found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.native_layer_norm_backward(
+            *(gradient, self._x, self._shape, self._mean, self._rstd, weight, bias, wanted)
+        )
+        return found
+
+    def _of_one_client(self, parameters: Sequence[Tensor]) -> tuple[Tensor | None, Tensor | None]:
+        """Weight and bias if there is one client, otherwise None."""
+        weight, bias = (
+            None if number is None or len(self._x) > 1 else parameters[number][0]
+            for number in (self._weight, self._bias)
+        )
+        return weight, bias
 
     def _over_samples(self, parameter: Tensor) -> Tensor:
         """A parameter `[C, …]` with axes of length 1 for samples, to be broadcast."""

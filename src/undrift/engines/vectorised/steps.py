@@ -195,18 +195,18 @@ class FusedStep(Step):
         rows = -(-x.shape[1] // pieces)
         each = zip(x.unbind(), source.unbind(), left.unbind(), right.unbind(), decays, strict=True)
         for k, (own, before, outputs, inputs, own_decay) in enumerate(each):
-            # (1 − ηd)x − ηg in one pass: a share ηd of the way from x to −g/d
-            factor = -1 / own_decay if own_decay else -rate
-            outputs, inputs = outputs * factor, inputs.t()
+            inputs = inputs.t()
             for first in range(0, len(own), rows):
                 piece = slice(first, first + rows)
                 change = products.product(outputs[piece], inputs)
                 if constants is not None:
-                    change.add_(constants[k][piece], alpha=factor)
+                    change.add_(constants[k][piece])
                 if own_decay:
+                    # (1 − ηd)x − ηg in one pass: a share ηd of the way from x to −g/d
+                    change.mul_(-1 / own_decay)
                     torch.lerp(before[piece], change, rate * own_decay, out=own[piece])
                 else:
-                    torch.add(before[piece], change, out=own[piece])
+                    torch.add(before[piece], change, alpha=-rate, out=own[piece])
 
     def _started(self, number: int) -> tuple[Tensor, float]:
         """A parameter before the step, and the factor 1 − η(s·λ + r) still to be applied to it.

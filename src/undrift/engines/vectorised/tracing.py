@@ -11,10 +11,24 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from undrift.engines.vectorised import convolving, embedding, normalising, recurrent
+from undrift.engines.vectorised import (
+    attention,
+    convolving,
+    embedding,
+    normalising,
+    recurrent,
+    samplewise,
+)
+from undrift.engines.vectorised.functions import (
+    FrozenLinear,
+    Function,
+    Join,
+    WithParameter,
+    merged,
+)
 from undrift.engines.vectorised.layers import (
     Dropout,
     Elementwise,
@@ -32,8 +46,8 @@ from undrift.utils.errors import first_line
 
 aten = torch.ops.aten
 
-Build = Callable[[Any, Sequence[int]], Layer | str | None]
-"""(module, the numbers of its parameters among all) → its stacked layer, None if it does nothing
+Build = Callable[[Any, Sequence[int]], Layer | list[Layer] | str | None]
+"""(module, the numbers of its parameters among all) → its stacked layers, None if it does nothing
 in training, or what prevents it, as the end of a sentence."""
 
 
@@ -79,6 +93,37 @@ def _softplus(module: nn.Softplus, numbers: Sequence[int]) -> Layer:
     )
 
 
+def _function(module: nn.Module, numbers: Sequence[int]) -> Layer:
+    """The layer of a module without parameters that treats each number or sample by itself."""
+    return Function(lambda x: module(x))
+
+
+def _over_axis(module: nn.Softmax | nn.LogSoftmax, numbers: Sequence[int]) -> Layer | str:
+    axis = module.dim
+    if axis is None:
+        return "has no axis"
+
+    def call(x: Tensor) -> Tensor:
+        if axis % x.ndim == 0:
+            raise ValueError("Softmax works on the axis of the samples.")
+        found: Tensor = module(x)
+        return found
+
+    return Function(call)
+
+
+def _by_names(
+    build: Callable[[Any, dict[str, int]], list[Layer] | str],
+) -> Build:
+    """Builds a module of several layers, which get the numbers of parameters by their names."""
+
+    def built(module: nn.Module, numbers: Sequence[int]) -> list[Layer] | str:
+        names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
+        return build(module, dict(zip(names, numbers, strict=True)))
+
+    return built
+
+
 LAYERS: dict[type[nn.Module], Build] = {
     nn.Identity: lambda module, numbers: None,
     nn.Linear: _linear,
@@ -94,7 +139,20 @@ LAYERS: dict[type[nn.Module], Build] = {
     nn.ELU: _elu,
     nn.SiLU: lambda module, numbers: Elementwise(F.silu, aten.silu_backward),
     nn.Softplus: _softplus,
+    **dict.fromkeys(
+        (
+            *(nn.CELU, nn.Hardsigmoid, nn.Hardswish, nn.Hardtanh, nn.LogSigmoid, nn.Mish),
+            *(nn.ReLU6, nn.SELU, nn.Softsign),
+        ),
+        _function,
+    ),
+    nn.Softmax: _over_axis,
+    nn.LogSoftmax: _over_axis,
     nn.Embedding: embedding.embedding,
+    nn.EmbeddingBag: embedding.embedding_bag,
+    nn.MultiheadAttention: _by_names(attention.self_attention),
+    nn.TransformerEncoderLayer: _by_names(attention.encoder_layer),
+    nn.TransformerEncoder: _by_names(attention.encoder),
     nn.LSTM: recurrent.lstm,
     nn.LayerNorm: normalising.layer_norm,
     nn.GroupNorm: normalising.group_norm,
@@ -103,6 +161,10 @@ LAYERS: dict[type[nn.Module], Build] = {
     nn.AvgPool2d: convolving.avg_pool2d,
     nn.AdaptiveAvgPool2d: convolving.adaptive_avg_pool2d,
 }
+
+FREEZABLE = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.GroupNorm, nn.Conv2d)
+"""Modules that treat each sample by itself and draw no random numbers, so that all clients can
+share one call of them if their parameters are frozen."""
 
 FUNCTIONS: dict[Any, Callable[..., nn.Module]] = {
     torch.relu: nn.ReLU,
@@ -136,6 +198,13 @@ LAST_OUTPUT = ([0, (slice(None), -1)], [0, (slice(None), -1, slice(None))], [1, 
 outputs[:, -1], outputs[:, -1, :], or the state h[-1]."""
 
 
+SEVERAL = (nn.LSTM, nn.MultiheadAttention)
+"""Modules that return several tensors."""
+
+ARITHMETIC = (operator.add, operator.sub, operator.mul, torch.add, torch.sub, torch.mul)
+"""Functions of a tensor and a parameter."""
+
+
 class NotStackable(Exception):
     """The module is not a chain of known layers; the message says why."""
 
@@ -159,7 +228,7 @@ class ChainTracer:
 
     def __init__(self, module: nn.Module, names: Sequence[str]):
         # Inside a Sequential, a model that is a single layer is traced as a call of that layer.
-        whole = nn.Sequential(module)
+        self._whole = whole = nn.Sequential(module)
         self._modules = dict(whole.named_modules(remove_duplicate=False))
         self._graph = graph_of(whole)
         self._numbers = {name: number for number, name in enumerate(names)}
@@ -188,35 +257,48 @@ class ChainTracer:
         while node is not begin:
             if node in self._followed:
                 raise NotStackable(f"{self._owner(node)}, whose {node.name} is used twice")
-            layer, node = self._layer(node)
-            if layer is not None:
-                found.insert(0, layer)
-        return found
+            layers, node = self._layers_of(node)
+            found[:0] = layers
+        return merged(found)
 
-    def _layer(self, node: fx.Node) -> tuple[Layer | None, fx.Node]:
-        """The layer of a node (None if it does nothing), and the node that is its input."""
+    def _layers_of(self, node: fx.Node) -> tuple[list[Layer], fx.Node]:
+        """The layers of a node (none if it does nothing), and the node that is their input."""
         self._followed.add(node)
         if node.target is operator.getitem:
             return self._read(node)
+        if len(node.all_input_nodes) == 2 and any(map(is_attribute, node.all_input_nodes)):
+            return self._with_attribute(node)
         if node.target in (operator.add, torch.add) and len(node.all_input_nodes) == 2:
             return self._sum(node)
-        before = self._only_input(node, *node.args[:1])
+        joined = samplewise.joining(node)
+        if joined is not None:
+            return self._join(node, *joined)
+        place = 1 if samplewise.number_first(node) else 0
+        before = self._only_input(node, *node.args[place : place + 1])
         if node.op == "call_module":
-            layer = self._module(node)
-            if isinstance(layer, recurrent.LSTM):
+            layers = self._module(node)
+            if layers and isinstance(layers[0], recurrent.LSTM):
                 raise NotStackable(
                     f"{self._owner(node)}, whose outputs and states are not separated"
                 )
-            return layer, before
+            return layers, before
         if node.target in ("view", "reshape"):
             if not flattens(node):
                 raise NotStackable(
                     f"{self._owner(node)}, whose {node.target} does not flatten all but the samples"
                 )
-            return Flatten(), before
+            return [Flatten()], before
+        return self._function(node), before
+
+    def _function(self, node: fx.Node) -> list[Layer]:
+        """The layer of a function or a method that the forward pass calls."""
         known: dict[Any, Callable[..., nn.Module]] = {**FUNCTIONS, **METHODS}
-        if node.op not in ("call_function", "call_method") or node.target not in known:
+        called = node.op in ("call_function", "call_method")
+        other = samplewise.function_of(node) if len(node.all_input_nodes) == 1 else None
+        if not called or (node.target not in known and other is None):
             raise NotStackable(f"{self._owner(node)}, whose {node.name} is not a known layer")
+        if other is not None and (node.target not in known or not flattens_all(node)):
+            return [Function(other)]
         if len(node.all_input_nodes) != 1 or len(node.args) > 5:
             raise NotStackable(f"{self._owner(node)}, whose {node.name} has unusual options")
         try:
@@ -225,45 +307,122 @@ class ChainTracer:
             raise NotStackable(
                 f"{self._owner(node)}, whose {node.name} has unusual options"
             ) from None
-        return self._built(node, module, []), before
+        return self._built(node, module, [])
 
-    def _read(self, node: fx.Node) -> tuple[Layer, fx.Node]:
-        """An LSTM with what the model reads of its outputs and states, and the LSTM's input."""
-        at = node
-        indices: list[object] = []
-        while at.target is operator.getitem:
-            self._followed.add(at)
-            indices.insert(0, at.args[1])
-            at = self._only_input(at, at.args[0])
-        layer = self._module(at) if at.op == "call_module" else None
-        if not isinstance(layer, recurrent.LSTM) or indices not in ([0], *LAST_OUTPUT):
+    def _read(self, node: fx.Node) -> tuple[list[Layer], fx.Node]:
+        """The layers of what a model reads by an index, and their input.
+
+        It may be a part of a tensor, an output of a module with several, or one of the parts into
+        which a tensor was split.
+        """
+        reads, indices = [node], [node.args[1]]
+        source = self._only_input(node, node.args[0])
+        while source.target is operator.getitem:
+            reads.append(source)
+            indices.insert(0, source.args[1])
+            source = self._only_input(source, source.args[0])
+        if source.op == "call_module" and type(self._modules[str(source.target)]) in SEVERAL:
+            self._followed.update(reads)
+            return self._output(node, source, indices)
+        # Of other tensors, one index at a time: the node before this one is followed next.
+        source = self._only_input(node, node.args[0])
+        if source.target in samplewise.IN_PARTS:
+            parts, index = samplewise.parts_of(source), node.args[1]
+            if parts is None or not isinstance(index, int):
+                raise NotStackable(f"{self._owner(node)}, which splits a tensor by its samples")
+            self._followed.add(source)
+            whole = self._only_input(source, source.args[0])
+            return [Function(lambda x: parts(x)[index])], whole
+        function = samplewise.function_of(node)
+        if function is None or is_shape(source):
             raise NotStackable(f"{self._owner(node)}, which indexes a tensor")
-        self._followed.add(at)
-        layer.last = indices in LAST_OUTPUT
-        return layer, self._only_input(at, *at.args[:1])
+        return [Function(function)], source
 
-    def _sum(self, node: fx.Node) -> tuple[Layer, fx.Node]:
-        """The sum of two branches, and the node at which they begin."""
+    def _output(
+        self, node: fx.Node, source: fx.Node, indices: list[Any]
+    ) -> tuple[list[Layer], fx.Node]:
+        """The layers of a module that returns several tensors, of which a model reads one."""
+        self._followed.add(source)
+        if type(self._modules[str(source.target)]) is nn.MultiheadAttention:
+            if indices != [0] or not attention.attends_to_itself(source.args, source.kwargs):
+                raise NotStackable(f"{self._owner(source)}, which is more than self-attention")
+            inputs = source.args[0] if source.args else source.kwargs.get("query")
+            return self._module(source, several=True), self._only_input(source, inputs)
+        if indices not in ([0], *LAST_OUTPUT):
+            raise NotStackable(f"{self._owner(node)}, which indexes a tensor")
+        (layer,) = layers = self._module(source)
+        assert isinstance(layer, recurrent.LSTM)
+        layer.last = indices in LAST_OUTPUT
+        return layers, self._only_input(source, *source.args[:1])
+
+    def _with_attribute(self, node: fx.Node) -> tuple[list[Layer], fx.Node]:
+        """A sum or product with a parameter or a buffer of the model, and the other operand."""
+        if node.target not in ARITHMETIC or node.kwargs or len(node.args) != 2:
+            raise NotStackable(f"{self._owner(node)}, whose {node.name} is not a known layer")
         one, other = node.all_input_nodes
+        before, own = (one, other) if is_attribute(other) else (other, one)
+        if is_attribute(before):
+            raise NotStackable(f"{self._owner(node)}, whose {node.name} is not a known layer")
+        of: Callable[[Any, Any], Tensor] = node.target  # type: ignore[assignment]
+        function = of if own is node.args[1] else lambda x, p: of(p, x)
+        self._followed.add(own)
+        path, value = self._path(str(own.target)), operator.attrgetter(str(own.target))(self._whole)
+        if path not in self._numbers:
+            if value.requires_grad:
+                raise NotStackable(f"{self._owner(node)} that shares parameters")
+
+            def constant(x: Tensor) -> Tensor:
+                if value.ndim > x.ndim or (value.ndim == x.ndim and len(value) != 1):
+                    raise ValueError(f"{path} has an axis of samples.")
+                return function(x, value)
+
+            return [Function(constant)], before
+        if path in self._used:
+            raise NotStackable(f"{self._owner(node)}, whose {path} is used twice")
+        self._used.add(path)
+        return [WithParameter(function, self._numbers[path])], before
+
+    def _sum(self, node: fx.Node) -> tuple[list[Layer], fx.Node]:
+        """The sum of two branches, and the node at which they begin."""
         if node.kwargs or len(node.args) != 2:
             raise NotStackable(f"{self._owner(node)}, whose {node.name} has unusual options")
-        nodes = ancestors(one)
-        fork = next(each for each in ancestors(other) if each in nodes)
-        branches = [self._between(fork, each) for each in (one, other)]
-        # Masks would be drawn in the order of `Residual`, which may differ from the model's.
-        if any(isinstance(layer, Dropout) for branch in branches for layer in branch):
-            raise NotStackable(f"{self._owner(node)}, which has dropout in a branch")
-        return Residual(*branches), fork
+        branches, fork = self._branches(node, node.all_input_nodes)
+        return [Residual(*branches)], fork
 
-    def _module(self, node: fx.Node) -> Layer | None:
-        """The layer of a module that the forward pass calls."""
+    def _join(
+        self, node: fx.Node, inputs: Sequence[fx.Node], function: Callable[..., Tensor]
+    ) -> tuple[list[Layer], fx.Node]:
+        """A function of several branches, and the node at which they begin."""
+        branches, fork = self._branches(node, inputs)
+        return [Join(function, *branches)], fork
+
+    def _branches(
+        self, node: fx.Node, ends: Sequence[fx.Node]
+    ) -> tuple[list[list[Layer]], fx.Node]:
+        """The branches that end at some nodes, and the node at which all of them begin."""
+        sources = [set(ancestors(each)) for each in ends]
+        common = [each for each in ancestors(ends[0]) if all(each in some for some in sources)]
+        # The parts of a tensor are read from the tensor that was split.
+        forks = [each for each in common if each.target not in samplewise.IN_PARTS]
+        if not forks:
+            raise NotStackable(f"{self._owner(node)}, whose {node.name} has no common input")
+        branches = [self._between(forks[0], each) for each in ends]
+        # Masks would be drawn branch by branch, which may differ from the order in the model.
+        if sum(any(layer.draws_masks for layer in branch) for branch in branches) > 1:
+            raise NotStackable(f"{self._owner(node)}, which has dropout in several branches")
+        return branches, forks[0]
+
+    def _module(self, node: fx.Node, several: bool = False) -> list[Layer]:
+        """The layers of a module that the forward pass calls; `several`: with several inputs."""
         module, path = self._modules[str(node.target)], self._path(str(node.target))
-        if len(node.args) != 1 or node.kwargs:
+        if not several and (len(node.args) != 1 or node.kwargs):
             raise NotStackable(f"{self._owner(node)}, which takes more than one input")
         if type(module) not in LAYERS:
             raise NotStackable(self._owner(node))
         own = list(module.named_parameters(remove_duplicate=False))
         names = [f"{path}.{name}" if path else name for name, _ in own]
+        if own and type(module) in FREEZABLE and not any(p.requires_grad for _, p in own):
+            return [frozen(module)]
         if not all(p.requires_grad for _, p in own):
             raise NotStackable(f"{self._owner(node)} with frozen parameters")
         if not self._numbers.keys() >= set(names):
@@ -273,11 +432,13 @@ class ChainTracer:
         self._used.update(names)
         return self._built(node, module, [self._numbers[name] for name in names])
 
-    def _built(self, node: fx.Node, module: nn.Module, numbers: Sequence[int]) -> Layer | None:
-        layer = LAYERS[type(module)](module, numbers)
-        if isinstance(layer, str):
-            raise NotStackable(f"{self._owner(node)} that {layer}")
-        return layer
+    def _built(self, node: fx.Node, module: nn.Module, numbers: Sequence[int]) -> list[Layer]:
+        found = LAYERS[type(module)](module, numbers)
+        if isinstance(found, str):
+            raise NotStackable(f"{self._owner(node)} that {found}")
+        if isinstance(found, list):
+            return found
+        return [] if found is None else [found]
 
     def _only_input(self, node: fx.Node, source: object = None) -> fx.Node:
         """The only input of a node; an error if that is not a single tensor."""
@@ -324,6 +485,25 @@ def require_no_hooks(module: nn.Module) -> None:
     for name, parameter in module.named_parameters():
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
             raise NotStackable(f"{name} has hooks")
+
+
+def frozen(module: nn.Module) -> Layer:
+    """The layer of a module whose parameters are frozen, so that all clients share them."""
+    if isinstance(module, nn.Linear):
+        return FrozenLinear(lambda: module.weight, lambda: module.bias)
+    return Function(lambda x: module(x))
+
+
+def is_attribute(node: fx.Node) -> bool:
+    """Whether a node is a parameter or a buffer of the model."""
+    return node.op == "get_attr"
+
+
+def flattens_all(node: fx.Node) -> bool:
+    """Whether a call of `flatten` names no axis but the first one after that of the samples."""
+    named: dict[str, Any] = dict(zip(("start_dim", "end_dim"), node.args[1:], strict=False))
+    named |= node.kwargs
+    return bool(named.get("start_dim") == 1 and named.get("end_dim", -1) == -1)
 
 
 def ancestors(node: fx.Node) -> list[fx.Node]:

@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from undrift.core.problem import Keep, LocalProblem, Number, Work
-from undrift.engines.compiled.dense import DenseChain
+from undrift.engines.compiled.dense import DenseChain, MoveSums
 from undrift.engines.vectorised.ascending import backward_ascending
 from undrift.engines.vectorised.batches import BatchStream, batch_indices
 from undrift.engines.vectorised.factored import FactoredWeight, factoring_pays
@@ -112,19 +113,34 @@ class Trained:
     """what clients keep for their solver, `[C, P]` or `[C, 1]`"""
     factored: Sequence[tuple[int, FactoredWeight]] = ()
     """weights that are not formed, each with its first column in `x`, which is undefined there"""
+    sums: MoveSums | None = None
+    """sums of the moves from the shared start, if they were asked for and are known"""
+    form: Callable[[], None] | None = None
+    """writes the models to `x`, which is undefined until then; None if it has them"""
 
     def formed(self) -> Trained:
         """The same with all weights written to `x`."""
         for first, weight in self.factored:
             columns = self.x[:, first : first + weight.numbers]
             weight.form(columns.view(len(self.x), *weight.shape))
-        return replace(self, factored=())
+        if self.form is not None:
+            self.form()
+        return replace(self, factored=(), form=None)
 
 
-def train(network: Network, problem: LocalProblem, group: Group, mine: Keep = Keep()) -> Trained:
+def train(
+    network: Network,
+    problem: LocalProblem,
+    group: Group,
+    mine: Keep = Keep(),
+    sums: MoveSums | None = None,
+    models: bool = True,
+) -> Trained:
     """Train the clients of a chunk; `problem` has the local problems of all of them, stacked.
 
-    `mine` is what the clients keep, with their solver's part of it, stacked.
+    `mine` is what the clients keep, with their solver's part of it, stacked. `sums` is memory for
+    sums of the clients' moves, which the C kernel computes on the way. Unless the `models` are
+    needed as well, it does not write them.
 
     The vectors in the result belong to the network, which reuses them for its next chunk unless
     `network.release_vectors()` is called.
@@ -139,8 +155,14 @@ def train(network: Network, problem: LocalProblem, group: Group, mine: Keep = Ke
     flat = network.vectors(losses.flat.x, clients)
     usual = problem.ascent is None and not losses.data.augmentations
     if network.chain is not None and usual and _fuses(network, solver, problem):
-        _train_by_kernel(network.chain, problem, group, flat)
-        return Trained(flat, int(group.indices.sizes.sum()))
+        evaluations = int(group.indices.sizes.sum())
+        by_kernel = partial(_train_by_kernel, network.chain, problem, group)
+        if sums is None or problem.start.ndim > 1:
+            by_kernel(flat)
+            return Trained(flat, evaluations)
+        by_kernel(flat if models else None, sums)
+        form = None if models else partial(by_kernel, flat)
+        return Trained(flat, evaluations, sums=sums, form=form)
     views = split(flat, shapes)
     x = network.parameter_tensors(views)
     start = parameter_list(problem.start)
@@ -201,15 +223,20 @@ def train(network: Network, problem: LocalProblem, group: Group, mine: Keep = Ke
     return Trained(flat, evaluations, first, last, state, unformed)
 
 
-def _train_by_kernel(chain: DenseChain, problem: LocalProblem, group: Group, x: Tensor) -> None:
+def _train_by_kernel(
+    chain: DenseChain,
+    problem: LocalProblem,
+    group: Group,
+    x: Tensor | None,
+    sums: MoveSums | None = None,
+) -> None:
     """Take all steps of plain SGD at once; `x`, `[C, P]`, receives the clients' models."""
     rows, counts = group.indices.rows, group.indices.sizes
     rates = [group.rates.at(step) for step in range(len(rows))]
     scale, pull = number(problem.scale), _pull(problem)
-    x.copy_(problem.start)
-    decay = scale * group.solver.penalty + pull
-    constant = _constant(problem, pull)
-    chain.train(group.losses.train_part, rows, counts, x, rates, scale, decay, constant)
+    decay, constant = scale * group.solver.penalty + pull, _constant(problem, pull)
+    part, start = group.losses.train_part, problem.start
+    chain.train(part, rows, counts, start, rates, scale, decay, constant, x, sums)
 
 
 def _solver_state(step: Step, like: Tensor, shapes: Sequence[torch.Size]) -> dict[str, Tensor]:

@@ -17,8 +17,21 @@ from undrift.experiments.tables.fields import (
     allowed_words,
     one_of,
 )
-from undrift.privacy.gaussian import ACCOUNTANTS, AdaptiveClip, Gaussian
-from undrift.privacy.secure.settings import NOISE_AT, SITES, SecureAggregation
+from undrift.privacy.gaussian import (
+    ACCOUNTANTS,
+    METRICS,
+    PUBLIC,
+    AdaptiveClip,
+    Gaussian,
+    NoisyMetrics,
+)
+from undrift.privacy.secure.settings import (
+    DEFAULT_RANGE,
+    FULL_BITS,
+    NOISE_AT,
+    SITES,
+    SecureAggregation,
+)
 from undrift.utils.errors import UndriftError
 
 
@@ -36,6 +49,22 @@ class AdaptiveClipTable(ClosedTable):
 
     def build(self) -> AdaptiveClip:
         return AdaptiveClip(self.initial, self.quantile, self.rate, self.noise)
+
+
+class NoisyMetricsTable(ClosedTable):
+    """Noisy means of the clients' losses and accuracies on their own data."""
+
+    noise: Positive = Field(
+        description="Standard deviation of the noise, in units of the most by which one client "
+        "can move the sums."
+    )
+    every: Counting = Field(description="Rounds between evaluations, each of which is accounted.")
+    largest_loss: Positive = Field(
+        default=5.0, description="Losses of a client above this number count as this number."
+    )
+
+    def build(self) -> NoisyMetrics:
+        return NoisyMetrics(self.noise, self.every, self.largest_loss)
 
 
 class PrivacyTable(ClosedTable):
@@ -70,6 +99,16 @@ class PrivacyTable(ClosedTable):
     accountant: Annotated[str, BeforeValidator(one_of(ACCOUNTANTS)), allowed_words(ACCOUNTANTS)] = (
         Field(default="pld", description="How ε is computed: pld (tight) or rdp.")
     )
+    metrics: Annotated[str, BeforeValidator(one_of(METRICS)), allowed_words(METRICS)] = Field(
+        default="public",
+        description="What is measured: public, data that belong to no client; exact, whatever "
+        "[evaluation] says, outside the guarantee.",
+    )
+    noisy_metrics: NoisyMetricsTable | None = Field(
+        default=None,
+        description="Metrics of the clients' data as noisy means over all clients, which ε "
+        "includes.",
+    )
     secure: bool = Field(
         default=False,
         description="Secure aggregation in deployments: the server learns sums of uploads only.",
@@ -79,11 +118,16 @@ class PrivacyTable(ClosedTable):
         description="Sites without which secure aggregation decodes no sum, above half of the "
         "cohort; left out, two thirds of it and one.",
     )
-    range: Positive = Field(
-        default=1000.0,
-        description="Largest absolute value in a weighted upload, for secure aggregation.",
+    range: Positive | None = Field(
+        default=None,
+        description="Largest absolute value in a weighted upload, for secure aggregation; left "
+        "out, 1000. To be given with word_bits below 64.",
     )
-
+    word_bits: Counting = Field(
+        default=FULL_BITS,
+        description="Bits of each coordinate of a masked upload: 16, 24, 32 or 64. Fewer make "
+        "uploads smaller and round them more.",
+    )
     noise_at: Annotated[str, BeforeValidator(one_of(NOISE_AT)), allowed_words(NOISE_AT)] = Field(
         default="server",
         description="Who adds the noise: the server, or with secure aggregation the sites, which "
@@ -99,11 +143,27 @@ class PrivacyTable(ClosedTable):
     def _check(self) -> PrivacyTable:
         if self.clip is not None and self.adaptive_clip is not None:
             raise InvalidValue("Give either clip or adaptive_clip, not both.", "clip")
+        if self.noisy_metrics is not None and self.metrics != PUBLIC:
+            raise InvalidValue("Give either metrics or noisy_metrics, not both.", "metrics")
         if self.threshold is not None and not self.secure:
             raise InvalidValue("A threshold needs secure = true.", "threshold")
+        if self.word_bits != FULL_BITS and not self.secure:
+            raise InvalidValue("Words of masked uploads need secure = true.", "word_bits")
+        if self.word_bits != FULL_BITS and self.range is None:
+            raise InvalidValue(
+                "Short words need a range as small as uploads allow, since it decides how much "
+                "they round: set range.",
+                "range",
+            )
         if self.noise_at == SITES:
             if not self.secure:
                 raise InvalidValue("Noise of the sites needs secure = true.", "noise_at")
+            if self.noisy_metrics is not None:
+                raise InvalidValue(
+                    "With noise of the sites the server is not trusted, but noisy_metrics sends it "
+                    "every site's metrics.",
+                    "noise_at",
+                )
             if self.adaptive_clip is not None:
                 raise InvalidValue(
                     "Noise of the sites needs a fixed clip: adaptive_clip sends the server one bit "
@@ -122,7 +182,13 @@ class PrivacyTable(ClosedTable):
         if not self.secure:
             return None
         noise = self.noise_at == SITES
-        return SecureAggregation(self.threshold, self.range, noise, int(self.colluding))
+        return SecureAggregation(
+            self.threshold,
+            DEFAULT_RANGE if self.range is None else self.range,
+            noise,
+            int(self.colluding),
+            self.word_bits,
+        )
 
     def build(self) -> Gaussian | None:
         """The mechanism, as `train` takes it; None with secure aggregation alone."""
@@ -138,4 +204,5 @@ class PrivacyTable(ClosedTable):
             max_samples=self.max_samples,
             steps=self.steps,
             accountant=self.accountant,
+            metrics=self.metrics if self.noisy_metrics is None else self.noisy_metrics.build(),
         )

@@ -35,8 +35,9 @@ class FedNova(Averaging):
     mu
         μ, the weight of the pull to the server's model (0: no pull)
     tau_eff
-        the server's number of steps τ_eff: "progress", the mean of ‖a_k‖₁, or "steps", the mean of
-        τ_k; the default is "steps" with a pull and "progress" without
+        the server's number of steps τ_eff: "progress", the mean of ‖a_k‖₁; "steps", the mean of
+        τ_k; or a number, which is public: clients then upload neither ‖a_k‖₁ nor τ_k, as private
+        runs need. The default is "steps" with a pull and "progress" without
     weights
         "II" for uniform cohorts, w_k = q_k N/K; "I" for clients drawn by q_k, with equal weights
     variance_reduction
@@ -47,7 +48,7 @@ class FedNova(Averaging):
     """
 
     averages_moves = False
-    why_not_robust = "it also uses numbers that clients report"
+    why_not_robust = "its clients normalise their moves by their own numbers of steps"
     needs_steps = True
     elementwise = True
     paper = "Wang et al., Tackling the Objective Inconsistency Problem, NeurIPS 2020"
@@ -56,14 +57,16 @@ class FedNova(Averaging):
     def __init__(
         self,
         mu: float = 0.0,
-        tau_eff: str | None = None,
+        tau_eff: str | float | None = None,
         weights: str = "II",
         variance_reduction: bool = False,
         server: ServerOptimizer = Plain(),
     ):
         require_range("FedNova's mu", mu, at_least=0)
         require_choice("FedNova's weights", weights, ("I", "II"))
-        if tau_eff is not None:
+        if isinstance(tau_eff, int | float):
+            require_range("FedNova's tau_eff", tau_eff, above=0)
+        elif tau_eff is not None:
             require_choice("FedNova's tau_eff", tau_eff, ("progress", "steps"))
         self.mu = mu
         self.tau_eff = tau_eff
@@ -118,8 +121,11 @@ class FedNova(Averaging):
     ) -> tuple[Upload, Keep]:
         direction = (result.x - down.x) / result.a_norm  # −η times the mean local gradient
         if self.variance_reduction:
-            v = down.d - mine.d  # the direction contains v, but ∇f_k does not
-            mine = Keep(d=-direction / result.rate - v)
+            # −η times the change of d_k, so that the server's d follows from this sum alone
+            direction = direction + result.rate * down.d
+            mine = Keep(d=mine.d - direction / result.rate)
+        if isinstance(self.tau_eff, int | float):
+            return Upload(direction=direction), mine
         return Upload(direction=direction, progress=result.a_norm, steps=result.steps), mine
 
     def settle(self, keep: Keep, error: Upload, result: LocalResult, client: Client) -> Keep:
@@ -130,11 +136,12 @@ class FedNova(Averaging):
         K = replies.count if self.variance_reduction else replies.weight(draws)
         factor = N / K if self.weights == "II" else 1 / K  # w_k = q_k N/K, or 1/K for each
         rule = self.tau_eff or ("steps" if self.mu > 0 else "progress")
-        tau_eff = replies.mean(rule, by=w)
-        update = tau_eff * factor * replies.sum("direction", by=w)
-        new = ServerState(**self.move(server, update, replies))
+        tau_eff = replies.mean(rule, by=w) if isinstance(rule, str) else rule
+        total = replies.sum("direction", by=w)
         if self.variance_reduction:
-            # d̄ + Σ_S q_k (d_k⁺ − d_k), with d_k⁺ − d_k = −direction_k/η − d̄
-            change = -replies.sum("direction", by=q) / replies.rate - replies.weight(q) * server.d
-            new = new.replace(d=server.d + change)
+            total = total - replies.weight(w) * replies.rate * server.d
+        new = ServerState(**self.move(server, tau_eff * factor * total, replies))
+        if self.variance_reduction:
+            # d̄ + Σ_S q_k (d_k⁺ − d_k)
+            new = new.replace(d=server.d - replies.sum("direction", by=q) / replies.rate)
         return new

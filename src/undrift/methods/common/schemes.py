@@ -52,9 +52,9 @@ UNIFORM = ("all", "uniform", "bernoulli", "fixed", "responding")
 SCHEMES = {
     scheme.name: scheme
     for scheme in (
-        Scheme("full", q_draws, _one, ("all",), "x ← Σ q_k x_k over all clients"),
+        Scheme("full", q_draws, _one, ("all",), "x ← Σ_k q_k x_k: over all clients"),
         Scheme("original", q_draws, _one, UNIFORM, "x ← Σ_S q_k x_k + (1 − Σ_S q_k) x"),
-        Scheme("I", draws, _per_draw, ("weighted",), "x ← (1/K) Σ of x_k over K draws by q_k"),
+        Scheme("I", draws, _per_draw, ("weighted",), "x ← (1/K) Σ_S x_k: S is K draws by q_k"),
         Scheme(
             "II",
             q_draws,
@@ -68,7 +68,7 @@ SCHEMES = {
             draws,
             _per_draw,
             UNIFORM,
-            "client k trains on N q_k f_k; x ← (1/K) Σ_S x_k",
+            "x ← (1/K) Σ_S x_k: client k trains on N q_k f_k",
             scales_loss=True,
         ),
         Scheme(
@@ -76,7 +76,7 @@ SCHEMES = {
             q_draws,
             _per_share,
             UNIFORM,
-            "x ← Σ_S q_k x_k / Σ_S q_k: usual, but biased",
+            "x ← (Σ_S q_k x_k)/(Σ_S q_k): usual, but biased",
         ),
         Scheme(
             "II-delta",

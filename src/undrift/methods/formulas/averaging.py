@@ -138,21 +138,26 @@ def _mimelite(method: Any) -> MethodRow:
 
 
 def _fednova(method: Any) -> MethodRow:
-    by_progress = (method.tau_eff or ("steps" if method.mu > 0 else "progress")) == "progress"
-    work = "‖a_k‖₁" if by_progress else "τ_k"
+    rule = method.tau_eff or ("steps" if method.mu > 0 else "progress")
+    work = "‖a_k‖₁" if rule == "progress" else "τ_k"
     uniform = method.weights == "II"
     mean = f"(Σ_S q_k {work})/(Σ_S q_k)" if uniform else f"(1/K) Σ_S {work}"
-    total = "(N/K) Σ_S q_k u_k" if uniform else "(1/K) Σ_S u_k"
+    move = "(u_k − η d)" if method.variance_reduction else "u_k"
+    total = f"(N/K) Σ_S q_k {move}" if uniform else f"(1/K) Σ_S {move}"
     fold, letters = server_step(method.server, f"τ_eff {total}")
     letters |= {"μ": "method.mu"}
+    numbers: tuple[str, ...] = ()
+    if isinstance(rule, str):
+        fold, numbers = (f"τ_eff ← {mean}", *fold), ("‖a_k‖₁", "τ_k")
+    else:
+        letters |= {"τ_eff": "method.tau_eff"}
     words = {**A_NORM}
     then: tuple[str, ...] = ("u_k ← (x_k − x)/‖a_k‖₁",)
-    fold = (f"τ_eff ← {mean}", *fold)
     linear = "0"
     if method.variance_reduction:
         linear = "d − d_k"
-        then = (*then, "d_k ← d_k − d − u_k/η")
-        fold = (*fold, "d ← d − Σ_S q_k (u_k/η + d)")
+        then = ("u_k ← (x_k − x)/‖a_k‖₁ + η d", "d_k ← d_k − u_k/η")
+        fold = (*fold, "d ← d − Σ_S q_k u_k/η")
         letters |= {"d": "down.d", "d_k": "mine.d"}
         words = {"d, d_k": "normalised gradients, the server's and the client's, 0 at first"}
     else:
@@ -163,7 +168,7 @@ def _fednova(method: Any) -> MethodRow:
         weight="μ",
         outside=True,
         then=then,
-        uploads=("u_k", "‖a_k‖₁", "τ_k"),
+        uploads=("u_k", *numbers),
         fold=fold,
         draws=not method.variance_reduction,
         used=None if method.variance_reduction else "w_k",

@@ -29,7 +29,7 @@ KEY_BYTES = 32
 """The length of a private or public key."""
 NONCE_BYTES = 12
 PIECE_WORDS = 1 << 17
-"""How many words of a stream are made at a time: 1 MB, so that they stay in cache."""
+"""How many words of a stream are made at a time: at most 1 MB, so that they stay in cache."""
 
 
 class KeyPair:
@@ -73,13 +73,14 @@ def derived_seed(seed: bytes, info: bytes) -> bytes:
 
 
 def add_mask(words: Words, seed: bytes, sign: int) -> None:
-    """Add the stream of a seed to words modulo 2^64, or subtract it if `sign` is −1."""
+    """Add the stream of a seed to words, or subtract it if `sign` is −1; both wrap around."""
     # A seed makes one stream only, so that the nonce may be constant.
     stream = Cipher(ChaCha20(seed, bytes(16)), mode=None).encryptor()
-    zeros = bytes(8 * min(PIECE_WORDS, len(words)))
+    size = words.dtype.itemsize
+    zeros = bytes(size * min(PIECE_WORDS, len(words)))
     for first in range(0, len(words), PIECE_WORDS):
         piece = words[first : first + PIECE_WORDS]
-        mask = np.frombuffer(stream.update(zeros[: 8 * len(piece)]), dtype="<u8")
+        mask = np.frombuffer(stream.update(zeros[: size * len(piece)]), dtype=f"<u{size}")
         if sign > 0:
             piece += mask
         else:

@@ -79,7 +79,7 @@ class SecureServer:
                 if name in self._total:
                     self._total[name] += words
                 else:
-                    self._total[name] = np.array(words, dtype=np.uint64)
+                    self._total[name] = np.array(words)
 
     def agreed(self, signatures: Mapping[str, bytes]) -> None:
         """Take the survivors' signatures on the list of survivors."""

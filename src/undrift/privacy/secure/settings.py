@@ -6,11 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from undrift.privacy.secure.attempt import MIN_SITES, Attempt, default_threshold
+from undrift.privacy.secure.fixed_point import WORD_TYPES, FixedPoint
 from undrift.utils.errors import require, require_range, require_whole
 
 SITES = "sites"
 NOISE_AT = ("server", SITES)
 """Who adds the noise of differential privacy."""
+DEFAULT_RANGE = 1000.0
+"""R if nothing is said."""
+WORD_BITS = tuple(WORD_TYPES)
+"""The allowed numbers of bits of a coordinate in a masked upload."""
+FULL_BITS = 64
+"""Words of so many bits round less than single precision does."""
 
 
 @dataclass(frozen=True)
@@ -28,23 +35,46 @@ class SecureAggregation:
         whether the sites add the noise of differential privacy, each a share of it
     colluding
         c, the number of sites that may collude with the server
+    word_bits
+        b, the bits of a coordinate in a masked upload: 16, 24, 32 or 64
     """
 
     threshold: int | None = None
-    range: float = 1000.0
+    range: float = DEFAULT_RANGE
     site_noise: bool = False
     colluding: int = 0
+    word_bits: int = FULL_BITS
 
     def __post_init__(self) -> None:
         require_whole("privacy.colluding", self.colluding, at_least=0)
         if self.threshold is not None:
             require_whole("privacy.threshold", self.threshold, at_least=2)
         require_range("privacy.range", self.range, above=0)
+        require(
+            self.word_bits in WORD_BITS,
+            f"privacy.word_bits is {self.word_bits}, but must be one of "
+            f"{', '.join(map(str, WORD_BITS))}.",
+        )
+        # The shares of noise would be rounded one by one, which changes the law of their sum.
+        require(
+            not self.site_noise or not self.rounds,
+            f"privacy.word_bits is {self.word_bits}, which would round the sites' noise to another "
+            f'distribution: set word_bits = {FULL_BITS}, or noise_at = "server".',
+        )
+
+    @property
+    def rounds(self) -> bool:
+        """Whether words are so short that an upload is visibly rounded."""
+        return self.word_bits < FULL_BITS
+
+    def coding(self, sites: int) -> FixedPoint:
+        """How the uploads of so many sites are encoded."""
+        return FixedPoint.finest(sites, self.range, self.word_bits)
 
     def attempt(
         self, run: str, round: int, number: int, cohort: Sequence[str], full: int
     ) -> Attempt:
-        """The attempt to aggregate the uploads of a cohort.
+        """The attempt to sum the uploads of a cohort.
 
         `full` is the size of the cohort if all sites were there: a server that says that sites are
         away must not lower the threshold by that.
@@ -63,6 +93,7 @@ class SecureAggregation:
 
     def check(self, sites: int) -> None:
         """Refuse settings with which no round of so many sites could be completed."""
+        self.coding(sites)
         require(
             sites >= MIN_SITES,
             f"Secure aggregation needs at least {MIN_SITES} sites, not {sites}: the sum of two "

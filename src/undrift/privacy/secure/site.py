@@ -145,7 +145,7 @@ class SecureSite:
             self._shares[site] = found
         masked = {}
         for name, words in uploads.items():
-            total = np.array(words, dtype=np.uint64)
+            total = np.array(words)
             add_mask(total, self_mask(self.attempt, self.name, self._seed, name), 1)
             for site in sealed:
                 seed = pair_mask(

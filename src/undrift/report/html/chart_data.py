@@ -52,7 +52,11 @@ def chart_data(runs: Runs) -> tuple[dict[str, Any], int]:
     step = _thinning(runs)
     for number, group in enumerate(runs.groups):
         found += [
-            {"method": number, "seed": run.seed, "columns": _columns(run.records, step)}
+            {
+                "method": number,
+                "seed": run.seed,
+                "columns": columns(run.records, _kept(run.records, step)),
+            }
             for run in group.runs
             if run.records
         ]
@@ -86,8 +90,8 @@ def _thinning(runs: Runs) -> int:
     """Return n to show one of n evaluated rounds, so that the page stays small."""
     longest = max(len(shown_rows(run.records)) for run in runs)
     others = 10 if "virtual_seconds" in runs.costs else 4  # other columns that do not compress well
-    columns = len(runs.metrics) + len(runs.diagnostics) + others
-    cells = sum(len(shown_rows(run.records)) * columns for run in runs)
+    width = len(runs.metrics) + len(runs.diagnostics) + others
+    cells = sum(len(shown_rows(run.records)) * width for run in runs)
     return max(1, math.ceil(longest / MAX_POINTS), math.ceil(cells / MAX_NUMBERS))
 
 
@@ -98,12 +102,16 @@ def shown_rows(records: Sequence[Record]) -> list[int]:
     return [i for i, record in enumerate(records) if record.metrics] or list(range(len(records)))
 
 
-def _columns(records: Sequence[Record], step: int) -> dict[str, Any]:
-    places = shown_rows(records)
-    kept = sorted({*places[::step], len(records) - 1})
+def _kept(records: Sequence[Record], step: int) -> list[int]:
+    """Return the indices of one of `step` shown records, and of the last one."""
+    return sorted({*shown_rows(records)[::step], *range(len(records))[-1:]})
+
+
+def columns(records: Sequence[Record], kept: Sequence[int]) -> dict[str, Any]:
+    """Return the records with the indices `kept` as columns; sums include the rows between them."""
     names = dict.fromkeys(name for record in records for name in record.flat())
     flat = [record.flat() for record in records]
-    columns = {}
+    found = {}
     for name in names:
         if name in SUMMED_COLUMNS:
             starts = [0, *(place + 1 for place in kept[:-1])]
@@ -113,8 +121,8 @@ def _columns(records: Sequence[Record], step: int) -> dict[str, Any]:
             ]
         else:
             values = [flat[place].get(name) for place in kept]
-        columns[name] = _packed([_number(value) for value in values])
-    return columns
+        found[name] = _packed([_number(value) for value in values])
+    return found
 
 
 def _number(value: Any) -> Any:

@@ -128,6 +128,14 @@
 
     update() { this.stale = true; if (this.visible) this.draw(); }
 
+    // Draw with new records; a part of the x-axis that was zoomed in stays as it is.
+    grow() {
+      const x = this.plot?.scales.x, data = this.plot?.data[0];
+      const zoomed = x && (x.min > data[0] || x.max < data.at(-1)) ? { min: x.min, max: x.max } : null;
+      this.update();
+      if (zoomed && this.plot) this.plot.setScale("x", zoomed);
+    }
+
     draw() {
       this.stale = false;
       if (this.plot) this.plot.destroy();
@@ -331,6 +339,23 @@
         table.hidden = table.dataset.cost !== input.value;
     });
 
+  // New records of a live page
+
+  function append(pieces) {
+    for (const { method, seed, columns } of pieces) {
+      let run = page.runs.find((each) => each.method === method && each.seed === seed);
+      if (!run) page.runs.push(run = { method, seed, columns: {} });
+      const before = run.columns.round?.length ?? 0, more = unpacked(columns.round).length;
+      for (const name of new Set([...Object.keys(run.columns), ...Object.keys(columns)])) {
+        const values = run.columns[name] ?? Array(before).fill(null);
+        const added = columns[name] ? unpacked(columns[name]) : Array(more).fill(null);
+        run.columns[name] = values.concat(added);
+      }
+      run.axes = axesOf(run);
+    }
+    if (pieces.length) charts.forEach((chart) => chart.grow());
+  }
+
   // All records as CSV
 
   function csv() {
@@ -359,5 +384,5 @@
     charts.push(new Chart(figure));
   dark.addEventListener("change", () => { legends(); redraw(); });
   addEventListener("beforeprint", () => charts.forEach((chart) => chart.stale && chart.draw()));
-  window.report = { charts, state, csv }; // for the browser console and tests
+  window.report = { charts, state, csv, append, page, legends }; // for live.js, the console and tests
 })();

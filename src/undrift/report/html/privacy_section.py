@@ -33,20 +33,21 @@ def privacy_section(runs: Runs) -> str:
     if not rows:
         return ""
     head = ["method", "seed", "rounds", "ε", "δ", "noise multiplier", "last clipping norm"]
-    head += ["neighbours", "sampling"]
-    table = html_table(head, rows, "Privacy", text=(0, 7, 8), long=(8,))
+    head += ["neighbours", "sampling", "metrics"]
+    table = html_table(head, rows, "Privacy", text=(0, 7, 8, 9), long=(8, 9))
     course = html_table(
         ["method", "seed", "ε after rounds"], courses, "Course of ε", text=(0, 2), long=(2,)
     )
     return f"""{table}
 {course}
 <p class="note">Client-level differential privacy of the models: ε bounds what they reveal about any
-one client with all its data. Cohorts, numbers of replies, times, metrics on clients' data and
-diagnostics are outside the guarantee; publishing the cohorts voids the amplification by sampling. A
-simulation draws its noise from its seed: whoever knows the seed can subtract it.</p>"""
+one client with all its data, and noisy metrics with them. Cohorts, numbers of replies, times and
+exact metrics on clients' data are outside the guarantee; publishing the cohorts voids the
+amplification by sampling. A simulation draws its noise from its seed: whoever knows the seed can
+subtract it.</p>"""
 
 
-WORDS = ("neighbours", "sampling")
+WORDS = ("neighbours", "sampling", "metrics")
 
 
 def _number(values: dict[str, Any], name: str) -> str:

@@ -43,9 +43,9 @@ from undrift.report.tables import (
 
 
 def title(runs: Runs) -> str:
-    """Return the title of the page: the names of the experiments."""
-    names = [folder.name for folder in runs.folders if folder.name]
-    return ", ".join(dict.fromkeys(names)) or "Report"
+    """Return the title of the page: the names of the experiments, or else of their data."""
+    names = [folder.name or str(folder.data.get("name") or "") for folder in runs.folders]
+    return ", ".join(dict.fromkeys(filter(None, names))) or "Report"
 
 
 def summary(runs: Runs) -> str:
