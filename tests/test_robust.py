@@ -265,7 +265,7 @@ def test_too_few_replies_for_krum_skip_the_round():
     [
         (ud.SCAFFOLD(), "exact sum of what clients keep"),
         (ud.FedDyn(alpha=0.1), "does not only average moves"),
-        (ud.FedNova(), "numbers that clients report"),
+        (ud.FedNova(), "normalise their moves"),
         (ud.FedExP(), "numbers that clients report"),
     ],
     ids=lambda each: getattr(each, "name", ""),
