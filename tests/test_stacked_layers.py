@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from undrift.engines.vectorised.batches import Batch
-from undrift.engines.vectorised.layers import Dropout, Linear, ReLU
 from undrift.engines.vectorised.networks import (
     StackedNetwork,
     cross_entropy_derivative,
     squared_error_derivative,
 )
 from undrift.engines.vectorised.random_masks import RandomMasks
+from undrift.engines.vectorised.stacked.layers import Dropout, Linear, ReLU
 from undrift.engines.vectorised.steps import FusedStep, Gradients
 from undrift.engines.vectorised.tracing import stacked_layers
 from undrift.nets import models

@@ -20,7 +20,8 @@ from undrift.data.samples.structure import Tree, map_tensors, tensors_of
 from undrift.engines.compiled.dense import DenseChain
 from undrift.engines.fast_linear import use_fast_linear
 from undrift.engines.vectorised.batches import Batch
-from undrift.engines.vectorised.layers import (
+from undrift.engines.vectorised.random_masks import RandomMasks
+from undrift.engines.vectorised.stacked.layers import (
     Dropout,
     Elementwise,
     Flatten,
@@ -32,7 +33,6 @@ from undrift.engines.vectorised.layers import (
     Tanh,
     dense_chain,
 )
-from undrift.engines.vectorised.random_masks import RandomMasks
 from undrift.engines.vectorised.steps import ParameterList, vectors_like
 from undrift.engines.vectorised.tracing import stacked_layers
 from undrift.nets.criteria import (

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from undrift.engines.vectorised.factored import FactoredWeight
-from undrift.engines.vectorised.layers import Sink
+from undrift.engines.vectorised.stacked.layers import Sink
 from undrift.local.adaptive import FIRST, SECOND, STEPS, Adam
 from undrift.local.minibatches import MinibatchSolver
 from undrift.local.solvers import SGD

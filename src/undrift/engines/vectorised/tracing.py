@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from undrift.engines.vectorised import (
+from undrift.engines.vectorised.stacked import (
     attention,
     convolving,
     embedding,
@@ -22,14 +22,14 @@ from undrift.engines.vectorised import (
     recurrent,
     samplewise,
 )
-from undrift.engines.vectorised.functions import (
+from undrift.engines.vectorised.stacked.functions import (
     FrozenLinear,
     Function,
     Join,
     WithParameter,
     merged,
 )
-from undrift.engines.vectorised.layers import (
+from undrift.engines.vectorised.stacked.layers import (
     Dropout,
     Elementwise,
     Flatten,

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from undrift.engines.vectorised.layers import Layer, Sink, merge_channels, split_channels
 from undrift.engines.vectorised.random_masks import RandomMasks
+from undrift.engines.vectorised.stacked.layers import Layer, Sink, merge_channels, split_channels
 
 aten = torch.ops.aten
 

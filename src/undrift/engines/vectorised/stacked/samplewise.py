@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional as F
 
-from undrift.engines.vectorised.functions import SamplesFunction
+from undrift.engines.vectorised.stacked.functions import SamplesFunction
 
 Axes = Callable[..., Sequence[int] | None]
 """(arguments after the tensor) → the axes that they name, or None for a use that is not known."""

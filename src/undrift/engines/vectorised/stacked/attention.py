@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from undrift.engines.vectorised.functions import Function
-from undrift.engines.vectorised.layers import Dropout, Layer, Linear, ReLU, Residual
-from undrift.engines.vectorised.normalising import LayerNorm
+from undrift.engines.vectorised.stacked.functions import Function
+from undrift.engines.vectorised.stacked.layers import Dropout, Layer, Linear, ReLU, Residual
+from undrift.engines.vectorised.stacked.normalising import LayerNorm
 from undrift.nets.modes import stays_in_eval
 
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from undrift.engines.vectorised.functions import Function
-from undrift.engines.vectorised.layers import Layer, Sink
 from undrift.engines.vectorised.random_masks import RandomMasks
+from undrift.engines.vectorised.stacked.functions import Function
+from undrift.engines.vectorised.stacked.layers import Layer, Sink
 
 
 class Embedding(Layer):

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from undrift.engines.vectorised.layers import Layer, Sink
 from undrift.engines.vectorised.random_masks import RandomMasks
+from undrift.engines.vectorised.stacked.layers import Layer, Sink
 from undrift.utils import products
 
 sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from undrift.engines.vectorised.layers import Branches, Layer, Sink
 from undrift.engines.vectorised.random_masks import RandomMasks
+from undrift.engines.vectorised.stacked.layers import Branches, Layer, Sink
 from undrift.utils import products
 
 SamplesFunction = Callable[..., Tensor]
