@@ -20,8 +20,9 @@ from undrift.core.replies import Weight, accumulator_dtype
 from undrift.core.unformed import Moves, UnformedRows
 from undrift.core.validation import check_declared
 
-PIECE_NUMBERS = 50_000
-"""Numbers of all clients in a piece: with some ten vectors, what a core's cache holds."""
+PIECE_NUMBERS = 1_000_000
+"""Numbers of all clients in a piece. Pieces that fit a core's own cache would need so many small
+operators that threads wait for each other's Python code."""
 
 
 class SummedRows(UnformedRows):
