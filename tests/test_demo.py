@@ -2,9 +2,11 @@
 
 import io
 import re
+from html import escape
 
 import pytest
 from rich.console import Console
+from tools import demo_settings
 
 from commands import called
 from undrift.bench.stopwatch import Stopwatch, seconds_since_start
@@ -69,3 +71,22 @@ def test_a_page_of_another_name_is_refused_before_the_work(tmp_path):
     done = called("demo", "--report", "page", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert "The page page must end in .html." in done.stderr
+
+
+def test_every_method_has_settings_of_the_grid_that_chose_them():
+    grid = demo_settings.grid()
+    assert list(grid) == list(demo.demo_entries())
+    for label, entry in demo.demo_entries().items():
+        assert entry.lr in demo_settings.RATES, label
+        assert repr(entry.method) in map(repr, grid[label]), label
+        assert len(grid[label]) == 1 or entry.option, f"{label} does not say its option"
+
+
+def test_the_table_and_the_report_state_the_settings(tmp_path):
+    done = called("demo", "--rounds", "1", cwd=tmp_path)
+    rows = {line.split("  ")[0]: line for line in done.stdout.splitlines()}
+    page = (tmp_path / "undrift-demo.html").read_text(encoding="utf-8")
+    for label, entry in demo.demo_entries().items():
+        assert f" {entry.lr:g} " in rows[label] and entry.option in rows[label]
+        assert escape(f"{entry.method!r}, {entry.local!r}") in page
+    assert max(map(len, done.stdout.splitlines())) <= 80

@@ -47,7 +47,8 @@ def test_a_deployment_with_compressed_downloads_computes_what_the_simulation_com
     file.write_text(file.read_text().replace("rounds = 5", "rounds = 8"))
     simulated(file, tmp_path / "simulated")
     transport = InProcess(file, tmp_path / "state")
-    deployed(file, tmp_path / "deployed", transport)
+    outcomes = deployed(file, tmp_path / "deployed", transport)
+    assert [(each.status, each.reason) for each in outcomes] == [("finished", None)] * len(LABELS)
     for label in LABELS:
         assert_same(tmp_path / "simulated", tmp_path / "deployed", label)
         here, there = records(tmp_path / "simulated", label), records(tmp_path / "deployed", label)

@@ -12,6 +12,7 @@ from commands import called
 from deployments import InProcess, app
 from test_deploy import assert_same, deployed, model, records
 from undrift.core.losses import objective_weights
+from undrift.core.uploads.norm_bounds import NormBound
 from undrift.deploy.guards.claims import counted_samples, largest_count
 from undrift.deploy.guards.expulsions import expel
 from undrift.deploy.protocol import OVERHEAD_BYTES
@@ -355,6 +356,24 @@ def test_a_negative_variance_is_refused_and_named(tmp_path):
     }
     assert (model(tmp_path / "out", "FedAvg")["1.running_var"] > 0).all()
     assert math.isfinite(records(tmp_path / "out")[-1]["metrics"]["test_loss"])
+
+
+@pytest.mark.parametrize(
+    ("text", "deployed", "simulated"),
+    [
+        ("", NormBound(10.0, 10), None),
+        ("robust = {norm_window = 4}\n", NormBound(10.0, 4), NormBound(10.0, 4)),
+        ("robust = {norm_ratio = 3}\n", NormBound(3.0, 10), NormBound(3.0, 10)),
+        ('robust = {statistic = "median"}\n', NormBound(10.0, 10), None),
+    ],
+)
+def test_deployments_bound_norms_by_ten_times_the_median_unless_the_file_says_otherwise(
+    tmp_path, text, deployed, simulated
+):
+    experiment = Experiment.load(app(tmp_path, text=text))
+    assert experiment.norm_bound(deployed=True) == deployed
+    assert experiment.norm_bound(deployed=False) == simulated
+    assert NormBound() == NormBound(10.0, 10)
 
 
 def test_the_bound_can_be_turned_off_or_changed(tmp_path):

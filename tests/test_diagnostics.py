@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import undrift as ud
+from undrift.utils import norms
 
 STEPS = {0: 3, 1: 9, 2: 1, 3: 5}
 
@@ -85,3 +86,14 @@ def test_records_survive_json():
         again = type(record).from_json(line)
         assert again == record
         assert again.flat()["rejected"] == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_norms_of_vectors_in_several_pieces(dtype, monkeypatch):
+    monkeypatch.setattr(norms, "PIECE_NUMBERS", 7)
+    x, other = torch.randn(2, 30, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    before = x.clone()
+    assert norms.squared_norm(x) == pytest.approx(float(x.double() @ x.double()), rel=1e-12)
+    moved = (x - other).double()
+    assert norms.squared_norm(x, other) == pytest.approx(float(moved @ moved), rel=1e-12)
+    assert torch.equal(x, before)

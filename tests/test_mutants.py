@@ -4,6 +4,7 @@ import ast
 import json
 from pathlib import Path
 
+from benchmarks import theory_mutants
 from benchmarks.mutant_runs import SURVIVES, judge
 from benchmarks.mutants import EQUIVALENT_ONE, equivalents, files, totals, write
 from benchmarks.mutations import METHODS, mutants_of
@@ -70,3 +71,11 @@ def test_judging_some_files_leaves_the_numbers_of_others(tmp_path):
     stored = json.loads(path.read_text())
     assert stored["files"]["a.py"] == {"formula": 3}
     assert (stored["killed"], stored["of"], stored["equivalent"], stored["breaks"]) == (5, 5, 1, 4)
+
+
+def test_the_listed_equivalent_mutants_of_the_theory_exist():
+    names = {
+        mutant.name for path in theory_mutants.files() for mutant in theory_mutants.mutants(path)
+    }
+    assert theory_mutants.equivalents().keys() <= names
+    assert len(names) > 1000

@@ -16,5 +16,5 @@ def squared_norm(x: Tensor, other: Tensor | None = None) -> float:
     for number, piece in enumerate(x.reshape(-1).split(PIECE_NUMBERS)):
         moved = piece if others is None else piece - others[number]
         # On the CPU: not every device has double precision.
-        total += moved.cpu().double().square_().sum()
+        total += moved.cpu().double().square().sum()
     return float(total)

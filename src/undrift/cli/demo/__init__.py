@@ -39,9 +39,9 @@ def demo(
 ) -> None:
     """Compare the papers' methods on synthetic data of 30 clients, and write a report.
 
-    All methods train on the same data, synthetic(1,1), with the same cohorts and batches. The
-    devices have different speeds, so that the slow ones do not finish their steps in a round. A
-    table shows the progress.
+    All methods train on the same data, synthetic(1,1), with the same cohorts and batches, each with
+    settings that suit it, which the table states. The devices have different speeds, so that the
+    slow ones do not finish their steps in a round.
     """
     from undrift.bench.stopwatch import Stopwatch, seconds_since_start
     from undrift.cli.demo.demo_run import PARTS, run_demo

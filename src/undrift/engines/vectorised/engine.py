@@ -414,7 +414,8 @@ class VectorisedEngine(SimulationEngine):
         )
         sums = None
         by_kernel = self._network.chain is not None and method.name not in self._needs_models
-        if by_kernel and not damage and self._sums_suffice(method):
+        # Large models have no sums of chunks.
+        if by_kernel and not (damage or self._large_model) and self._sums_suffice(method):
             sums = self._memory_for_sums(chunk)
         solved = self._solve(method, chunk, sums, models=limits is not None)
         unformed = None
