@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 import sys
 import tomllib
 from importlib.metadata import packages_distributions
@@ -62,3 +63,47 @@ def test_what_the_core_imports_is_declared():
 def test_what_only_an_extra_brings_would_be_found():
     missing = undeclared(names(PROJECT["dependencies"]) - {"lmdb"})
     assert missing == ["runs/store/entries.py: lmdb"]
+
+
+OPTIONAL = (
+    "cryptography",
+    "Crypto",
+    "flwr",
+    "ray",
+    "dp_accounting",
+    "sklearn",
+    "pyarrow",
+    "pandas",
+)
+EXPERIMENT = """
+rounds = 2
+[data]
+source = "synthetic"
+clients = 4
+most = 20
+[model]
+name = "logistic"
+[local]
+lr = 0.1
+epochs = 1
+[[method]]
+name = "FedAvg"
+"""
+
+
+def test_simulations_need_no_optional_package(tmp_path):
+    """Run, resume, extend, check and report in a process without the packages of extras."""
+    (tmp_path / "e.toml").write_text(EXPERIMENT)
+    blocked = f"import sys; sys.modules.update(dict.fromkeys({OPTIONAL}))"
+    for words in (
+        ["run", "e.toml", "--out", "runs", "-q"],
+        ["resume", "runs", "-q"],
+        ["resume", "runs", "--rounds", "3", "-q"],
+        ["check", "runs"],
+        ["report", "runs"],
+    ):
+        code = f"{blocked}; sys.argv[1:] = {words}; from undrift.cli import main; main()"
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.returncode == 0, (words, done.stderr)

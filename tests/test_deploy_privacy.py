@@ -11,7 +11,6 @@ from deployments import InProcess, app
 from undrift.cli.run import resume
 from undrift.core.clients import Roster
 from undrift.deploy.guards.releases import RELEASES, ReleaseLedger
-from undrift.deploy.launch import CONNECTION
 from undrift.deploy.loops import DeployedSynchronous
 from undrift.deploy.orders import EVALUATE, with_prefix
 from undrift.deploy.policy.limits import Limits
@@ -21,6 +20,7 @@ from undrift.experiments.experiment import Experiment
 from undrift.privacy.clipping import CLIP, WITHIN, joint_norm
 from undrift.privacy.system_coins import secret_cohort
 from undrift.runs.experiment_runs import run_experiment
+from undrift.runs.folder import CONNECTION
 from undrift.runs.records_file import read_records
 
 TEXT = 'objective = "clients"\n'

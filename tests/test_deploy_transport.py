@@ -19,7 +19,7 @@ from commands import called
 from deployments import app
 from undrift.deploy.flower.environment import configure_flower, environment
 from undrift.deploy.flower.processes import PARENT, free_port, last_error, last_lines, log_lines
-from undrift.runs.folder import locked_folder
+from undrift.runs.folder import is_deployed, locked_folder
 from undrift.utils.errors import UndriftError
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
@@ -286,7 +286,7 @@ def test_the_folder_of_a_simulation_stays_one(tmp_path, silent):
     for each, why in ((other, "another experiment"), (file, "the runs of a simulation")):
         with pytest.raises(UndriftError, match=why):
             launch.run_server(launch.Experiment.load(each), out, "127.0.0.1", 8000)
-        assert not launch.is_deployed(out)
+        assert not is_deployed(out)
     assert not silent
 
 

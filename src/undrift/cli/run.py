@@ -184,8 +184,8 @@ def resume(
     A run that diverged or was ruined can go back: `undrift resume FOLDER --from-round 37`. The
     records of the rounds after it are kept in records-dropped.jsonl in the folder of the run.
     """
-    from undrift.deploy.launch import certs_of, is_deployed, resume_server
     from undrift.runs.experiment_runs import resumed
+    from undrift.runs.folder import is_deployed
     from undrift.runs.going_back import go_back
 
     require(
@@ -204,7 +204,9 @@ def resume(
     else:
         require(only is None and seed is None, "--only and --seed need --from-round.")
     if is_deployed(folder):
+        # Deployments need packages that a simulation does not.
         from undrift.cli.deploy import check_files, serving
+        from undrift.deploy.launch import certs_of, resume_server
         from undrift.deploy.private_files import written_privately
 
         with written_privately():

@@ -25,12 +25,17 @@ from undrift.deploy.site_names import require_site_name
 from undrift.experiments.experiment import Experiment
 from undrift.runs.driver import Observer, RunOutcome
 from undrift.runs.experiment_runs import claim
-from undrift.runs.folder import DEPLOYMENT, locked_folder, read_json, write_json
+from undrift.runs.folder import (
+    CONNECTION,
+    DEPLOYMENT,
+    is_deployed,
+    locked_folder,
+    read_json,
+    write_json,
+)
 from undrift.utils.errors import UndriftError, require
 from undrift.utils.shapes import require_shapes
 
-CONNECTION = "connection.json"
-"""The file of a run folder that says where its server listens, and which sites it starts itself."""
 CONNECTION_SHAPES = {
     "host": str,
     "port": int,
@@ -105,11 +110,6 @@ def resume_server(
     host, port = found["host"], found["port"]
     certs = certs_of(folder)
     return run_server(experiment, folder, host, port, certs, observer, waiting, extend=True)
-
-
-def is_deployed(folder: Path) -> bool:
-    """Whether a run folder belongs to a deployment."""
-    return (folder / CONNECTION).is_file()
 
 
 def certs_of(folder: Path) -> Path | None:

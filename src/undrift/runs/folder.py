@@ -27,6 +27,8 @@ ARGUMENTS = "arguments.toml"
 """Describes the arguments of `ud.train` or `ud.compare`, in place of an experiment file."""
 DEPLOYMENT = "deployment.json"
 """What the sites of a deployment told about themselves, and what counts of it."""
+CONNECTION = "connection.json"
+"""The file of a run folder that says where its server listens, and which sites it starts itself."""
 EXPELLED = "expelled.json"
 """The sites that the operator of a deployment expelled: {name: when}."""
 # In the subfolder of each run.
@@ -60,6 +62,11 @@ RUN_SHAPES = {
 """The values of run.json; older versions wrote fewer."""
 LOCK_SECONDS = 1.0
 """How long a command waits for the lock of a folder."""
+
+
+def is_deployed(folder: Path) -> bool:
+    """Whether a run folder belongs to a deployment."""
+    return (folder / CONNECTION).is_file()
 
 
 def run_folder(folder: Path, label: str, seed: int) -> Path:
