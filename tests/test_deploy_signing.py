@@ -275,7 +275,7 @@ def test_deleting_a_key_revokes_it_at_once(tmp_path):
     data = site(own, "b")[0].answer(wire.sent[0])
     own.public_key("b").unlink()
     found = delivered(wire, carrier, ticket, data)
-    assert found.failure == "refused: the server has no key of site 'b'"
+    assert found.failure == "refused: no public key of site 'b' is known here"
 
 
 # Requests

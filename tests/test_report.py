@@ -38,6 +38,7 @@ from undrift.report import (
     write_page,
     write_report,
 )
+from undrift.report.latex_files import latex_text
 from undrift.report.naming import main_metrics
 from undrift.report.paired import PairedTest, paired_table, two_sided_p
 from undrift.report.tables import OverSeeds, final_table, format_cost, saving, target_table
@@ -436,3 +437,8 @@ def test_figures_for_a_paper(folder, tmp_path):
 def test_a_value_that_is_not_finite_has_no_spread(wrong):
     assert math.isnan(OverSeeds((1.0, wrong, 2.0)).std)
     assert OverSeeds((1.0, 3.0)).std == pytest.approx(math.sqrt(2))
+
+
+def test_latex_writes_powers_of_ten_and_greek_letters():
+    assert latex_text("−1.758e-06 ± 2e+03") == (r"$-$$1.758\times 10^{-6}$ $\pm$ $2\times 10^{3}$")
+    assert latex_text("α = 0.5, model1e5") == r"$\alpha$ = 0.5, model1e5"

@@ -16,6 +16,7 @@ import torch
 
 import undrift as ud
 from undrift.data.formats import read_speeches
+from undrift.data.sources import SOURCES
 from undrift.data.sources.shakespeare import ALPHABET
 
 D = ud.data
@@ -582,3 +583,8 @@ def test_a_few_bytes_cannot_ask_for_all_memory(tmp_path):
         write(tmp_path / "cifar-10-batches-py" / name, bomb)
     with pytest.raises(ud.UndriftError, match="has no key 'data'"):
         D.cifar10(folder=tmp_path)
+
+
+def test_every_source_of_files_is_a_function_of_ud_data():
+    named = {name: name.replace("-", "_") for name in SOURCES}
+    assert [name for name in named if not callable(getattr(ud.data, named[name], None))] == []

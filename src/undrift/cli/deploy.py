@@ -339,7 +339,8 @@ def sign(
         f"The key of site {found.site} has the fingerprint {found.fingerprint}: use it only if the "
         f"site says the same.\nCopy {made.public_key(found.site)} into the folder sites of the "
         f"server's certificates, and {ca} to the site: it has the fingerprint "
-        f"{fingerprint(ca.read_bytes())}.",
+        f"{fingerprint(ca.read_bytes())}. With secure aggregation, also copy {ca.parent / 'peers'} "
+        f"to the site once all sites are signed.",
         soft_wrap=True,
     )
 

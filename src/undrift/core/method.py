@@ -172,6 +172,7 @@ class Method(ABC):
     keeps: Mapping[str, str] | Sequence[str] = {}
     uploads: Mapping[str, Weight | tuple[Weight, ...]] = {}
 
+    formulas: Any = None
     elementwise: bool = False
     needs_all: bool = False
     draws_by_weight: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -24,6 +25,10 @@ from undrift.report.tables import (
 )
 from undrift.utils.files import written_whole
 
+GREEK = {
+    **{"α": "alpha", "β": "beta", "γ": "gamma", "δ": "delta", "ε": "varepsilon", "η": "eta"},
+    **{"λ": "lambda", "μ": "mu", "ρ": "rho", "σ": "sigma", "τ": "tau"},
+}
 SPECIAL = {
     "\\": r"\textbackslash{}",
     "&": r"\&",
@@ -44,7 +49,10 @@ SPECIAL = {
     "∞": r"$\infty$",
     "−": r"$-$",
     "–": "--",
+    **{letter: rf"$\{name}$" for letter, name in GREEK.items()},
 }
+POWER = re.compile(r"(?<![\w.])([+-]?\d+(?:\.\d+)?)e([+-]?\d+)")
+"""A number with a power of ten, such as 1.5e-06."""
 
 
 def write_latex(
@@ -76,8 +84,18 @@ def write_latex(
 
 
 def latex_text(text: str) -> str:
-    """Return plain text with LaTeX's special characters escaped."""
-    return "".join(SPECIAL.get(character, character) for character in text)
+    """Return plain text with LaTeX's special characters escaped, and powers of ten written out."""
+    escaped = "".join(SPECIAL.get(character, character) for character in text)
+    return POWER.sub(lambda found: f"${_power(found)}$", escaped)
+
+
+def _number(text: str) -> str:
+    """Return a formatted number as LaTeX."""
+    return f"${POWER.sub(_power, text)}$"
+
+
+def _power(found: re.Match[str]) -> str:
+    return rf"{found[1]}\times 10^{{{int(found[2])}}}"
 
 
 def _tabular(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -144,9 +162,12 @@ def _paired(runs: Runs, table: Sequence[PairedTest]) -> str:
             latex_text(f"{test.method} − {test.baseline}"),
             latex_text(metric_label(test.metric)),
             str(len(test.differences)),
-            f"${test.mean:+.4g}$",
-            f"${test.t:.3g}$",
-            f"${test.p:.3g}$",
+            *(
+                _number(f"{value:{form}}")
+                for value, form in zip(
+                    (test.mean, test.t, test.p), ("+.4g", ".3g", ".3g"), strict=True
+                )
+            ),
         ]
         for test in table
         if test.metric in shown

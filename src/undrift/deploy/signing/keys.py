@@ -67,7 +67,7 @@ class SiteKeys:
         try:
             key = pem.load_ssh_public_key(file.read_bytes())
         except (OSError, ValueError, UnsupportedAlgorithm):
-            return f"the server has no key of site {site!r}"
+            return f"no public key of site {site!r} is known here"
         if not signed_by(key, content, signature):
             return f"it is not signed with the key of site {site!r}"
         return None
