@@ -52,8 +52,9 @@ def test_a_private_server_that_dies_releases_no_round_twice(tmp_path, released, 
     file = app(tmp_path / "app", text=TEXT)
     file.write_text(file.read_text().replace("rounds = 5", ROUNDS) + EVERY)
     transport = InProcess(file, tmp_path / "sites")
-    transport.configure(**CLIPPING)
-    experiment = Experiment.load(file, CLIPPING)
+    measured = {"privacy": {**CLIPPING["privacy"], "metrics": "exact"}}
+    transport.configure(**measured)
+    experiment = Experiment.load(file, measured)
     revive = killed_at(transport, messages)
     with pytest.raises(Killed):
         serve(experiment, tmp_path / "run", transport)

@@ -112,7 +112,7 @@ def test_one_hot_targets_are_trained_on_as_values_with_a_warning():
         (("verify", "FedAvgg"), "did you mean 'FedAvg'?"),
         (("reproduce", "feddyn"), "did you mean 'feddyn-synthetic'?"),
         (("report", "."), "is not a run folder"),
-        (("rnu", "experiment.toml"), "Did you mean 'run'?"),
+        (("rnu", "experiment.toml"), "did you mean 'run'?"),
     ],
 )
 def test_a_mistake_on_the_command_line_too(arguments, words, tmp_path):

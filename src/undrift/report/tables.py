@@ -37,9 +37,10 @@ class OverSeeds:
     @property
     def std(self) -> float:
         """Standard deviation with n − 1; zero for a single seed, NaN if a value is not finite."""
-        if not all(map(math.isfinite, self.values)):
-            return math.nan  # `stdev` raises on infinite values
-        return stdev(self.values) if len(self.values) > 1 else 0.0
+        if len(self.values) < 2:
+            return 0.0
+        finite = all(map(math.isfinite, self.values))  # `stdev` raises on infinite values
+        return stdev(self.values) if finite else math.nan
 
 
 @dataclass(frozen=True)

@@ -480,7 +480,7 @@ class VectorisedEngine(SimulationEngine):
         try:
             with torch.no_grad():
                 # The sums are of moves from the start; others need moves from the model received.
-                own = sums if problem.start is getattr(down, "x", None) else None
+                own = sums if "x" in down and problem.start is down.x else None
                 trained = train(network, problem, group, mine, own, models)
         except UndriftError:
             raise
