@@ -169,7 +169,8 @@ def descends(subject: Subject) -> Finding | None:
     first round. That point is still FedAvg's, so that no limit shows the mistake.
     """
     method = subject.method
-    if method.g is not None:
+    # Without uploads every client trains for itself, and the server's model stays.
+    if method.g is not None or not method.uploads:
         return None
     problem, gradient = problems.slope(), -problems.slope().b[0]
     local = GD(lr=SLOPE_LR, steps=SLOPE_STEPS)
@@ -183,7 +184,8 @@ def descends(subject: Subject) -> Finding | None:
     speeds = (-models.diff(dim=0) @ gradient / unit).tolist()
     mean, first = sum(speeds) / len(speeds), speeds[0]
     if not mean > 0:
-        return Finding("a speed above 0", mean, 1.0 - mean, "it moves along the gradient")
+        note = "the server does not move" if mean == 0 else "it moves along the gradient"
+        return Finding("a speed above 0", mean, 1.0 - mean, note)
     before, after = (
         sum(part) / WINDOW for part in (speeds[-2 * WINDOW : -WINDOW], speeds[-WINDOW:])
     )

@@ -169,8 +169,7 @@ def _asynchronous() -> Iterator[Subject]:
 
 def baselines() -> list[Subject]:
     """Baselines that `undrift list` does not show; verify them as undrift.methods:Alone."""
-    nobody = {"descends": "every client trains for itself, so that the server's model stays"}
-    return [Subject("Alone", m.Alone(), exempt=nobody)]
+    return [Subject("Alone", m.Alone())]
 
 
 def named(name: str) -> list[Subject]:
