@@ -4,7 +4,8 @@
     python -m tools.run_archives unpack docs/reproductions/runs reproductions
 
 `pack` writes NAME.tar.xz for every folder of reproductions: settings, records and computed values,
-without models, stores and lists of single clients. `unpack` puts back what a folder lacks.
+without models, stores and times of single clients, of the seeds that all methods of an experiment
+have finished. `unpack` puts back what a folder lacks.
 `undrift reproduce` then reads the archived runs, and executes only what is missing: more parts or
 more seeds. The same runs give the same archive, byte by byte.
 """
@@ -18,16 +19,27 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
+from undrift.experiments.experiment import Experiment
 from undrift.reproduce.lab import DONE, KEPT, RUNS, TIMES
 from undrift.reproduce.registry import NAMES
-from undrift.runs.folder import ABOUT, ARCHIVED, DATA, EXPERIMENT, RECORDS, RUN, read_run
+from undrift.runs.folder import (
+    ABOUT,
+    ARCHIVED,
+    DATA,
+    EXPERIMENT,
+    RECORDS,
+    RUN,
+    description,
+    read_run,
+    run_folder,
+)
 from undrift.runs.storage import ended
 from undrift.utils.errors import UndriftError, require
 from undrift.utils.files import written_whole
 
 SUFFIX = ".tar.xz"
-LISTS = ("cohort", "absent", "lost", "spans", "staleness")
-"""Fields of records that name single clients."""
+LISTS = ("spans", "staleness")
+"""Fields of records with times of single clients, which take most of the space."""
 USAGE = "usage: python -m tools.run_archives pack|unpack FROM TO"
 
 
@@ -49,18 +61,28 @@ def _entries(folder: Path) -> Iterator[tuple[str, bytes]]:
         if path.is_file():
             yield _name(path, folder), path.read_bytes()
     for cell in (folder / RUNS).glob("*"):
-        runs = [path.parent for path in cell.glob(f"*/*/{RUN}") if ended(path.parent)]
-        for run in runs:
+        experiment = Experiment.load(cell / EXPERIMENT)
+        complete = [seed for seed in experiment.seeds if _has_ended(experiment, cell, seed)]
+        for run in (run_folder(cell, label, s) for label in experiment.labels for s in complete):
             told = {**read_run(run / RUN), ARCHIVED: True}
             text = json.dumps(told, indent=2, ensure_ascii=False) + "\n"
             yield _name(run / RUN, folder), text.encode()
             yield _name(run / RECORDS, folder), _slimmed((run / RECORDS).read_text("utf-8"))
-        for path in (cell / EXPERIMENT, cell / ABOUT, cell / DATA) if runs else ():
-            yield _name(path, folder), path.read_bytes()
+        if complete:
+            kept = Experiment.from_dict({**experiment.resolved(), "seeds": complete})
+            yield _name(cell / EXPERIMENT, folder), description(kept.to_toml()).encode()
+            for path in (cell / ABOUT, cell / DATA):
+                yield _name(path, folder), path.read_bytes()
+
+
+def _has_ended(experiment: Experiment, cell: Path, seed: int) -> bool:
+    """Whether a seed's runs of all methods have ended, so that they can be compared."""
+    runs = (run_folder(cell, label, seed) for label in experiment.labels)
+    return all(ended(run, experiment.rounds) for run in runs)
 
 
 def _slimmed(records: str) -> bytes:
-    """Records without the lists of single clients, which take most of the space."""
+    """Records without `LISTS`."""
     lines = (json.loads(line) for line in records.splitlines())
     slim = ({**line, **{name: [] for name in LISTS if name in line}} for line in lines)
     return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in slim).encode()

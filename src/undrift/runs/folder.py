@@ -144,7 +144,12 @@ def write_description(path: Path, text: str) -> None:
     The checksum is in the first line, so that a file that was cut off still has it.
     """
     with written_whole(path) as partial:
-        partial.write_text(DESCRIPTION_HEAD.format(_checksum(text)) + text, encoding="utf-8")
+        partial.write_text(description(text), encoding="utf-8")
+
+
+def description(text: str) -> str:
+    """Return the content of experiment.toml or arguments.toml: a line with a checksum, the text."""
+    return DESCRIPTION_HEAD.format(_checksum(text)) + text
 
 
 def require_as_written(path: Path) -> None:
