@@ -312,6 +312,10 @@ def profile_table(profile: Profile) -> Table:
         "",
         "one evaluation of the server's model",
     )
+    table.add_row()
+    reached = f"{profile.gigaflop:.3g} GFLOP, {profile.gigaflop / profile.round_seconds:.3g} GF/s"
+    table.add_row("of the peak", "", f"{profile.share_of_peak:.1%}", reached)
+    table.add_row("", "", "", f"the fastest kernel: {profile.peak_gigaflops:.3g} GF/s")
     return table
 
 

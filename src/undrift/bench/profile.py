@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from undrift.bench.arithmetic import peak_gigaflops, round_gigaflop
 from undrift.bench.bench_run import BenchRun
 from undrift.bench.instrumentation import PARTS, REST, WAIT, instrumented
 from undrift.bench.timing import Tick, interleaved
@@ -31,6 +32,10 @@ class Profile:
     """the wall time of the fastest round without clocks"""
     evaluation_seconds: float
     """one evaluation of the server's model, which is not part of the round"""
+    gigaflop: float
+    """billions of operations of the round: products and convolutions of all steps"""
+    peak_gigaflops: float
+    """billions of operations per second that this machine's fastest kernel reaches"""
 
     @property
     def busy_seconds(self) -> float:
@@ -42,12 +47,17 @@ class Profile:
         """Seconds that the engine's threads had nothing to do."""
         return max(0.0, self.threads * self.clocked_seconds - self.busy_seconds)
 
+    @property
+    def share_of_peak(self) -> float:
+        """Return the operations per second of the round, relative to the peak."""
+        return self.gigaflop / self.round_seconds / self.peak_gigaflops
+
     def as_dict(self) -> dict[str, object]:
         """Return the fields that `--json` prints."""
         names = (
             *("workload", "method", "engine", "strategy", "threads"),
             *("round_seconds", "clocked_seconds", "busy_seconds", "idle_seconds"),
-            *("evaluation_seconds", "seconds"),
+            *("evaluation_seconds", "seconds", "gigaflop", "peak_gigaflops", "share_of_peak"),
         )
         return {name: getattr(self, name) for name in names}
 
@@ -87,4 +97,6 @@ def take_profile(
         clocked_seconds=seconds,
         round_seconds=best,
         evaluation_seconds=min(run.evaluate() for _ in range(EVALUATIONS)),
+        gigaflop=round_gigaflop(workload),
+        peak_gigaflops=peak_gigaflops(threads),
     )

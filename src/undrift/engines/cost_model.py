@@ -37,7 +37,7 @@ OPERATOR_SECONDS = {"stacked": 1.5e-5, "vmap": 6e-5, "module": 2.5e-5, "serial":
 clients of a chunk. Python runs in one thread at a time, so threads do not divide it."""
 CONTENTION = 1.2
 """What these costs grow by if several threads compete for Python's lock."""
-LSTM_OPERATORS = 4
+LSTM_OPERATORS = 16
 """Operators of a stacked LSTM in a time step of a level; the module has one for all of them."""
 BACKWARD = 3
 """Arithmetic of the forward and the backward pass, relative to the forward pass."""

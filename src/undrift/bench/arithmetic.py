@@ -1,0 +1,73 @@
+"""The arithmetic of a workload's round, and the most that this machine does in a second.
+
+A round that reaches the machine's peak cannot become faster, however it is organised: only fewer
+operations, or less exact ones, would help.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from undrift.bench.bare import trainable
+from undrift.bench.timing import seconds_of, torch_threads
+from undrift.bench.workloads import Workload
+
+PEAK_SECONDS = 0.5
+"""How long a kernel is repeated on all threads to find the peak."""
+IMAGES, CHANNELS, SIDE = 20, 64, 32
+"""The images that are convolved to find the peak: their number, channels and side in pixels."""
+
+
+def round_gigaflop(workload: Workload) -> float:
+    """Return the billions of operations of a round: products and convolutions of all steps.
+
+    A multiplication and an addition count as two. Operations that the bare loop needs and undrift
+    saves, such as gradients of frozen parameters, count as far as PyTorch computes them.
+    """
+    module, data = workload.model(), workload.data().train
+    x, y = data.x[: workload.batch], data.y[: workload.batch]
+    # Layers of an LSTM, which torch does not count by itself.
+    mapping = {
+        torch.ops.aten.mkldnn_rnn_layer: _recurrent,
+        torch.ops.aten.mkldnn_rnn_layer_backward: lambda *shapes, **_: 2 * _recurrent(*shapes),
+    }
+    with FlopCounterMode(display=False, custom_mapping=mapping) as counter:
+        torch.autograd.grad(workload.loss(module(x), y), trainable(module))
+    return counter.get_total_flops() * workload.steps * workload.cohort / 1e9
+
+
+def _recurrent(
+    inputs: Sequence[int], w: Sequence[int], u: Sequence[int], *_: Any, **__: Any
+) -> int:
+    """The operations of a recurrent layer, from the shapes of its inputs and weights."""
+    tokens = inputs[0] * inputs[1]
+    return 2 * tokens * (w[0] * w[1] + u[0] * u[1])
+
+
+def peak_gigaflops(threads: int) -> float:
+    """Return the most operations per second, in billions, of these threads together.
+
+    Each thread repeats a convolution with channels last, the fastest of torch's kernels, while the
+    other threads do the same.
+    """
+    last = torch.channels_last
+    layer = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1).to(memory_format=last)
+    images = torch.rand(IMAGES, CHANNELS, SIDE, SIDE).contiguous(memory_format=last)
+    operations = 2 * images.numel() * 9 * CHANNELS
+
+    def rate(_: int) -> float:
+        best, until = float("inf"), time.perf_counter() + PEAK_SECONDS
+        with torch.no_grad():
+            while time.perf_counter() < until:
+                best = min(best, seconds_of(lambda: layer(images)))
+        return operations / best / 1e9
+
+    with torch_threads(1), ThreadPoolExecutor(threads) as pool:
+        return sum(pool.map(rate, range(threads)))
