@@ -5,12 +5,13 @@ import re
 
 import pytest
 import torch
+import typer
+from rich.console import Console
 
 import undrift as ud
 from deployments import InProcess, app
-from undrift.cli.run import resume
+from undrift.cli.run import conclude, resume
 from undrift.core.clients import Roster
-from undrift.deploy.guards.releases import RELEASES, ReleaseLedger
 from undrift.deploy.loops import DeployedSynchronous
 from undrift.deploy.orders import EVALUATE, with_prefix
 from undrift.deploy.policy.limits import Limits
@@ -18,10 +19,17 @@ from undrift.deploy.server import serve
 from undrift.deploy.wire_format import decode, encode
 from undrift.experiments.experiment import Experiment
 from undrift.privacy.clipping import CLIP, WITHIN, joint_norm
+from undrift.privacy.mechanism import Mechanism
+from undrift.privacy.noise_sources import SystemNoise
+from undrift.privacy.spending import Released, spending
 from undrift.privacy.system_coins import secret_cohort
+from undrift.report.html.html_page import write_report
+from undrift.report.recorded_runs import read_runs
+from undrift.runs.driver import RunOutcome
 from undrift.runs.experiment_runs import run_experiment
 from undrift.runs.folder import CONNECTION
 from undrift.runs.records_file import read_records
+from undrift.runs.releases import RELEASES, ReleaseLedger
 
 TEXT = 'objective = "clients"\n'
 CLIPPING = {"privacy": {"noise": 0.5, "clip": 0.05, "steps": 5}}
@@ -231,6 +239,125 @@ def test_a_round_that_was_released_is_never_released_again(tmp_path, monkeypatch
     assert len(list(works(transport))) == before + 2 * 3  # nobody was asked for round 3 again
     assert outcome.run.mechanism.releases == 5
     assert sorted(ReleaseLedger(tmp_path / "run", "FedAvg seed 3").rounds) == [0, 1, 2, 3, 4]
+
+
+NOISY = {"privacy": {"noise": 0.5, "clip": 0.05, "noisy_metrics": {"noise": 2.0, "every": 2}}}
+
+
+def test_every_release_of_noisy_metrics_counts_however_often_the_server_dies(tmp_path, monkeypatch):
+    """Three servers die after the metrics of round 2 were released, before the commit."""
+    experiment, transport = deployed(tmp_path, settings=NOISY)
+    seen = []
+    release = Mechanism.release_metrics
+
+    def watched(self, *given):
+        seen.append(release(self, *given))
+        return seen[-1]
+
+    measure = DeployedSynchronous._measure
+
+    def die(self, record, last):
+        measure(self, record, last)
+        if record.round == 2:
+            raise Killed
+
+    monkeypatch.setattr(Mechanism, "release_metrics", watched)
+    with monkeypatch.context() as dying:
+        dying.setattr(DeployedSynchronous, "_measure", die)
+        for _ in range(3):
+            with pytest.raises(Killed):
+                serve(experiment, tmp_path / "run", transport)
+    ledger = ReleaseLedger(tmp_path / "run", "FedAvg seed 3")
+    assert ledger.evaluations == [0, 2, 2, 2]
+    (outcome,) = serve(experiment, tmp_path / "run", transport)
+    made = outcome.run.mechanism
+    # Rounds 0, 2, 4 and 5, and three times round 2 without a commit.
+    assert made.evaluations == len(ledger.evaluations) == len(seen) == 7
+    last = records(tmp_path / "run")[-1].privacy
+    assert last["epsilon"] == made.guarantee.epsilon(5, 7) > made.guarantee.epsilon(5, 4)
+
+
+def test_metrics_are_entered_before_their_noise_is_drawn(tmp_path, monkeypatch):
+    experiment, transport = deployed(tmp_path, settings=NOISY)
+
+    def die(self, *given):
+        raise Killed
+
+    monkeypatch.setattr(SystemNoise, "normal", die)
+    with pytest.raises(Killed):
+        serve(experiment, tmp_path / "run", transport)
+    assert ReleaseLedger(tmp_path / "run", "FedAvg seed 3").evaluations == [0]
+
+
+def test_metrics_of_a_folder_without_entries_of_metrics_count_and_one_more(tmp_path, monkeypatch):
+    """As an older version left it: nothing says whether a server died after a release."""
+    experiment, transport = deployed(tmp_path, settings=NOISY)
+    honest = DeployedSynchronous._measure
+
+    def die(self, record, last):
+        if record.round == 4:
+            raise Killed
+        honest(self, record, last)
+
+    with monkeypatch.context() as dying:
+        dying.setattr(DeployedSynchronous, "_measure", die)
+        with pytest.raises(Killed):
+            serve(experiment, tmp_path / "run", transport)
+    (tmp_path / "run" / RELEASES).write_text('{"FedAvg seed 3": [0, 1, 2, 3]}')
+    (outcome,) = serve(experiment, tmp_path / "run", transport)
+    assert outcome.run.mechanism.evaluations == 2 + 1 + 2
+
+
+def test_what_an_interrupted_server_says_it_spent_includes_the_released_round(
+    tmp_path, monkeypatch, capsys
+):
+    """It was stopped after the release of round 4, and its last record with an ε is of round 2."""
+    experiment, transport = deployed(tmp_path, settings=NOISY)
+    fold, made = DeployedSynchronous._folded, []
+
+    def stop(self, *given):
+        made.append(self.mechanism)
+        folded = fold(self, *given)
+        if self.round == 3:
+            raise Killed
+        return folded
+
+    monkeypatch.setattr(DeployedSynchronous, "_folded", stop)
+    with pytest.raises(Killed):
+        serve(experiment, tmp_path / "run", transport)
+    last = records(tmp_path / "run")[-1]
+    assert last.round == 3 and "epsilon" not in last.privacy
+    guarantee = made[-1].guarantee
+    (run,) = read_runs(tmp_path / "run")
+    spent = spending(run.records, run.released)
+    assert spent.epsilon == guarantee.epsilon(4, 2) > guarantee.epsilon(3, 2)
+    outcome = RunOutcome("FedAvg", 3, "interrupted")
+    with pytest.raises(typer.Exit):
+        conclude([outcome], experiment, tmp_path / "run", Console(quiet=True), as_json=False)
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"ε = {spent.epsilon:.4g} at" in said
+    assert "It includes 1 release that the run did not commit." in said
+    write_report(tmp_path / "run", tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert f"<td>{spent.epsilon:.4g}</td>" in page
+
+
+def test_an_epsilon_that_cannot_be_computed_is_said_to_be_too_small(tmp_path, monkeypatch):
+    experiment, transport = deployed(tmp_path)
+    serve(experiment, tmp_path / "run", transport)
+    (run,) = read_runs(tmp_path / "run")
+    whole = spending(run.records)
+    assert whole.missing == whole.uncommitted == 0 and "larger" not in whole.sentence()
+    later = spending(run.records, Released(7))
+    assert later.uncommitted == 2 and later.epsilon > whole.epsilon
+
+    def absent(*given):
+        raise ud.UndriftError("dp-accounting is not installed")
+
+    monkeypatch.setattr("undrift.privacy.spending.epsilon_spent", absent)
+    assert "It is larger by now: 2 releases since are not" in (
+        spending(run.records, Released(7)).sentence()
+    )
 
 
 def test_what_was_released_and_not_committed_counts_for_the_budget(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -268,17 +269,27 @@ def test_a_budget_includes_the_metrics_and_a_resumed_run_has_the_same_bits(tmp_p
     assert resumed.records[-1].privacy == last.privacy
 
 
-def test_a_deployment_counts_metrics_that_may_have_been_seen():
-    from undrift.privacy.noise_sources import SystemNoise
+def test_the_metrics_of_a_round_that_ends_a_run_early_count():
+    found = run(
+        ud.privacy.NoisyMetrics(noise=3.0, every=4),
+        rounds=8,
+        callbacks=[lambda loop, record: record.round == 3],
+    )
+    last = found.records[-1]
+    assert last.round == 3 and last.metrics
+    assert last.privacy["evaluations"] == 2  # the initial model, and the last
+    assert last.privacy["epsilon"] == found.run.mechanism.guarantee.epsilon(3, 2)
 
+
+def test_metrics_beyond_the_budget_are_not_released():
+    """A run whose server died after each of many evaluations has spent its budget on them."""
     made = mechanism(5)
-    made.releases, made.evaluations = 4, 3
-    saved = made.saved()
-    repeated, fresh = mechanism(5), mechanism(5)
-    fresh.source = SystemNoise()
-    repeated.restore(saved)
-    fresh.restore(saved)
-    assert (repeated.evaluations, fresh.evaluations) == (3, 4)
+    made.privacy = replace(made.privacy, epsilon=5.0)
+    made.evaluations = 0
+    while made.guarantee.epsilon(0, made.evaluations + 1) <= 5.0:
+        assert made.may_measure()
+        made.evaluations += 1
+    assert made.evaluations > 1 and not made.may_measure()
 
 
 # From files

@@ -273,7 +273,8 @@ def conclude(
 
     Exits with 130 if a run was interrupted.
     """
-    from undrift.core.records import estimate_note, privacy_note
+    from undrift.core.records import estimate_note
+    from undrift.privacy.spending import spending
     from undrift.report.recorded_runs import read_runs
     from undrift.report.terminal_table import final_metrics_table
 
@@ -283,9 +284,9 @@ def conclude(
     for note in dict.fromkeys(filter(None, (estimate_note(run.records) for run in runs))):
         console.print(note, soft_wrap=True)
     for run in runs:
-        spent = privacy_note(run.records)
+        spent = spending(run.records, run.released)
         if spent is not None:
-            console.print(f"{run.label}, seed {run.seed}: {spent}", soft_wrap=True)
+            console.print(f"{run.label}, seed {run.seed}: {spent.sentence()}", soft_wrap=True)
     for outcome in outcomes:
         if outcome.reason:
             console.print(f"{outcome.label}, seed {outcome.seed}: {outcome.reason}", soft_wrap=True)

@@ -23,7 +23,6 @@ from undrift.core.sampling import All, Cohort
 from undrift.core.targets import reached
 from undrift.core.uploads.norm_bounds import NormLimits
 from undrift.deploy.downloads.history import DownloadHistory
-from undrift.deploy.guards.releases import ReleaseLedger
 from undrift.deploy.guards.targets import is_supported
 from undrift.deploy.protocol import REPORTED
 from undrift.deploy.remote import RemoteEngine
@@ -41,6 +40,7 @@ from undrift.loops.spec import EngineFactory, RunSpec, StatesFactory
 from undrift.privacy.mechanism import Mechanism
 from undrift.privacy.noise_sources import NoNoise, SystemNoise
 from undrift.privacy.system_coins import secret_cohort
+from undrift.runs.releases import ReleaseLedger
 from undrift.utils.errors import Diverged, UndriftError
 from undrift.utils.keys import generator
 
@@ -145,7 +145,7 @@ class DeployedSynchronous(DeployedLoop, Synchronous):
     spec, engine, states
         as for every loop
     releases
-        remembers the released rounds of a private run; None for no memory
+        remembers the released rounds and metrics of a private run; None for no memory
     site_noise
         whether the noise of a private run comes from the sites
     """
@@ -172,10 +172,17 @@ class DeployedSynchronous(DeployedLoop, Synchronous):
         return make_mechanism(self, self._given_pace, source, steady=False)
 
     def _count_releases(self) -> None:
-        """Count rounds that were released and not committed, because the server died."""
-        if self.mechanism is not None and self._releases is not None:
-            known = len(self._releases.rounds)
-            self.mechanism.releases = max(self.mechanism.releases, known)
+        """Count what was released and not committed, because the server died."""
+        if self.mechanism is None or self._releases is None:
+            return
+        self.mechanism.releases = max(self.mechanism.releases, len(self._releases.rounds))
+        if self.mechanism.guarantee.metrics is None:
+            return
+        missing = self.mechanism.evaluations - len(self._releases.evaluations)
+        if missing > 0:
+            # An older version entered no metrics, and may have released one more than it committed.
+            self._releases.add_evaluations(self.round, missing + 1)
+        self.mechanism.evaluations = len(self._releases.evaluations)
 
     def _step(self) -> Record:
         if self.mechanism is None or self._releases is None:
@@ -192,6 +199,13 @@ class DeployedSynchronous(DeployedLoop, Synchronous):
         if self.mechanism is not None and self._releases is not None:
             self._releases.add(self.round)
         return super()._released(result)
+
+    def release_metrics(
+        self, by_client: Mapping[str, Mapping[Hashable, float]], parts: Sequence[str]
+    ) -> dict[str, float]:
+        if self._releases is not None:  # first on disk: whoever sees the metrics, they are counted
+            self._releases.add_evaluations(self.round)
+        return super().release_metrics(by_client, parts)
 
     def _round_pace(self, spec: RunSpec) -> RoundPace:
         # The engine ends the round as the given pace says, by the wall clock. The loop then waits

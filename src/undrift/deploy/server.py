@@ -25,7 +25,6 @@ from undrift.deploy.agreement import facts
 from undrift.deploy.federation import RemoteFederation
 from undrift.deploy.guards.claims import claim_line, claim_rows, counted_samples
 from undrift.deploy.guards.expulsions import Expulsions
-from undrift.deploy.guards.releases import ReleaseLedger
 from undrift.deploy.loops import DeployedAsynchronous, DeployedSynchronous
 from undrift.deploy.protocol import DESCRIBE, OVERHEAD_BYTES, VERSION
 from undrift.deploy.remote import RemoteEngine, Waiting
@@ -54,6 +53,7 @@ from undrift.privacy.secure.settings import SecureAggregation
 from undrift.runs.driver import Observer, RunOutcome, execute
 from undrift.runs.experiment_runs import claim, plan_of, storage_of
 from undrift.runs.folder import DEPLOYMENT, locked_folder, read_json, write_json
+from undrift.runs.releases import ledger_of
 from undrift.utils.errors import UndriftError, require
 from undrift.utils.plain_text import plain_text
 from undrift.utils.shapes import require_shapes
@@ -97,7 +97,7 @@ class Deployment:
     expelled: Callable[[], Collection[str]] = frozenset
     """returns the sites that the operator has expelled"""
     folder: Path | None = None
-    """the run folder, which remembers the released rounds of private runs; None for no memory"""
+    """the run folder, which remembers what private runs released; None for no memory"""
     secure: SecureAggregation | None = None
     """how single uploads are hidden from this server; None if they are not"""
 
@@ -133,7 +133,7 @@ class Deployment:
             return DeployedAsynchronous(spec, engine, versions)
         releases = None
         if spec.privacy is not None and self.folder is not None:
-            releases = ReleaseLedger(self.folder, f"{label} seed {spec.seed}")
+            releases = ledger_of(self.folder, label, spec.seed)
         site_noise = self.secure is not None and self.secure.site_noise
         return DeployedSynchronous(spec, engine, versions, releases, site_noise)
 

@@ -16,6 +16,7 @@ from undrift.core.records import Record
 from undrift.core.targets import Target
 from undrift.loops.measuring import client_rows
 from undrift.nets.module_losses import ModuleLosses
+from undrift.privacy.spending import Released
 from undrift.report.seed_curves import cumulative_costs
 from undrift.runs.folder import (
     ARGUMENTS,
@@ -30,6 +31,7 @@ from undrift.runs.folder import (
     require_as_written,
 )
 from undrift.runs.records_file import read_records
+from undrift.runs.releases import ledger_of
 from undrift.utils.errors import UndriftError, first_line, require
 from undrift.utils.shapes import NUMBER, Row, fits, require_shapes
 
@@ -77,6 +79,8 @@ class RunFiles:
     """P, the number of parameters of the model"""
     clients: list[dict[str, Any]] = field(default_factory=list)
     """metrics of every client, a row per client and reported model; empty if not measured"""
+    released: Released = field(default_factory=Released)
+    """what a private deployment released, committed or not"""
 
     @property
     def done(self) -> int:
@@ -304,6 +308,9 @@ def _read_folder(path: Path) -> tuple[Folder, list[RunFiles]]:
     folder.name = str(_toml(folder).get("name") or path.resolve().name)
     order = {label: number for number, label in enumerate(_labels(folder))}
     runs = [_read_run(place) for place in places]
+    for run in runs:
+        ledger = ledger_of(path, run.label, run.seed)
+        run.released = Released(len(ledger.rounds), len(ledger.evaluations))
     runs.sort(key=lambda run: order.get(run.label, len(order)))
     return folder, runs
 
