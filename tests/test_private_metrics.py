@@ -314,6 +314,33 @@ name = "FedAvg"
 
 
 @pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("evaluation.clients=true", "evaluation clients is measured on single clients"),
+        ('evaluation.models=["server","own"]', "evaluation models is measured on single"),
+        ("privacy.secure=true", "With secure aggregation every site knows the cohort"),
+    ],
+)
+def test_a_dry_run_refuses_what_the_run_refuses_with_the_same_sentence(tmp_path, setting, said):
+    (tmp_path / "own.toml").write_text(EXPERIMENT.replace("METRICS", ""))
+    planned = called("run", "own.toml", "--set", setting, "--dry-run", cwd=tmp_path)
+    found = called("run", "own.toml", "--set", setting, "--out", "runs", cwd=tmp_path)
+    assert planned.returncode == found.returncode == 2
+    assert planned.stderr == found.stderr and said in " ".join(found.stderr.split())
+
+
+def test_a_dry_run_says_what_a_simulation_leaves_out_of_secure_aggregation(tmp_path):
+    (tmp_path / "own.toml").write_text(
+        EXPERIMENT.replace("METRICS", "secure = true\nword_bits = 16\nrange = 4.0").replace(
+            'sampling = {kind = "bernoulli", cohort = 0.5}\n', ""
+        )
+    )
+    planned = called("run", "own.toml", "--dry-run", cwd=tmp_path)
+    assert planned.returncode == 0, planned.stderr
+    assert "does not round them to privacy.word_bits" in planned.stdout
+
+
+@pytest.mark.parametrize(
     ("metrics", "names", "said"),
     [
         ("", set(), "only of data that belong to no client"),

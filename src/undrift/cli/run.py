@@ -39,6 +39,10 @@ Address = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print each record as one line of JSON.")]
+SIMULATED_SECURELY = (
+    "Secure aggregation is part of deployments: this simulation sums uploads without masks, does "
+    "not round them to privacy.word_bits, and adds the noise once, not in shares of the sites."
+)
 Live = Annotated[
     bool,
     typer.Option(
@@ -310,10 +314,15 @@ def _dry_run(experiment: Experiment, folder: Path) -> None:
 
     from undrift.experiments.building import build_data, build_model
     from undrift.experiments.cost import estimate
+    from undrift.runs.experiment_runs import check_experiment
 
     console = Console(highlight=False, markup=False)
     console.print(Syntax(experiment.to_toml(), "toml", background_color="default"))
     data = build_data(experiment)
     model = build_model(experiment, data, experiment.seeds[0])
-    console.print(estimate(experiment, data, model).table())
+    cost = estimate(experiment, data, model)
+    check_experiment(experiment, data)
+    console.print(cost.table())
+    if experiment.secure_aggregation() is not None:
+        console.print(SIMULATED_SECURELY, soft_wrap=True)
     console.print(f"Nothing was run; it would go to {folder}.")

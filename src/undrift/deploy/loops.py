@@ -24,9 +24,10 @@ from undrift.core.targets import reached
 from undrift.core.uploads.norm_bounds import NormLimits
 from undrift.deploy.downloads.history import DownloadHistory
 from undrift.deploy.guards.targets import is_supported
-from undrift.deploy.protocol import REPORTED
+from undrift.deploy.protocol import REPORTED, SITE_ERROR
 from undrift.deploy.remote import RemoteEngine
 from undrift.deploy.secure.engine import SecureEngine
+from undrift.deploy.transport import REFUSED
 from undrift.devices import ARRIVES
 from undrift.loops import Asynchronous, Loop, Synchronous
 from undrift.loops.asynchronous import Dispatched
@@ -50,6 +51,8 @@ ABSENCE_LIMIT_SECONDS = 3600.0
 """How long the server waits for a site to connect before it gives up."""
 UNUSABLE = "the update was not used"
 """The first words of the reason why replies are rejected that gave an unusable server state."""
+SHOWN_REFUSALS = 3
+"""How many different reasons of refusing sites an error names."""
 MAX_WASTED_ROUNDS = 10
 """A run stops after this many rounds in a row without progress because answers were rejected."""
 
@@ -74,6 +77,10 @@ class DeployedLoop(Loop):
     _wasted_rounds = 0
     _failing: frozenset[Hashable] = frozenset()
     """sites whose training failed in the present row of wasted rounds"""
+    _refusals: Mapping[Hashable, str] = {}
+    """sites that have refused their orders since the last reply that was used, with the reasons"""
+    _refused_rounds = 0
+    """rounds since then"""
 
     def step(self) -> Record:
         self.engine.begin_round(self.states)
@@ -106,6 +113,44 @@ class DeployedLoop(Loop):
             f"The last {MAX_WASTED_ROUNDS} rounds changed nothing because answers were rejected "
             f"(site {site!r}, {why}); undrift deploy expel removes a site, and undrift resume "
             f"continues from round {self.round - 1}."
+        )
+
+    def _require_willing(self, round: int, used: bool, rejected: Mapping[Hashable, str]) -> None:
+        """Raise if no site takes part: in a round, counted from 1, replies were `used` or rejected.
+
+        Without this a private run would release nothing but noise, and any run would end as if it
+        had learned something.
+        """
+        if used:
+            self._refusals, self._refused_rounds = {}, 0
+            return
+        start = f"{REFUSED}: {SITE_ERROR}"
+        new = {site: why.removeprefix(start) for site, why in rejected.items() if start in why}
+        self._refusals = {**self._refusals, **new}
+        self._refused_rounds += 1
+        if not self._refusals:
+            return
+        members = {str(id) for id in self.roster.ids} - self.engine.expelled_sites()
+        everyone = {str(site) for site in self._refusals} >= members
+        idle = not any(record.steps for record in self.records)
+        if isinstance(self.engine, SecureEngine):
+            # Sites refuse to unmask a round twice, after a server died in it; the next one may do.
+            everyone = everyone and idle and self._refused_rounds > 1
+        if everyone or (idle and round >= self.total):
+            raise UndriftError(self._said_by_refusing(round))
+
+    def _said_by_refusing(self, round: int) -> str:
+        """One sentence: which sites refused what."""
+        reasons: dict[str, list[str]] = {}
+        for site, why in self._refusals.items():
+            reasons.setdefault(why.rstrip("."), []).append(repr(str(site)))
+        shown = [f"{', '.join(sites)}: {why}" for why, sites in reasons.items()][:SHOWN_REFUSALS]
+        more = len(reasons) - len(shown)
+        return (
+            f"No site takes part in {self.method.name} (seed {self.seed}): up to round {round} all "
+            f"that were asked refused or failed ({'; '.join(shown)}"
+            f"{f'; and {more} other reasons' if more else ''}); undrift resume continues when they "
+            f"accept it."
         )
 
     def require_members(self) -> None:
@@ -222,6 +267,15 @@ class DeployedSynchronous(DeployedLoop, Synchronous):
         super().restore(part, records)
         self._count_releases()
         self._clock = WallClock(self.now)
+
+    def _run(
+        self, method: Method, assignments: Sequence[Assignment], diagnosed: bool
+    ) -> RoundResult:
+        result = super()._run(method, assignments, diagnosed)
+        # Before anything is released: sums without any reply are nothing but noise.
+        if assignments:
+            self._require_willing(self.round + 1, result.replies.count > 0, result.rejected)
+        return result
 
     def _run_again(
         self,
@@ -341,6 +395,11 @@ class DeployedAsynchronous(DeployedLoop, Asynchronous):
     """Asynchronous training with sites: a site that has answered gets the newest model."""
 
     queue: SiteEventQueue
+
+    def _step(self) -> Record:
+        record = super()._step()
+        self._require_willing(record.round, bool(record.steps), dict(record.rejected))
+        return record
 
     def _make_queue(self) -> EventQueue:
         return SiteEventQueue(self)

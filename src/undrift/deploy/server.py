@@ -19,7 +19,6 @@ import undrift
 from undrift.core.clients import ClientStates
 from undrift.core.losses import Federation, objective_weights
 from undrift.core.method import NUMBER
-from undrift.core.sampling import All, as_sampler
 from undrift.core.targets import PARTS
 from undrift.deploy.agreement import facts
 from undrift.deploy.federation import RemoteFederation
@@ -27,6 +26,7 @@ from undrift.deploy.guards.claims import claim_line, claim_rows, counted_samples
 from undrift.deploy.guards.expulsions import Expulsions
 from undrift.deploy.loops import DeployedAsynchronous, DeployedSynchronous
 from undrift.deploy.protocol import DESCRIBE, OVERHEAD_BYTES, VERSION
+from undrift.deploy.rehearsal import rehearse
 from undrift.deploy.remote import RemoteEngine, Waiting
 from undrift.deploy.secure.engine import SecureEngine
 from undrift.deploy.secure.sums import require_summed
@@ -279,6 +279,7 @@ def require_deployable(experiment: Experiment) -> None:
         experiment.devices is None,
         "A deployment runs on real devices: remove the table [devices].",
     )
+    rehearse(experiment, sites_of(experiment))
 
 
 def _require_lagging(experiment: Experiment) -> None:
@@ -306,15 +307,7 @@ def _require_secure(experiment: Experiment) -> None:
         experiment.norm_bound() is None,
         "Secure aggregation hides the uploads whose norms [robust] would bound: remove [robust].",
     )
-    methods = experiment.methods()
-    by_weight = all(method.draws_by_weight for method in methods.values())
-    everyone = type(as_sampler(experiment.cohort(), by_weight)) is All
-    require(
-        everyone or experiment.privacy_settings() is None,
-        "With secure aggregation every site knows the cohort, so that drawing it hides nobody: let "
-        "all sites take part in every round, without [sampling], or remove noise and clip.",
-    )
-    for label, method in methods.items():
+    for label, method in experiment.methods().items():
         require_summed(method.sums(), label)
         if secure.rounds:
             single_weights(method)
