@@ -14,6 +14,7 @@ from undrift.core.clients import Roster
 from undrift.deploy.loops import DeployedSynchronous
 from undrift.deploy.orders import EVALUATE, with_prefix
 from undrift.deploy.policy.limits import Limits
+from undrift.deploy.policy.preview import as_lines, as_values, preview
 from undrift.deploy.server import serve
 from undrift.deploy.wire_format import decode, encode
 from undrift.experiments.experiment import Experiment
@@ -83,6 +84,14 @@ def test_sites_send_clipped_uploads_and_the_server_adds_noise(tmp_path, adaptive
     assert last.privacy["epsilon"] > 0 and last.privacy["neighbours"]
     # All data belong to sites, so that nobody is asked for metrics.
     assert last.metrics == {} and not list(measurements(transport))
+    write_report(tmp_path / "run", tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "No metric is shown: all data belong to clients" in page
+    assert "privacy.noisy_metrics releases noisy means" in page
+    assert "measured yet" not in page
+    # The clock of a deployment is the server's.
+    assert "virtual" not in page.partition("<h2")[2].lower().replace("virtual_seconds", "")
+    assert "Time since the start: clock of the server" in page
 
 
 def measurements(transport):
@@ -439,3 +448,42 @@ def test_models_that_are_not_clipped_are_not_sent(tmp_path):
     experiment, transport = deployed(tmp_path, settings=settings)
     with pytest.raises(ud.UndriftError, match="evaluates the server's model only"):
         serve(experiment, tmp_path / "run", transport)
+
+
+SECURE = {"secure": True, "threshold": 3, "clip": 0.5, "noise": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"rounds": 2},
+            ["not compressed", "not clipped", "without noise, here or at the server", "not masked"],
+        ),
+        (
+            {"privacy": {"noise": 2.0, "adaptive_clip": {"initial": 0.25}}},
+            ["clipped to the norm 0.25 in the first round", "not noised here", "not masked"],
+        ),
+        (
+            {"privacy": SECURE, "compression": {"up": {"name": "random-k", "ratio": 0.1}}},
+            [
+                "compressed by RandomK(ratio=0.1, shared=False), with error",
+                "clipped to the norm 0.5",
+                "not noised here: the server adds noise of 3 times the clipping norm",
+                "masked, in words of 64 bits: the server sees the sum of at least 3 of 3 sites",
+            ],
+        ),
+        (
+            {"privacy": SECURE | {"noise_at": "sites"}},
+            ["noised here, with 1.732 times the clipping norm", "have no noise", "masked, in wor"],
+        ),
+    ],
+)
+def test_a_dry_run_of_a_site_says_what_protects_its_upload(tmp_path, settings, said):
+    file = app(tmp_path, text=TEXT)
+    (found,) = preview(Experiment.load(file, settings), "b", Limits())
+    lines = as_lines(found)
+    assert all(any(each in line for line in lines) for each in said), lines
+    private = "privacy" in settings
+    assert ("  no metrics: they would be outside the guarantee of [privacy]" in lines) == private
+    assert as_values(found)["protections"] == found.protections and len(found.protections) == 4

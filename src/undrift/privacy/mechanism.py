@@ -24,7 +24,7 @@ from undrift.privacy.gaussian import EXACT, AdaptiveClip, Gaussian, NoisyMetrics
 from undrift.privacy.noise_sources import NoiseSource
 from undrift.privacy.released import ReleasedReplies
 from undrift.privacy.sampling import CohortLaw
-from undrift.privacy.spending import accounting
+from undrift.privacy.spending import COMMON_ONLY, accounting
 
 BITS = "clipped bits"
 """The purpose of the noise in the number of uploads within the clipping norm."""
@@ -218,7 +218,7 @@ class Mechanism:
             return f"of clients' data: noisy means, accounted with noise multiplier {z:g}"
         if self.privacy.metrics == EXACT:
             return "exact, outside the guarantee"
-        return "only of data that belong to no client"
+        return COMMON_ONLY
 
     def may_measure(self) -> bool:
         """Whether the budget allows one more release of noisy metrics."""

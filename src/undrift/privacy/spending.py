@@ -15,6 +15,9 @@ from undrift.privacy.accountant import Measured, epsilon_spent
 from undrift.privacy.sampling import CohortLaw
 from undrift.utils.errors import UndriftError
 
+COMMON_ONLY = "only of data that belong to no client"
+"""What records say of the metrics of a private run that withholds those of clients' data."""
+
 
 class Released(NamedTuple):
     """How often a run released something, as a ledger outside of its records says."""

@@ -47,6 +47,8 @@ COSTS = {
     "seconds": "wall time",
 }
 """Costs that progress is measured against; "models" are rounds of FedAvg with as many bytes."""
+SERVER_TIME = "time since the start"
+"""The clock of a deployment, where there is no virtual time."""
 DATA_SHAPES = {
     "name": OPTIONAL_TEXT,
     "clients": OPTIONAL_WHOLE,
@@ -177,8 +179,11 @@ class Runs(Sequence[RunFiles]):
         clock = any(r.virtual_seconds for run in self.runs for r in run.records)
         counted = any(group.fedavg_round_bytes for group in self.groups)
         there = {"models": counted, "bytes": counted, "virtual_seconds": clock}
-        self.costs = {name: label for name, label in COSTS.items() if there.get(name, True)}
-        """the entries of `COSTS` that were counted: virtual time only with a virtual clock"""
+        self.deployed = all(folder.sites for folder in self.folders)
+        """whether all runs had real sites, so that their clock is the server's"""
+        labels = COSTS | ({"virtual_seconds": SERVER_TIME} if self.deployed else {})
+        self.costs = {name: label for name, label in labels.items() if there.get(name, True)}
+        """the entries of `COSTS` that were counted: virtual time only with a clock"""
 
     def __getitem__(self, which):  # type: ignore[no-untyped-def]
         return self.runs[which]
