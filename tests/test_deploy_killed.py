@@ -11,7 +11,7 @@ from undrift.deploy.wire_format import decode
 from undrift.experiments.experiment import Experiment
 from undrift.privacy.mechanism import Mechanism
 from undrift.report.recorded_runs import read_runs
-from undrift.runs.releases import ReleaseLedger
+from undrift.runs.store.releases import ReleaseLedger
 
 ROUNDS = "rounds = 2"
 EVERY = "\n[evaluation]\nevery = 1\n"

@@ -29,7 +29,7 @@ from undrift.runs.driver import RunOutcome
 from undrift.runs.experiment_runs import run_experiment
 from undrift.runs.folder import CONNECTION
 from undrift.runs.records_file import read_records
-from undrift.runs.releases import RELEASES, ReleaseLedger
+from undrift.runs.store.releases import RELEASES, ReleaseLedger
 
 TEXT = 'objective = "clients"\n'
 CLIPPING = {"privacy": {"noise": 0.5, "clip": 0.05, "steps": 5}}

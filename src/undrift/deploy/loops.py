@@ -41,7 +41,7 @@ from undrift.loops.spec import EngineFactory, RunSpec, StatesFactory
 from undrift.privacy.mechanism import Mechanism
 from undrift.privacy.noise_sources import NoNoise, SystemNoise
 from undrift.privacy.system_coins import secret_cohort
-from undrift.runs.releases import ReleaseLedger
+from undrift.runs.store.releases import ReleaseLedger
 from undrift.utils.errors import Diverged, UndriftError
 from undrift.utils.keys import generator
 

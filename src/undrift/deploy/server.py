@@ -53,7 +53,7 @@ from undrift.privacy.secure.settings import SecureAggregation
 from undrift.runs.driver import Observer, RunOutcome, execute
 from undrift.runs.experiment_runs import claim, plan_of, storage_of
 from undrift.runs.folder import DEPLOYMENT, locked_folder, read_json, write_json
-from undrift.runs.releases import ledger_of
+from undrift.runs.store.releases import ledger_of
 from undrift.utils.errors import UndriftError, require
 from undrift.utils.plain_text import plain_text
 from undrift.utils.shapes import require_shapes

@@ -31,7 +31,7 @@ from undrift.runs.folder import (
     require_as_written,
 )
 from undrift.runs.records_file import read_records
-from undrift.runs.releases import ledger_of
+from undrift.runs.store.releases import ledger_of
 from undrift.utils.errors import UndriftError, first_line, require
 from undrift.utils.shapes import NUMBER, Row, fits, require_shapes
 
