@@ -5,13 +5,13 @@ import pytest
 from deployments import InProcess, app
 from test_deploy_privacy import CLIPPING, TEXT, Killed
 from test_deploy_secure import SITES, SecureInProcess, secure_app
-from undrift.deploy.guards.releases import ReleaseLedger
 from undrift.deploy.protocol import WORK
 from undrift.deploy.server import serve
 from undrift.deploy.wire_format import decode
 from undrift.experiments.experiment import Experiment
 from undrift.privacy.mechanism import Mechanism
 from undrift.report.recorded_runs import read_runs
+from undrift.runs.store.releases import ReleaseLedger
 
 ROUNDS = "rounds = 2"
 EVERY = "\n[evaluation]\nevery = 1\n"

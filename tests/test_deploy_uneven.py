@@ -164,9 +164,12 @@ class Quoting(nn.Module):
         return x
 """
     )
-    deployed(file, tmp_path / "out", rounds=1)
-    text = (tmp_path / "out" / "FedAvg" / "seed-3" / "records.jsonl").read_text()
-    assert "failed with ValueError" in text
+    transport = InProcess(file, tmp_path / "state")
+    with pytest.raises(UndriftError, match=r"'a' failed with ValueError; see its log") as raised:
+        deployed(file, tmp_path / "out", transport, rounds=1)
+    answers = b"".join(answer for _, _, answer in transport.exchanged).decode(errors="replace")
+    text = answers + str(raised.value)
+    assert text.count("failed with ValueError") >= 3
     assert "Smith" not in text and "bad row" not in text
     assert "John Smith" in capfd.readouterr().err  # in its own log
 

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -268,17 +269,27 @@ def test_a_budget_includes_the_metrics_and_a_resumed_run_has_the_same_bits(tmp_p
     assert resumed.records[-1].privacy == last.privacy
 
 
-def test_a_deployment_counts_metrics_that_may_have_been_seen():
-    from undrift.privacy.noise_sources import SystemNoise
+def test_the_metrics_of_a_round_that_ends_a_run_early_count():
+    found = run(
+        ud.privacy.NoisyMetrics(noise=3.0, every=4),
+        rounds=8,
+        callbacks=[lambda loop, record: record.round == 3],
+    )
+    last = found.records[-1]
+    assert last.round == 3 and last.metrics
+    assert last.privacy["evaluations"] == 2  # the initial model, and the last
+    assert last.privacy["epsilon"] == found.run.mechanism.guarantee.epsilon(3, 2)
 
+
+def test_metrics_beyond_the_budget_are_not_released():
+    """A run whose server died after each of many evaluations has spent its budget on them."""
     made = mechanism(5)
-    made.releases, made.evaluations = 4, 3
-    saved = made.saved()
-    repeated, fresh = mechanism(5), mechanism(5)
-    fresh.source = SystemNoise()
-    repeated.restore(saved)
-    fresh.restore(saved)
-    assert (repeated.evaluations, fresh.evaluations) == (3, 4)
+    made.privacy = replace(made.privacy, epsilon=5.0)
+    made.evaluations = 0
+    while made.guarantee.epsilon(0, made.evaluations + 1) <= 5.0:
+        assert made.may_measure()
+        made.evaluations += 1
+    assert made.evaluations > 1 and not made.may_measure()
 
 
 # From files
@@ -300,6 +311,33 @@ METRICS
 [[method]]
 name = "FedAvg"
 """
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("evaluation.clients=true", "evaluation clients is measured on single clients"),
+        ('evaluation.models=["server","own"]', "evaluation models is measured on single"),
+        ("privacy.secure=true", "With secure aggregation every site knows the cohort"),
+    ],
+)
+def test_a_dry_run_refuses_what_the_run_refuses_with_the_same_sentence(tmp_path, setting, said):
+    (tmp_path / "own.toml").write_text(EXPERIMENT.replace("METRICS", ""))
+    planned = called("run", "own.toml", "--set", setting, "--dry-run", cwd=tmp_path)
+    found = called("run", "own.toml", "--set", setting, "--out", "runs", cwd=tmp_path)
+    assert planned.returncode == found.returncode == 2
+    assert planned.stderr == found.stderr and said in " ".join(found.stderr.split())
+
+
+def test_a_dry_run_says_what_a_simulation_leaves_out_of_secure_aggregation(tmp_path):
+    (tmp_path / "own.toml").write_text(
+        EXPERIMENT.replace("METRICS", "secure = true\nword_bits = 16\nrange = 4.0").replace(
+            'sampling = {kind = "bernoulli", cohort = 0.5}\n', ""
+        )
+    )
+    planned = called("run", "own.toml", "--dry-run", cwd=tmp_path)
+    assert planned.returncode == 0, planned.stderr
+    assert "does not round them to privacy.word_bits" in planned.stdout
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,10 @@ Address = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print each record as one line of JSON.")]
+SIMULATED_SECURELY = (
+    "Secure aggregation is part of deployments: this simulation sums uploads without masks, does "
+    "not round them to privacy.word_bits, and adds the noise once, not in shares of the sites."
+)
 Live = Annotated[
     bool,
     typer.Option(
@@ -273,7 +277,8 @@ def conclude(
 
     Exits with 130 if a run was interrupted.
     """
-    from undrift.core.records import estimate_note, privacy_note
+    from undrift.core.records import estimate_note
+    from undrift.privacy.spending import spending
     from undrift.report.recorded_runs import read_runs
     from undrift.report.terminal_table import final_metrics_table
 
@@ -283,9 +288,9 @@ def conclude(
     for note in dict.fromkeys(filter(None, (estimate_note(run.records) for run in runs))):
         console.print(note, soft_wrap=True)
     for run in runs:
-        spent = privacy_note(run.records)
+        spent = spending(run.records, run.released)
         if spent is not None:
-            console.print(f"{run.label}, seed {run.seed}: {spent}", soft_wrap=True)
+            console.print(f"{run.label}, seed {run.seed}: {spent.sentence()}", soft_wrap=True)
     for outcome in outcomes:
         if outcome.reason:
             console.print(f"{outcome.label}, seed {outcome.seed}: {outcome.reason}", soft_wrap=True)
@@ -309,10 +314,15 @@ def _dry_run(experiment: Experiment, folder: Path) -> None:
 
     from undrift.experiments.building import build_data, build_model
     from undrift.experiments.cost import estimate
+    from undrift.runs.experiment_runs import check_experiment
 
     console = Console(highlight=False, markup=False)
     console.print(Syntax(experiment.to_toml(), "toml", background_color="default"))
     data = build_data(experiment)
     model = build_model(experiment, data, experiment.seeds[0])
-    console.print(estimate(experiment, data, model).table())
+    cost = estimate(experiment, data, model)
+    check_experiment(experiment, data)
+    console.print(cost.table())
+    if experiment.secure_aggregation() is not None:
+        console.print(SIMULATED_SECURELY, soft_wrap=True)
     console.print(f"Nothing was run; it would go to {folder}.")

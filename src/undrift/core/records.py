@@ -60,10 +60,11 @@ class Record:
     has; empty without samples, and in a deployment, where sites measure on all of theirs"""
     diagnostics: dict[str, float] = field(default_factory=dict)
     """drift and consistency, in rounds that are evaluated: see `undrift.core.diagnostics`"""
-    privacy: dict[str, float | str] = field(default_factory=dict)
-    """of a private run: the noise multiplier, the clipping norm of the round, δ and, in rounds that
-    are evaluated, the ε spent so far, the neighbours, the assumption on the sampling, and what the
-    metrics are. Everything else in a record but noisy metrics is outside the guarantee."""
+    privacy: dict[str, Any] = field(default_factory=dict)
+    """of a private run: the noise multiplier, the clipping norm of the round, δ, the number of
+    releases so far and, in rounds that are evaluated, the ε spent so far, the neighbours, the
+    assumption on the sampling, what ε was computed from ("accounting"), and what the metrics are.
+    Everything else in a record but noisy metrics is outside the guarantee."""
     cohort: list[Hashable] = field(default_factory=list)
     rejected: list[tuple[Hashable, str]] = field(default_factory=list)
     """clients whose reply could not be used, each with the reason"""
@@ -164,7 +165,7 @@ class Record:
             "round": self.round,
             **self.metrics,
             **self.diagnostics,
-            **{n: v for n, v in self.privacy.items() if not isinstance(v, str)},
+            **{n: v for n, v in self.privacy.items() if isinstance(v, int | float)},
             **{f"measured_{part}": some for part, (some, _) in self.measured.items()},
             "clients": len(self.cohort),
             "rejected": len(self.rejected),
@@ -200,18 +201,6 @@ def estimate_note(records: Sequence[Record]) -> str | None:
     return f"Training metrics are estimates from {shares}{last}."
 
 
-def privacy_note(records: Sequence[Record]) -> str | None:
-    """A sentence on what a private run spent; None if it is not private."""
-    last = next((each.privacy for each in reversed(records) if "epsilon" in each.privacy), None)
-    if last is None:
-        return None
-    metrics = f" Metrics: {last['metrics']}." if "metrics" in last else ""
-    return (
-        f"Client-level privacy: ε = {last['epsilon']:.4g} at δ = {last['delta']:.3g} (neighbours: "
-        f"{last.get('neighbours')}; {last.get('sampling')}).{metrics}"
-    )
-
-
 def _whole(record: Record) -> bool:
     """Whether a record has metrics, all of them from all samples."""
     return bool(record.measured) and all(some == every for some, every in record.measured.values())
@@ -224,7 +213,7 @@ SHAPES: dict[str, Any] = {
     "metrics": _METRICS,
     "measured": {str: Row((int, int))},
     "diagnostics": _METRICS,
-    "privacy": {str: (*NUMBER, str)},
+    "privacy": {str: (*NUMBER, str, {str: (*NUMBER, str)})},
     "cohort": [_ID],
     "rejected": [Row((_ID, str))],
     "absent": [_ID],

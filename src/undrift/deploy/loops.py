@@ -23,11 +23,11 @@ from undrift.core.sampling import All, Cohort
 from undrift.core.targets import reached
 from undrift.core.uploads.norm_bounds import NormLimits
 from undrift.deploy.downloads.history import DownloadHistory
-from undrift.deploy.guards.releases import ReleaseLedger
 from undrift.deploy.guards.targets import is_supported
-from undrift.deploy.protocol import REPORTED
+from undrift.deploy.protocol import REPORTED, SITE_ERROR
 from undrift.deploy.remote import RemoteEngine
 from undrift.deploy.secure.engine import SecureEngine
+from undrift.deploy.transport import REFUSED
 from undrift.devices import ARRIVES
 from undrift.loops import Asynchronous, Loop, Synchronous
 from undrift.loops.asynchronous import Dispatched
@@ -41,6 +41,7 @@ from undrift.loops.spec import EngineFactory, RunSpec, StatesFactory
 from undrift.privacy.mechanism import Mechanism
 from undrift.privacy.noise_sources import NoNoise, SystemNoise
 from undrift.privacy.system_coins import secret_cohort
+from undrift.runs.store.releases import ReleaseLedger
 from undrift.utils.errors import Diverged, UndriftError
 from undrift.utils.keys import generator
 
@@ -50,6 +51,8 @@ ABSENCE_LIMIT_SECONDS = 3600.0
 """How long the server waits for a site to connect before it gives up."""
 UNUSABLE = "the update was not used"
 """The first words of the reason why replies are rejected that gave an unusable server state."""
+SHOWN_REFUSALS = 3
+"""How many different reasons of refusing sites an error names."""
 MAX_WASTED_ROUNDS = 10
 """A run stops after this many rounds in a row without progress because answers were rejected."""
 
@@ -74,6 +77,10 @@ class DeployedLoop(Loop):
     _wasted_rounds = 0
     _failing: frozenset[Hashable] = frozenset()
     """sites whose training failed in the present row of wasted rounds"""
+    _refusals: Mapping[Hashable, str] = {}
+    """sites that have refused their orders since the last reply that was used, with the reasons"""
+    _refused_rounds = 0
+    """rounds since then"""
 
     def step(self) -> Record:
         self.engine.begin_round(self.states)
@@ -106,6 +113,44 @@ class DeployedLoop(Loop):
             f"The last {MAX_WASTED_ROUNDS} rounds changed nothing because answers were rejected "
             f"(site {site!r}, {why}); undrift deploy expel removes a site, and undrift resume "
             f"continues from round {self.round - 1}."
+        )
+
+    def _require_willing(self, round: int, used: bool, rejected: Mapping[Hashable, str]) -> None:
+        """Raise if no site takes part: in a round, counted from 1, replies were `used` or rejected.
+
+        Without this a private run would release nothing but noise, and any run would end as if it
+        had learned something.
+        """
+        if used:
+            self._refusals, self._refused_rounds = {}, 0
+            return
+        start = f"{REFUSED}: {SITE_ERROR}"
+        new = {site: why.removeprefix(start) for site, why in rejected.items() if start in why}
+        self._refusals = {**self._refusals, **new}
+        self._refused_rounds += 1
+        if not self._refusals:
+            return
+        members = {str(id) for id in self.roster.ids} - self.engine.expelled_sites()
+        everyone = {str(site) for site in self._refusals} >= members
+        idle = not any(record.steps for record in self.records)
+        if isinstance(self.engine, SecureEngine):
+            # Sites refuse to unmask a round twice, after a server died in it; the next one may do.
+            everyone = everyone and idle and self._refused_rounds > 1
+        if everyone or (idle and round >= self.total):
+            raise UndriftError(self._said_by_refusing(round))
+
+    def _said_by_refusing(self, round: int) -> str:
+        """One sentence: which sites refused what."""
+        reasons: dict[str, list[str]] = {}
+        for site, why in self._refusals.items():
+            reasons.setdefault(why.rstrip("."), []).append(repr(str(site)))
+        shown = [f"{', '.join(sites)}: {why}" for why, sites in reasons.items()][:SHOWN_REFUSALS]
+        more = len(reasons) - len(shown)
+        return (
+            f"No site takes part in {self.method.name} (seed {self.seed}): up to round {round} all "
+            f"that were asked refused or failed ({'; '.join(shown)}"
+            f"{f'; and {more} other reasons' if more else ''}); undrift resume continues when they "
+            f"accept it."
         )
 
     def require_members(self) -> None:
@@ -145,7 +190,7 @@ class DeployedSynchronous(DeployedLoop, Synchronous):
     spec, engine, states
         as for every loop
     releases
-        remembers the released rounds of a private run; None for no memory
+        remembers the released rounds and metrics of a private run; None for no memory
     site_noise
         whether the noise of a private run comes from the sites
     """
@@ -172,10 +217,17 @@ class DeployedSynchronous(DeployedLoop, Synchronous):
         return make_mechanism(self, self._given_pace, source, steady=False)
 
     def _count_releases(self) -> None:
-        """Count rounds that were released and not committed, because the server died."""
-        if self.mechanism is not None and self._releases is not None:
-            known = len(self._releases.rounds)
-            self.mechanism.releases = max(self.mechanism.releases, known)
+        """Count what was released and not committed, because the server died."""
+        if self.mechanism is None or self._releases is None:
+            return
+        self.mechanism.releases = max(self.mechanism.releases, len(self._releases.rounds))
+        if self.mechanism.guarantee.metrics is None:
+            return
+        missing = self.mechanism.evaluations - len(self._releases.evaluations)
+        if missing > 0:
+            # An older version entered no metrics, and may have released one more than it committed.
+            self._releases.add_evaluations(self.round, missing + 1)
+        self.mechanism.evaluations = len(self._releases.evaluations)
 
     def _step(self) -> Record:
         if self.mechanism is None or self._releases is None:
@@ -193,6 +245,13 @@ class DeployedSynchronous(DeployedLoop, Synchronous):
             self._releases.add(self.round)
         return super()._released(result)
 
+    def release_metrics(
+        self, by_client: Mapping[str, Mapping[Hashable, float]], parts: Sequence[str]
+    ) -> dict[str, float]:
+        if self._releases is not None:  # first on disk: whoever sees the metrics, they are counted
+            self._releases.add_evaluations(self.round)
+        return super().release_metrics(by_client, parts)
+
     def _round_pace(self, spec: RunSpec) -> RoundPace:
         # The engine ends the round as the given pace says, by the wall clock. The loop then waits
         # for everyone who is left: it must not apply the pace again, to virtual times.
@@ -208,6 +267,15 @@ class DeployedSynchronous(DeployedLoop, Synchronous):
         super().restore(part, records)
         self._count_releases()
         self._clock = WallClock(self.now)
+
+    def _run(
+        self, method: Method, assignments: Sequence[Assignment], diagnosed: bool
+    ) -> RoundResult:
+        result = super()._run(method, assignments, diagnosed)
+        # Before anything is released: sums without any reply are nothing but noise.
+        if assignments:
+            self._require_willing(self.round + 1, result.replies.count > 0, result.rejected)
+        return result
 
     def _run_again(
         self,
@@ -327,6 +395,11 @@ class DeployedAsynchronous(DeployedLoop, Asynchronous):
     """Asynchronous training with sites: a site that has answered gets the newest model."""
 
     queue: SiteEventQueue
+
+    def _step(self) -> Record:
+        record = super()._step()
+        self._require_willing(record.round, bool(record.steps), dict(record.rejected))
+        return record
 
     def _make_queue(self) -> EventQueue:
         return SiteEventQueue(self)

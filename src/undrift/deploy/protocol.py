@@ -49,6 +49,8 @@ VERSION = "@version"
 server accepted last."""
 REPORTED = "its training failed"
 """The first words of the reason why a reply is rejected that says itself that it is unusable."""
+SITE_ERROR = "the site reports: "
+"""The first words of the reason why there is no reply if the site sent an error in its place."""
 LACKS = "lacks"
 """The name of what an error has besides its sentence if the site needs whole vectors."""
 CODED = "coded "
@@ -222,7 +224,7 @@ def lacks_vectors(data: bytes) -> bool:
 def raise_site_error(values: Mapping[str, Any]) -> None:
     """Raise the error that a site sent in place of an answer, if it did."""
     if "error" in values:
-        raise InvalidMessage(f"the site reports: {plain_text(values['error'], SHOWN_CHARACTERS)}")
+        raise InvalidMessage(f"{SITE_ERROR}{plain_text(values['error'], SHOWN_CHARACTERS)}")
 
 
 def expected_answer(

@@ -19,15 +19,14 @@ import undrift
 from undrift.core.clients import ClientStates
 from undrift.core.losses import Federation, objective_weights
 from undrift.core.method import NUMBER
-from undrift.core.sampling import All, as_sampler
 from undrift.core.targets import PARTS
 from undrift.deploy.agreement import facts
 from undrift.deploy.federation import RemoteFederation
 from undrift.deploy.guards.claims import claim_line, claim_rows, counted_samples
 from undrift.deploy.guards.expulsions import Expulsions
-from undrift.deploy.guards.releases import ReleaseLedger
 from undrift.deploy.loops import DeployedAsynchronous, DeployedSynchronous
 from undrift.deploy.protocol import DESCRIBE, OVERHEAD_BYTES, VERSION
+from undrift.deploy.rehearsal import rehearse
 from undrift.deploy.remote import RemoteEngine, Waiting
 from undrift.deploy.secure.engine import SecureEngine
 from undrift.deploy.secure.sums import require_summed
@@ -54,6 +53,7 @@ from undrift.privacy.secure.settings import SecureAggregation
 from undrift.runs.driver import Observer, RunOutcome, execute
 from undrift.runs.experiment_runs import claim, plan_of, storage_of
 from undrift.runs.folder import DEPLOYMENT, locked_folder, read_json, write_json
+from undrift.runs.store.releases import ledger_of
 from undrift.utils.errors import UndriftError, require
 from undrift.utils.plain_text import plain_text
 from undrift.utils.shapes import require_shapes
@@ -97,7 +97,7 @@ class Deployment:
     expelled: Callable[[], Collection[str]] = frozenset
     """returns the sites that the operator has expelled"""
     folder: Path | None = None
-    """the run folder, which remembers the released rounds of private runs; None for no memory"""
+    """the run folder, which remembers what private runs released; None for no memory"""
     secure: SecureAggregation | None = None
     """how single uploads are hidden from this server; None if they are not"""
 
@@ -133,7 +133,7 @@ class Deployment:
             return DeployedAsynchronous(spec, engine, versions)
         releases = None
         if spec.privacy is not None and self.folder is not None:
-            releases = ReleaseLedger(self.folder, f"{label} seed {spec.seed}")
+            releases = ledger_of(self.folder, label, spec.seed)
         site_noise = self.secure is not None and self.secure.site_noise
         return DeployedSynchronous(spec, engine, versions, releases, site_noise)
 
@@ -279,6 +279,7 @@ def require_deployable(experiment: Experiment) -> None:
         experiment.devices is None,
         "A deployment runs on real devices: remove the table [devices].",
     )
+    rehearse(experiment, sites_of(experiment))
 
 
 def _require_lagging(experiment: Experiment) -> None:
@@ -306,15 +307,7 @@ def _require_secure(experiment: Experiment) -> None:
         experiment.norm_bound() is None,
         "Secure aggregation hides the uploads whose norms [robust] would bound: remove [robust].",
     )
-    methods = experiment.methods()
-    by_weight = all(method.draws_by_weight for method in methods.values())
-    everyone = type(as_sampler(experiment.cohort(), by_weight)) is All
-    require(
-        everyone or experiment.privacy_settings() is None,
-        "With secure aggregation every site knows the cohort, so that drawing it hides nobody: let "
-        "all sites take part in every round, without [sampling], or remove noise and clip.",
-    )
-    for label, method in methods.items():
+    for label, method in experiment.methods().items():
         require_summed(method.sums(), label)
         if secure.rounds:
             single_weights(method)

@@ -453,10 +453,11 @@ class Loop(ABC):
                 self.stopped = self.stopped or "a callback asked to stop"
         if self.mechanism is not None and record.round < self.total:
             self.stopped = self.stopped or self.mechanism.exhausted(self.total)
-            if self.stopped:
+        if self.stopped and record.round < self.total:
+            if self._incomplete(record):
+                self._measure(record, last=True)  # the last record of a run has all metrics
+            if self.mechanism is not None:  # after the last noisy metrics, which ε includes
                 record.privacy = self.mechanism.recorded(accounted=True)
-        if self.stopped and record.round < self.total and self._incomplete(record):
-            self._measure(record, last=True)  # the last record of a run always has all metrics
         return record
 
     def _evaluated(self, round: int) -> bool:
@@ -478,6 +479,13 @@ class Loop(ABC):
             record.metrics = measure(self, samples)
         record.measured = self._measured_samples(samples)
         self.stopped = self.stopped or self._target_reached(record.metrics)
+
+    def release_metrics(
+        self, by_client: Mapping[str, Mapping[Hashable, float]], parts: Sequence[str]
+    ) -> dict[str, float]:
+        """The noisy means of the clients' metrics in a private run; they count as released."""
+        assert self.mechanism is not None
+        return self.mechanism.release_metrics(by_client, parts, self.round)
 
     def _measured_samples(self, train_samples: int | None) -> dict[str, tuple[int, int]]:
         """By part, on how many samples the models were measured, and how many there are."""

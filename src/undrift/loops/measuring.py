@@ -65,9 +65,11 @@ def _measure_privately(run: Loop) -> dict[str, float]:
     found = run.engine.evaluate(*evaluated, common) if common else {}
     if own:
         assert run.mechanism is not None
+        if not run.mechanism.may_measure():  # a resumed run may have measured more often
+            return found
         clients = ClientMetrics()
         run.engine.evaluate(*evaluated, own, clients)
-        found |= run.mechanism.release_metrics(clients.values, own, run.round)
+        found |= run.release_metrics(clients.values, own)
     return found
 
 

@@ -24,6 +24,7 @@ from undrift.privacy.gaussian import EXACT, AdaptiveClip, Gaussian, NoisyMetrics
 from undrift.privacy.noise_sources import NoiseSource
 from undrift.privacy.released import ReleasedReplies
 from undrift.privacy.sampling import CohortLaw
+from undrift.privacy.spending import COMMON_ONLY, accounting
 
 BITS = "clipped bits"
 """The purpose of the noise in the number of uploads within the clipping norm."""
@@ -159,12 +160,16 @@ class Mechanism:
         """The ε spent so far."""
         return self.guarantee.epsilon(self.releases, self.evaluations)
 
-    def recorded(self, accounted: bool) -> dict[str, float | str]:
+    def recorded(self, accounted: bool) -> dict[str, Any]:
         """What records say of the last round; ε, which takes a moment to compute, if asked."""
-        found: dict[str, float | str] = {
+        metrics = self.guarantee.metrics
+        found: dict[str, Any] = {
             "noise": float(self.guarantee.noise),
             "delta": self.guarantee.delta,
+            "releases": self.releases,
         }
+        if metrics is not None:
+            found["evaluations"] = self.evaluations
         if self.used_clip is not None:
             found["clip"] = float(self.used_clip)
         if accounted:
@@ -173,6 +178,8 @@ class Mechanism:
             law = self.guarantee.law
             found |= {"epsilon": spent, "neighbours": law.relation}
             found["sampling"] = law.assumption
+            noise = 0.0 if metrics is None else metrics.noise
+            found["accounting"] = accounting(law, self.guarantee.accountant, noise)
         return found
 
     def exhausted(self, rounds: int) -> str | None:
@@ -211,7 +218,14 @@ class Mechanism:
             return f"of clients' data: noisy means, accounted with noise multiplier {z:g}"
         if self.privacy.metrics == EXACT:
             return "exact, outside the guarantee"
-        return "only of data that belong to no client"
+        return COMMON_ONLY
+
+    def may_measure(self) -> bool:
+        """Whether the budget allows one more release of noisy metrics."""
+        budget = self.privacy.epsilon
+        if budget is None:
+            return True
+        return self.guarantee.epsilon(self.releases, self.evaluations + 1) <= budget
 
     def release_metrics(
         self, by_client: Mapping[str, Mapping[Hashable, float]], parts: Sequence[str], round: int
@@ -308,5 +322,3 @@ class Mechanism:
         self.clip = saved["clip"]
         self.releases = saved["releases"]
         self.evaluations = saved.get("evaluations", 0)
-        if self.guarantee.metrics is not None and not self.source.repeats:
-            self.evaluations += 1  # the metrics of a round that was not committed may be known

@@ -15,9 +15,6 @@ from undrift.utils.keys import key
 class NoiseSource(ABC):
     """Gives standard normal numbers in double precision."""
 
-    repeats = False
-    """whether the same purpose and round have the same numbers again"""
-
     @abstractmethod
     def normal(self, purpose: str, round: int, size: int) -> Tensor:
         """`size` independent numbers from N(0, 1), for one purpose of a round."""
@@ -29,8 +26,6 @@ class KeyedNoise(NoiseSource):
     Whoever knows the seed can subtract it. A simulation with a published seed has no guarantee; it
     shows how well a method learns under one.
     """
-
-    repeats = True
 
     def __init__(self, seed: int):
         self.seed = seed

@@ -63,7 +63,7 @@ def write_figures(
         if records:
             name = f"timeline-{slug(group.label)}"
             name = f"{name}-{number + 1}" if name in figures else name
-            figures[name] = timeline_figure(records, group.label)
+            figures[name] = timeline_figure(records, group.label, runs.costs["virtual_seconds"])
     paths = []
     with reproducible_svg():
         for name, figure in figures.items():

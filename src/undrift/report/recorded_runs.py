@@ -16,6 +16,7 @@ from undrift.core.records import Record
 from undrift.core.targets import Target
 from undrift.loops.measuring import client_rows
 from undrift.nets.module_losses import ModuleLosses
+from undrift.privacy.spending import Released
 from undrift.report.seed_curves import cumulative_costs
 from undrift.runs.folder import (
     ARGUMENTS,
@@ -30,6 +31,7 @@ from undrift.runs.folder import (
     require_as_written,
 )
 from undrift.runs.records_file import read_records
+from undrift.runs.store.releases import ledger_of
 from undrift.utils.errors import UndriftError, first_line, require
 from undrift.utils.shapes import NUMBER, Row, fits, require_shapes
 
@@ -45,6 +47,8 @@ COSTS = {
     "seconds": "wall time",
 }
 """Costs that progress is measured against; "models" are rounds of FedAvg with as many bytes."""
+SERVER_TIME = "time since the start"
+"""The clock of a deployment, where there is no virtual time."""
 DATA_SHAPES = {
     "name": OPTIONAL_TEXT,
     "clients": OPTIONAL_WHOLE,
@@ -77,6 +81,8 @@ class RunFiles:
     """P, the number of parameters of the model"""
     clients: list[dict[str, Any]] = field(default_factory=list)
     """metrics of every client, a row per client and reported model; empty if not measured"""
+    released: Released = field(default_factory=Released)
+    """what a private deployment released, committed or not"""
 
     @property
     def done(self) -> int:
@@ -173,8 +179,11 @@ class Runs(Sequence[RunFiles]):
         clock = any(r.virtual_seconds for run in self.runs for r in run.records)
         counted = any(group.fedavg_round_bytes for group in self.groups)
         there = {"models": counted, "bytes": counted, "virtual_seconds": clock}
-        self.costs = {name: label for name, label in COSTS.items() if there.get(name, True)}
-        """the entries of `COSTS` that were counted: virtual time only with a virtual clock"""
+        self.deployed = all(folder.sites for folder in self.folders)
+        """whether all runs had real sites, so that their clock is the server's"""
+        labels = COSTS | ({"virtual_seconds": SERVER_TIME} if self.deployed else {})
+        self.costs = {name: label for name, label in labels.items() if there.get(name, True)}
+        """the entries of `COSTS` that were counted: virtual time only with a clock"""
 
     def __getitem__(self, which):  # type: ignore[no-untyped-def]
         return self.runs[which]
@@ -304,6 +313,9 @@ def _read_folder(path: Path) -> tuple[Folder, list[RunFiles]]:
     folder.name = str(_toml(folder).get("name") or path.resolve().name)
     order = {label: number for number, label in enumerate(_labels(folder))}
     runs = [_read_run(place) for place in places]
+    for run in runs:
+        ledger = ledger_of(path, run.label, run.seed)
+        run.released = Released(len(ledger.rounds), len(ledger.evaluations))
     runs.sort(key=lambda run: order.get(run.label, len(order)))
     return folder, runs
 

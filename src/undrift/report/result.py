@@ -16,12 +16,13 @@ from rich.text import Text
 from torch import Tensor, nn
 
 from undrift.core.method import Method
-from undrift.core.records import Record, estimate_note, privacy_note
+from undrift.core.records import Record, estimate_note
 from undrift.loops.base import Loop
 from undrift.loops.measuring import client_rows
 from undrift.nets.modes import unmark_eval_parts
 from undrift.nets.module_losses import ModuleLosses
 from undrift.nets.weights import save_weights
+from undrift.privacy.spending import spending
 from undrift.report.headings import METRIC_HEADINGS
 from undrift.report.timeline import plot_timeline
 from undrift.utils.display import as_html
@@ -95,8 +96,8 @@ class Result:
         found = [self.stopped] if self.stopped else []
         note = estimate_note(self.records)
         found += [note.rstrip(".")] if note else []
-        spent = privacy_note(self.records)
-        found += [spent.rstrip(".")] if spent else []
+        spent = spending(self.records)
+        found += [spent.sentence().rstrip(".")] if spent else []
         if not self.stopped and self.run.target:
             found.append(f"the target {self.run.target} was not reached")
         on_clock = bool(_virtual_seconds(self))

@@ -29,7 +29,7 @@ GAP_WIDTH = 2
 
 
 def final_metrics_table(runs: Runs, width: int = 80) -> Table:
-    """Return a row per method: rounds done, last metrics over its seeds, traffic and virtual time.
+    """Return a row per method: rounds done, last metrics over its seeds, traffic and time.
 
     Only the metrics that fit into `width` are shown, an accuracy first.
     """
@@ -38,7 +38,9 @@ def final_metrics_table(runs: Runs, width: int = 80) -> Table:
     columns["rounds"] = [_span([run.done for run in group.runs]) for group in runs.groups]
     ends = {"sent": [size(_mean_bytes(group.runs)) for group in runs.groups]}
     if "virtual_seconds" in runs.costs:
-        ends["virtual"] = [duration(row.costs["virtual_seconds"].mean) for row in rows]
+        ends["time" if runs.deployed else "virtual"] = [
+            duration(row.costs["virtual_seconds"].mean) for row in rows
+        ]
     label = max(min(cell_len(group.label), MAX_LABEL_WIDTH) for group in runs.groups)
     room = width - max(label, cell_len("method")) - _width(columns) - _width(ends)
     columns |= _metrics(runs, rows, room) | ends

@@ -28,6 +28,7 @@ PHASES = {"reading the model": "#9ecae1", "computing": "#4292c6", "sending": "#0
 UNUSED = "not used"
 PALE, RED = "#fde0d2", "#c0271d"
 GREY = "#555555"
+VIRTUAL_TIME = "virtual time"
 
 
 def plot_timeline(records: Sequence[Record], path: str | Path | None, label: str) -> Path | Picture:
@@ -48,13 +49,15 @@ def plot_timeline(records: Sequence[Record], path: str | Path | None, label: str
     return figure if path is None else write(figure, path)
 
 
-def timeline_figure(records: Sequence[Record], title: str = "") -> Picture:
-    """Return the timeline as a figure."""
+def timeline_figure(
+    records: Sequence[Record], title: str = "", clock: str = VIRTUAL_TIME
+) -> Picture:
+    """Return the timeline as a figure; `clock` names its time."""
     from undrift.utils.pictures import Picture
 
     rows = len(shown_clients(records)[0])
     figure = Picture(figsize=(7.6, 1.5 + 0.15 * max(rows, 4)), layout="constrained")
-    draw_timeline(figure.subplots(), records, title)
+    draw_timeline(figure.subplots(), records, title, clock=clock)
     return figure
 
 
@@ -69,7 +72,11 @@ def shown_clients(records: Sequence[Record], most: int = MAX_CLIENTS) -> tuple[l
 
 
 def draw_timeline(
-    axes: Axes, records: Sequence[Record], title: str = "", most: int = MAX_CLIENTS
+    axes: Axes,
+    records: Sequence[Record],
+    title: str = "",
+    most: int = MAX_CLIENTS,
+    clock: str = VIRTUAL_TIME,
 ) -> None:
     """Draw a row per client: its reading, computing and sending, and work that was not used.
 
@@ -95,7 +102,7 @@ def draw_timeline(
     axes.tick_params(axis="y", length=0)
     axes.tick_params(axis="x", labelsize=8)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=9, steps=(1, 2, 5, 10)))
-    axes.set_xlabel(f"virtual time, {unit}", fontsize=9)
+    axes.set_xlabel(f"{clock}, {unit}", fontsize=9)
     few = f"the busiest {len(clients)} of {at_work:,} clients" if at_work > len(clients) else ""
     axes.set_ylabel(few or "client", fontsize=9)
     axes.spines[["top", "right", "left"]].set_visible(False)

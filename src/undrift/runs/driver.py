@@ -96,7 +96,7 @@ def execute(
             left = [label for label in plan.methods if storage.ended(label, seed, plan) is None]
             losses = plan.losses(seed) if left or read_ended else None
             if losses is not None:
-                _check(plan, left, seed, losses)
+                check(plan, left, seed, losses)
                 # Once for all seeds, whose losses differ in the initial model only.
                 warned = warned or plan.engine.warn_about_slow_loss(
                     losses, [plan.local[label] for label in left]
@@ -115,7 +115,7 @@ def execute(
     return outcomes
 
 
-def _check(plan: Plan, labels: list[str], seed: int, losses: Federation) -> None:
+def check(plan: Plan, labels: list[str], seed: int, losses: Federation) -> None:
     """Raise if a method is not defined for its run, before the first run computes anything.
 
     Without it, an error in the last method would show only after all others have run.

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from undrift.core.losses import Federation
+from undrift.core.method import Method
+from undrift.core.sampling import All, as_sampler
 from undrift.data.federated import FederatedData
 from undrift.experiments.building import build_data, build_losses
 from undrift.experiments.experiment import Experiment
 from undrift.robust.poisoning import poisoned_losses
-from undrift.runs.driver import Observer, RunOutcome, execute
+from undrift.runs.driver import Observer, RunOutcome, check, execute
 from undrift.runs.folder import (
     ABOUT,
     ARGUMENTS,
@@ -42,6 +44,7 @@ def plan_of(
 ) -> Plan:
     """The plan of an experiment; `losses` returns the clients' losses of a seed."""
     methods, attack = experiment.methods(), experiment.attack_settings()
+    _require_open_cohorts(experiment, methods)
     return Plan(
         methods=methods,
         losses=poisoned_losses(losses, attack),
@@ -64,6 +67,28 @@ def plan_of(
         description=experiment.resolved(),
         make_loop=make_loop,
     )
+
+
+def _require_open_cohorts(experiment: Experiment, methods: Mapping[str, Method]) -> None:
+    """Refuse secret cohorts with secure aggregation, also where it is only simulated.
+
+    The ε of a simulation would otherwise be smaller than that of the deployment it stands for.
+    """
+    if experiment.secure_aggregation() is None or experiment.privacy_settings() is None:
+        return
+    by_weight = all(method.draws_by_weight for method in methods.values())
+    require(
+        type(as_sampler(experiment.cohort(), by_weight)) is All,
+        "With secure aggregation every site knows the cohort, so that drawing it hides nobody: let "
+        "all sites take part in every round, without [sampling], or remove noise and clip.",
+    )
+
+
+def check_experiment(experiment: Experiment, data: FederatedData) -> None:
+    """Raise what a run of the experiment would raise before it computes anything."""
+    plan = plan_of(experiment, partial(build_losses, experiment, data))
+    seed = plan.seeds[0]
+    check(plan, list(plan.methods), seed, plan.losses(seed))
 
 
 def storage_of(experiment: Experiment, folder: Path) -> FolderStorage:

@@ -86,8 +86,8 @@ class AgreedRun:
         """the compressor of downloads; None if they are sent as they are"""
         self._planner = WorkPlanner(self.job, experiment.limits())
         by_weight = all(method.draws_by_weight for method in methods.values())
-        self._sampler = as_sampler(experiment.cohort(), by_weight)
-        clients = self.replies_per_round if self.asynchronous else self._sampler.mean(self.roster)
+        self.sampler = as_sampler(experiment.cohort(), by_weight)
+        clients = self.replies_per_round if self.asynchronous else self.sampler.mean(self.roster)
         self.schedule = deployed_schedule(self.evaluation, self.roster, self.job.local, clients)
 
     @property
@@ -104,7 +104,7 @@ class AgreedRun:
     def at_once(self) -> int:
         """The number of clients at work at once, in asynchronous training."""
         assert isinstance(self.pace, AsTheyArrive)
-        cohort = self._sampler.K if isinstance(self._sampler, Uniform) else None
+        cohort = self.sampler.K if isinstance(self.sampler, Uniform) else None
         return self.pace.at_once(cohort, len(self.roster))
 
     @property
@@ -182,7 +182,7 @@ class AgreedRun:
             _require(not unknown, "a site that is said to be available is not in the experiment")
             mask = np.array([id in available for id in self.roster.ids])
         first = round == 0 and self.method.starts_with_all
-        sampler = All() if first else self._sampler
+        sampler = All() if first else self.sampler
         if self.privacy is not None and type(sampler) is not All:
             # The server's coins are secret, and the site learns only that it was drawn.
             return {self.name: 1}

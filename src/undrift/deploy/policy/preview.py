@@ -18,6 +18,7 @@ from undrift.deploy.orders import DESCRIBE, STATISTICS, EvaluationOrder, RunTerm
 from undrift.deploy.policy.agreed_run import AgreedRun
 from undrift.deploy.policy.audit import described
 from undrift.deploy.policy.limits import Limits
+from undrift.deploy.policy.protections import protections
 from undrift.deploy.site import Site
 from undrift.deploy.site_data.agreed import agreement, wanted
 from undrift.deploy.wire_format import decode, encode
@@ -43,6 +44,10 @@ class Preview:
     """the statistics that would be sent before the run, if this were the only site"""
     revealed: list[str]
     """what these tell the server, in sentences"""
+    protections: list[str]
+    """what compresses, clips, noises and masks the upload before it leaves"""
+    noisy_metrics: bool
+    """whether the server adds noise to the metrics before it publishes their means"""
 
 
 def preview(experiment: Experiment, name: str, limits: Limits) -> list[Preview]:
@@ -74,14 +79,18 @@ def _preview(site: Site, label: str) -> Preview:
     download = run.method.download(run.method.begin(run.method.init(x0.clone()), draw))
     download = download.replace(**run.first_settings)
     metrics = {}
-    for model in run.evaluation.models:
+    for model in run.evaluation.models if run.evaluation.parts else ():
         order = EvaluationOrder(terms, 0, model, x0, buffers)
         metrics[model] = _decoded(site.answer(order.encoded()))[0]["metrics"]
     answer = site.answer(WorkOrder(terms, 0, 0, 0, 0, None, download, buffers).encoded())
     values, tensors = _decoded(answer)
     revealed = wanted(experiment).revealed()
     steps = int(values["steps"])
-    return Preview(label, steps, answer, values, tensors, metrics, statistics, revealed)
+    protected = protections(experiment, run)
+    noisy = run.privacy is not None and run.privacy.noisy_metrics is not None
+    return Preview(
+        label, steps, answer, values, tensors, metrics, statistics, revealed, protected, noisy
+    )
 
 
 def _agree_alone(site: Site, run: str) -> list[dict[str, Any]]:
@@ -116,10 +125,15 @@ def as_lines(found: Preview) -> list[str]:
             lines += [f"  number {own}: {number:.6g}" for own, number in value.items()]
         else:
             lines.append(f"  {name}: {value}")
+    lines += [f"  the upload is {each}" for each in found.protections]
     lines += [f"  before the run: {each}" for each in found.revealed]
     for model, metrics in found.metrics.items():
         shown = ", ".join(f"{name} {value}" for name, value in metrics.items())
         lines.append(f"  metrics of the model {model!r}, another answer: {shown}")
+    if found.noisy_metrics:
+        lines.append("  the server adds noise to the means of metrics, if it is honest")
+    if not found.metrics:
+        lines.append("  no metrics: they would be outside the guarantee of [privacy]")
     return lines
 
 
@@ -130,6 +144,7 @@ def as_values(found: Preview) -> dict[str, Any]:
         "bytes": len(found.answer),
         "values": found.values,
         "tensors": {name: value.tolist() for name, value in found.tensors.items()},
+        "protections": found.protections,
         "metrics": found.metrics,
         "statistics": found.statistics,
     }

@@ -111,7 +111,8 @@ class PrivacyTable(ClosedTable):
     )
     secure: bool = Field(
         default=False,
-        description="Secure aggregation in deployments: the server learns sums of uploads only.",
+        description="Secure aggregation in deployments: the server learns sums of uploads only. "
+        "Simulations sum without masks.",
     )
     threshold: Counting | None = Field(
         default=None,
@@ -126,12 +127,12 @@ class PrivacyTable(ClosedTable):
     word_bits: Counting = Field(
         default=FULL_BITS,
         description="Bits of each coordinate of a masked upload: 16, 24, 32 or 64. Fewer make "
-        "uploads smaller and round them more.",
+        "uploads smaller and round them more; simulations do not round.",
     )
     noise_at: Annotated[str, BeforeValidator(one_of(NOISE_AT)), allowed_words(NOISE_AT)] = Field(
         default="server",
         description="Who adds the noise: the server, or with secure aggregation the sites, which "
-        "then need not trust it.",
+        "then need not trust it. Simulations add it once.",
     )
     colluding: NotNegative = Field(
         default=0,

@@ -79,16 +79,17 @@ class SecureAggregation:
         `full` is the size of the cohort if all sites were there: a server that says that sites are
         away must not lower the threshold by that.
         """
-        return Attempt(run, round, number, tuple(cohort), self._threshold(full))
+        return Attempt(run, round, number, tuple(cohort), self.least_sites(full))
 
     def noise_shares(self, full: int) -> int:
         """The fewest shares of noise that a decoded sum has from sites that do not collude: t − c.
 
         Every site adds 1/(t − c) of the variance, so that t − c sites add enough.
         """
-        return self._threshold(full) - self.colluding
+        return self.least_sites(full) - self.colluding
 
-    def _threshold(self, full: int) -> int:
+    def least_sites(self, full: int) -> int:
+        """t, the fewest sites of a cohort whose sum is decoded."""
         return default_threshold(full) if self.threshold is None else self.threshold
 
     def check(self, sites: int) -> None:
@@ -106,8 +107,8 @@ class SecureAggregation:
                 f"{sites} with {sites} sites: above half of them.",
             )
         require(
-            2 * self._threshold(sites) > sites + self.colluding,
-            f"With {sites} sites, a threshold of {self._threshold(sites)} is secure while at most "
-            f"{2 * self._threshold(sites) - sites - 1} sites collude with the server, but "
+            2 * self.least_sites(sites) > sites + self.colluding,
+            f"With {sites} sites, a threshold of {self.least_sites(sites)} is secure while at most "
+            f"{2 * self.least_sites(sites) - sites - 1} sites collude with the server, but "
             f"privacy.colluding is {self.colluding}.",
         )

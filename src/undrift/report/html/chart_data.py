@@ -76,7 +76,7 @@ def chart_data(runs: Runs) -> tuple[dict[str, Any], int]:
     return {
         "methods": methods,
         "runs": found,
-        "costs": COSTS,
+        "costs": COSTS | runs.costs,
         "names": names,
         "linear": [name for name in runs.metrics if not uses_log_scale(runs, name)],
     }, step

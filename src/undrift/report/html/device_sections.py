@@ -37,7 +37,8 @@ def time_section(runs: Runs, text: str) -> str:
 def _spent(runs: Runs, table: Sequence[VirtualTime]) -> str:
     """Return the table of virtual time, updates, replies and waiting."""
     stale = any(row.staleness for row in table)
-    head = ["method", "virtual time", "updates", "skipped", "replies", "partial", "wasted", "idle"]
+    clock = runs.costs["virtual_seconds"]
+    head = ["method", clock, "updates", "skipped", "replies", "partial", "wasted", "idle"]
     head += ["staleness", "largest"] * stale + ["never replied"]
     rows = []
     for row in table:
@@ -56,9 +57,12 @@ replies, and the largest of all seeds."""
         if stale
         else ""
     )
+    of_whom = "clock of the simulated devices"
+    if runs.deployed:
+        of_whom = "clock of the server, without the time between a stop and a resume,"
     return f"""{html_table(head, rows, "Time")}
-<p class="note">Virtual time: clock of the simulated devices after the last round. Updates: changes
-of the server’s model. Skipped: rounds without an update because too few clients replied. Replies:
+<p class="note">{clock.capitalize()}: {of_whom} after the last round. Updates: changes of the
+server’s model. Skipped: rounds without an update because too few clients replied. Replies:
 replies that were used. Partial: used replies with less work than was asked for. Wasted: share of
 gradient evaluations whose result was not used. Idle: share of their time that clients waited for
 others after they had replied.{staleness} Never replied: clients without a used reply. Over seeds:
@@ -108,7 +112,7 @@ def _timelines(runs: Runs) -> str:
     figures, left_out = [], []
     left = MAX_PICTURE_BYTES
     for labels, records in _distinct_timelines(runs):
-        svg = svg_bytes(timeline_figure(records))
+        svg = svg_bytes(timeline_figure(records, clock=runs.costs["virtual_seconds"]))
         if len(svg) > left:
             left_out += labels
             continue

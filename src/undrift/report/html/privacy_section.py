@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
+from undrift.privacy.spending import spending
 from undrift.report.html.html_parts import html_table, method_cell
 from undrift.report.recorded_runs import RunFiles, Runs
 from undrift.utils.plain_text import plain_text
@@ -22,9 +23,11 @@ def privacy_section(runs: Runs) -> str:
             last = next((each.privacy for each in reversed(run.records) if each.privacy), None)
             if last is None:
                 continue
-            spent = [each for each in run.records if "epsilon" in each.privacy]
-            final = spent[-1].privacy if spent else last
+            spent = spending(run.records, run.released)
+            final = last if spent is None else {**spent.record, "epsilon": spent.epsilon}
             cells = [_number(final, name) for name in ("epsilon", "delta", "noise")]
+            if spent is not None and spent.missing:  # it cannot be computed here
+                cells[0] = f"above {cells[0]}"
             cells.append(_number(last, "clip"))
             words = [escape(plain_text(final.get(name, ""), SHOWN_CHARACTERS)) for name in WORDS]
             who = [method_cell(runs, group.label), str(run.seed)]

@@ -10,6 +10,7 @@ from html import escape
 from typing import Any
 
 from undrift.core.records import estimate_note
+from undrift.privacy.spending import COMMON_ONLY
 from undrift.report.headings import METRIC_HEADINGS, shown_at_the_end
 from undrift.report.html.chart_data import shown_rows
 from undrift.report.html.html_parts import (
@@ -77,11 +78,25 @@ def warnings(runs: Runs) -> str:
     return "\n".join(lines)
 
 
+NOTHING_YET = "No metric has been measured yet."
+NOTHING_PUBLIC = (
+    "No metric is shown: all data belong to clients, and the guarantee of [privacy] does not cover "
+    "exact metrics of them. A table privacy.noisy_metrics releases noisy means, which ε includes; "
+    "privacy.metrics = “exact” measures outside the guarantee."
+)
+
+
+def _withheld(runs: Runs) -> bool:
+    """Whether runs have no metrics because they are private and all data belong to clients."""
+    said = [record.privacy.get("metrics") for run in runs for record in run.records]
+    return COMMON_ONLY in said
+
+
 def progress_section(runs: Runs, thinned: int) -> str:
     """Return the charts of metrics against rounds and costs."""
     metrics = sort_metrics(runs.metrics)
     if not metrics:
-        return "<p>No metric has been measured yet.</p>"
+        return f"<p>{NOTHING_PUBLIC if _withheld(runs) else NOTHING_YET}</p>"
     axes = {
         name: label for name, label in runs.costs.items() if name != "models"
     }  # "models" are bytes in another unit
