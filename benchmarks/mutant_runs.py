@@ -58,7 +58,7 @@ class Judged:
 
 def facts_digest() -> str:
     """Changes with the code of the facts and with the formulas."""
-    paths = [*METHODS.glob("formulas/*.py"), *METHODS.parent.glob("verify/*.py")]
+    paths = [*METHODS.glob("formulas/*.py"), *METHODS.parent.glob("verify/**/*.py")]
     texts = [path.read_bytes() for path in sorted(paths)]
     return hashlib.sha256(b"\0".join(texts)).hexdigest()[:16]
 

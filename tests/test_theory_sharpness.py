@@ -119,3 +119,14 @@ def test_bad_input_and_failure_get_a_sentence():
         sharpness.fedsam_point(H, B, Q, 0.1, STEPS, -0.1)
     with pytest.raises(UndriftError, match="use a smaller rho"):
         sharpness.fedspeed_point(H, B, Q, 10.0)
+
+
+@pytest.mark.parametrize("factor", [2.0, 10.0])
+def test_points_scale_with_the_problem_and_the_radius(factor):
+    """x → cx, b → cb and ρ → cρ leave every direction g/|g| as it is; cρ is 1 once."""
+    sam = [sharpness.fedsam_point(H, c * B, Q, 0.1, STEPS, c * 0.1) for c in (1.0, factor)]
+    speed = [sharpness.fedspeed_point(H, c * B, Q, c * 0.1) for c in (1.0, factor)]
+    for small, large in (sam, speed):
+        assert torch.allclose(large, factor * small, rtol=0, atol=1e-9)
+    plain = fixed_points.fedavg(H, factor * B, Q, 0.1, STEPS)
+    assert (sam[1] - plain).norm() > 1e-3

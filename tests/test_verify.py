@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import undrift as ud
 from commands import called
 from undrift.engines import serial
 from undrift.utils.errors import UndriftError
@@ -23,6 +24,7 @@ from undrift.verify import (
     verify,
 )
 from undrift.verify.explain import ALGEBRA, explained
+from undrift.verify.subjects import Subject
 
 WRONG = str(Path(__file__).with_name("wrong_methods.py"))
 
@@ -183,6 +185,8 @@ def test_a_file_that_does_not_run_is_refused_with_a_sentence(tmp_path):
 
 
 MINE = """
+from dataclasses import replace
+
 import torch
 import undrift as ud
 from undrift.methods.formulas import MethodRow
@@ -292,6 +296,59 @@ class Brake(Undeclared):
     slows_down = True
 
 
+class Fading(CM):
+    'A momentum whose share, 1/(2 + t) in round t, fades, so that it ends where FedAvg does.'
+
+    sends = ("x", "d", "round")
+    formulas = None
+    idle = ("alpha",)
+
+    def init(self, x):
+        return ud.ServerState(x=x, d=0 * x, round=0.0)
+
+    def problem(self, down, mine, client):
+        share = self.sign / (2 + down.round)
+        return ud.LocalProblem(start=down.x, linear=share * down.d)
+
+    def fold(self, server, replies):
+        return super().fold(server, replies).replace(round=server.round + 1)
+
+    def fixed_point(self, H, b, q, lr, steps):
+        return None
+
+    def coincidences(self):
+        return []
+
+
+class FadingBrake(Fading):
+    sign = -1.0
+
+
+class Pushing(ud.FedAvg):
+    'A pull with the wrong sign, which fades.'
+
+    converges_to = None
+    sends = ("x", "round")
+
+    def init(self, x):
+        return ud.ServerState(x=x, round=0.0)
+
+    def problem(self, down, mine, client):
+        return ud.LocalProblem(start=down.x, center=down.x, weight=-0.5 / (1 + down.round))
+
+    def fold(self, server, replies):
+        return super().fold(server, replies).replace(round=server.round + 1)
+
+
+class SparseUphill(ud.FedDR):
+    'FedDR whose clients climb.'
+
+    converges_to = None
+
+    def problem(self, down, mine, client):
+        return replace(super().problem(down, mine, client), scale=-1.0)
+
+
 class Uphill(ud.Method):
     'The server moves the wrong way, and nothing is claimed.'
 
@@ -374,6 +431,16 @@ def test_state_that_must_act_and_parameters_are_failures_unless_they_are_declare
     assert broken_facts(mine("ForLater")) == set()
 
 
+def test_the_meanings_of_the_facts_are_printed_only_if_asked_for(tmp_path):
+    short, long = (called("verify", "FedSAM", *more, cwd=tmp_path) for more in ([], ["--explain"]))
+    assert short.returncode == long.returncode == 0
+    meanings = [fact.meaning.split(",")[0] for fact in FACTS]
+    words = [" ".join(each.stdout.split()) for each in (short, long)]
+    assert not any(meaning in words[0] for meaning in meanings)
+    assert all(meaning in words[1] for meaning in meanings)
+    assert "What the facts mean: undrift verify --explain" in words[0]
+
+
 def test_the_command_reports_unused_state_and_ends_with_status_0(tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
     done = called("verify", "mine.py:Keeper", cwd=tmp_path)
@@ -404,6 +471,29 @@ def test_a_server_that_goes_uphill_or_stops_is_noticed_and_a_decaying_rate_is_no
     assert broken_facts(mine("Uphill")) == {"descends"}
     assert broken_facts(mine("Stopping")) == {"descends"}
     assert broken_facts(mine("Decaying")) == set()
+
+
+def test_a_momentum_with_the_wrong_sign_that_fades_is_noticed(mine):
+    assert broken_facts(mine("Fading")) == set()
+    subject = mine("FadingBrake")
+    assert broken_facts(subject) == {"descends"}
+    (failed,) = (verdict for verdict in verify([subject]) if not verdict.holds)
+    assert "all in the mean only" in failed.finding.note
+
+
+def test_a_pull_with_the_wrong_sign_is_refused(mine):
+    verdicts = list(verify([mine("Pushing")]))
+    assert [verdict.fact.name for verdict in verdicts if not verdict.holds] == ["runs"]
+    assert "weight = -0.5, but it must be at least 0" in verdicts[-1].finding.note
+
+
+@pytest.mark.parametrize("g", [ud.L1(0.2), ud.L2(0.3), ud.Box(-3.0, 3.0)], ids=str)
+def test_the_objective_of_a_method_with_a_regulariser_must_fall(g, mine):
+    descends = next(fact for fact in FACTS if fact.name == "descends")
+    right = Subject("FedDR", ud.FedDR(eta=0.8, alpha=0.9, g=g))
+    assert descends.measure(right).error == 0
+    wrong = type(mine("SparseUphill").method)(eta=0.8, alpha=0.9, g=g)
+    assert descends.measure(Subject("SparseUphill", wrong)).error > descends.allowed
 
 
 def test_quantities_declared_as_monotone_are_checked(mine):

@@ -217,6 +217,8 @@ def _needs(method: Method) -> tuple[str, ...]:
         found.append("all clients in every round")
     if method.needs_steps:
         found.append("gradient steps")
+    if traffic_of(method).first_gradient:
+        found.append("a full gradient of each client per round")
     if isinstance(method, FedDR):
         found.append("an estimate of L for guaranteed step sizes")
     if method.meant_asynchronous:

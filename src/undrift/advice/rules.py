@@ -108,7 +108,17 @@ RULES = (
         "state on clients",
     ),
     Rule(
-        "clients differ, nothing kept",
+        "clients differ, many take part, nothing kept",
+        lambda f: f.dissimilar and not f.few,
+        ("FedCM", "MimeLite"),
+        "clients pull in different directions and keep no state that could correct it: FedCM adds "
+        "the server's direction to their gradients and so converges to FedAvg's point for the rate "
+        "alpha·η, whose bias is about alpha times as large, with one more vector to download",
+        "its bias is smaller still, about (1 − beta)² times FedAvg's, with twice the traffic and a "
+        "full gradient of every client in a round",
+    ),
+    Rule(
+        "clients differ, few take part, nothing kept",
         lambda f: f.dissimilar,
         ("FedProx", "FedAvg"),
         "clients pull in different directions and keep no state that could correct it: a pull to "
@@ -146,21 +156,20 @@ def never(name: str) -> str | None:
 
 def why_not(name: str, facts: Facts) -> str | None:
     """Why a method is left out although it could run; None if it is worth a comparison."""
-    work = facts.work
+    for rule in (_why_not_averaging, _why_not_momentum, _why_not_corrected, _why_not_personal):
+        reason = rule(name, facts)
+        if reason is not None:
+            return reason
+    return None
+
+
+def _why_not_averaging(name: str, facts: Facts) -> str | None:
     if name in ("FedAvgMin", "FedNova") and not facts.unequal:
         return "all clients do equal work, so it is equal to FedAvg"
-    if name == "VRLSGD" and work is not None and (facts.unequal or work.varies):
-        return "it is exact only if all clients take the same number of steps"
     if name in ("FedAsync", "FedBuff", "AsyncFedDR") and not (facts.asynchronous or facts.waiting):
         return "it is for asynchronous training, which was not asked for"
-    if name in ("FedVARP", "MIFA") and facts.setting.participation == "all":
-        return "with all clients in every round it is equal to FedAvg"
-    if name in ("FedVARP", "MIFA") and facts.dissimilar:
-        return "it removes the noise of sampling, but clients that differ still drift"
-    if name == "FedADMM":
-        return "it does what FedDyn does, with twice the state"
-    if name == "Scaffnew" and facts.unequal:
-        return "all clients take the same number of steps, so that fast ones wait"
+    if name == "FedExP" and not facts.dissimilar:
+        return "its step is longer than FedAvg's only where clients' moves differ much (B² > 2)"
     if name == "FedExP":
         return "its step grows near the limit, so that the model does not settle"
     if name == "FedSAM":
@@ -168,14 +177,55 @@ def why_not(name: str, facts: Facts) -> str | None:
             "its steps cost two gradients: worth it if models fit the training data far better "
             "than the test data"
         )
+    return None
+
+
+def _why_not_momentum(name: str, facts: Facts) -> str | None:
+    """On methods whose clients follow the server's momentum, and keep nothing.
+
+    Their limits are in `undrift.theory.fixed_points`: FedACG's is FedProx's for μ = β; FedCM's is
+    FedAvg's for the rate αη, which is biased by O(αητ) if work is equal, and minimises Σ q_kτ_k f_k
+    as α → 0 if it is not; MimeLite's is biased by O((1 − β)²ητ).
+    """
+    sampled = facts.setting.participation != "all"
+    if name in ("FedCM", "MimeLite") and (facts.single_steps or not facts.dissimilar):
+        return "there is no drift that its momentum could reduce, and it takes more traffic"
+    if name == "FedCM" and facts.unequal:
+        return "it counts clients with more steps for more, as FedAvg does, whatever its alpha"
+    if name == "MimeLite" and facts.few:
+        return "few gradients form its momentum, whose noise outweighs the bias that it removes"
+    if name == "FedACG" and facts.dissimilar and sampled:
+        return "its momentum enlarges the noise of sampling clients that differ"
+    if name == "FedACG" and facts.dissimilar:
+        return "it is faster than FedAvg, but converges to the same biased point"
+    return None
+
+
+def _why_not_corrected(name: str, facts: Facts) -> str | None:
+    """On methods that keep a correction of drift or of sampling."""
+    work = facts.work
+    if name == "VRLSGD" and work is not None and (facts.unequal or work.varies):
+        return "it is exact only if all clients take the same number of steps"
+    if name in ("FedVARP", "MIFA") and facts.setting.participation == "all":
+        return "with all clients in every round it is equal to FedAvg"
+    if name in ("FedVARP", "MIFA") and facts.dissimilar:
+        return "it removes the noise of sampling, but clients that differ still drift"
+    if name == "Scaffnew" and facts.unequal:
+        return "all clients take the same number of steps, so that fast ones wait"
+    if name == "FedADMM":
+        return "it does what FedDyn does, with twice the state"
     if name == "FedSpeed":
         return "it does what FedDyn does, towards a flatter point, with two gradients a step"
-    if name in ("Ditto", "PFedMe") and not facts.dissimilar:
-        return "clients are alike, so that models of their own have little to gain"
-    if name == "PFedMe":
-        return "it serves the same purpose as Ditto, with more local work: R problems in a round"
     if name == "FedSplit":
         return "it is FedDR without relaxation (alpha = 2), which needs an accurate local solver"
     if name == "FedPD":
         return "with all clients in every round it does what FedDyn does, with twice the state"
+    return None
+
+
+def _why_not_personal(name: str, facts: Facts) -> str | None:
+    if name in ("Ditto", "PFedMe") and not facts.dissimilar:
+        return "clients are alike, so that models of their own have little to gain"
+    if name == "PFedMe":
+        return "it serves the same purpose as Ditto, with more local work: R problems in a round"
     return None

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from undrift.audit import Implementation
     from undrift.verify import Subject, Verdict
 
+LEGEND = (
+    "A cell is a measured error, with the largest allowed one in the head; · means that the fact "
+    "does not apply. What the facts mean: undrift verify --explain"
+)
+
 
 @app.command()
 def verify(
@@ -45,8 +50,9 @@ def verify(
         bool,
         typer.Option(
             "--explain",
-            help="For each fact that fails: the algebra behind it, the numbers, and the likely "
-            "cause, found by changing the method in one place and measuring again.",
+            help="Print what each fact means and, for each fact that fails: the algebra behind it, "
+            "the numbers, and the likely cause, found by changing the method in one place and "
+            "measuring again.",
         ),
     ] = False,
     json: Annotated[
@@ -92,7 +98,11 @@ def verify(
             for table in tables(verdicts, facts):
                 console.print(table)
                 console.print()
-            console.print(hanging_table({f"[bold]{f.name}[/]": f.meaning for f in facts}.items()))
+            if explain:
+                meanings = {f"[bold]{fact.name}[/]": fact.meaning for fact in facts}
+                console.print(hanging_table(meanings.items()))
+            else:
+                console.print(LEGEND)
             console.print()
         if failed:
             console.print(hanging_table(("[bold red]✗[/]", line) for line in failed))

@@ -57,7 +57,8 @@ class LocalProblem:
     The local gradient is the data gradient plus one affine term. A solver with momentum
     accumulates all of it, so that it minimises this problem; with `pull_outside_momentum`
     the pull weight·(x − center) is added to each step after momentum, as in the proximal
-    updates of FedProx and FedNova. `ask` names what the method needs besides the final
+    updates of FedProx and FedNova. A negative weight, which would push x away from the centre, is
+    refused. `ask` names what the method needs besides the final
     point: "first_gradient", the full gradient of f_k at `start`, or "last_gradient", the
     minibatch gradient of the last step. `ascent` asks for sharpness-aware gradients.
     """
@@ -70,6 +71,18 @@ class LocalProblem:
     pull_outside_momentum: bool = False
     ask: tuple[str, ...] = ()
     ascent: Ascent | None = None
+
+    def __post_init__(self) -> None:
+        weight = self.weight
+        if isinstance(weight, Tensor):
+            if weight.device.type != "cpu":  # reading it would make the host wait for the device
+                return
+            weight = float(weight.min())
+        if weight < 0:
+            raise UndriftError(
+                f"A LocalProblem has weight = {weight:g}, but it must be at least 0: a negative "
+                f"weight pushes the client away from the centre."
+            )
 
 
 @dataclass(frozen=True)

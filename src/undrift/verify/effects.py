@@ -9,6 +9,7 @@ from torch import Tensor
 
 from undrift.core.method import Method
 from undrift.core.problem import Keep
+from undrift.core.regularizers import Regularizer
 from undrift.core.sampling import All
 from undrift.local.solvers import GD
 from undrift.loops import Loop
@@ -166,11 +167,12 @@ def descends(subject: Subject) -> Finding | None:
 
     The speed of a round is its length along −∇F, in units of FedAvg's. Momentum starts at zero and
     only makes a method faster. With a wrong sign it is a brake: the speed settles below that of the
-    first round. That point is still FedAvg's, so that no limit shows the mistake.
+    first round or, if the momentum fades, is lower in between than at first and at last. That
+    point is still FedAvg's, so that no limit shows the mistake. With a regulariser g, whose prox
+    moves the server by itself, speeds tell nothing, and F + g must not grow.
     """
     method = subject.method
-    # Without uploads every client trains for itself, and the server's model stays.
-    if method.g is not None or not method.uploads:
+    if not method.uploads:  # every client trains for itself, and the server's model stays
         return None
     problem, gradient = problems.slope(), -problems.slope().b[0]
     local = GD(lr=SLOPE_LR, steps=SLOPE_STEPS)
@@ -180,6 +182,8 @@ def descends(subject: Subject) -> Finding | None:
         else run_of(method, problem, local, objective=common_objective(method, All()))
     )
     models = torch.cat([problems.START[None], path(run, SLOPE_ROUNDS)])
+    if method.g is not None:
+        return _objective_falls(models[1:], gradient, method.g)
     unit = SLOPE_LR * SLOPE_STEPS * float(gradient @ gradient)
     speeds = (-models.diff(dim=0) @ gradient / unit).tolist()
     mean, first = sum(speeds) / len(speeds), speeds[0]
@@ -190,11 +194,24 @@ def descends(subject: Subject) -> Finding | None:
         sum(part) / WINDOW for part in (speeds[-2 * WINDOW : -WINDOW], speeds[-WINDOW:])
     )
     least = min(first, 1.0)
-    may_slow = method.meant_asynchronous or method.slows_down or least <= 0
-    # A decaying server rate has not settled; a brake that stops the server has.
-    if may_slow or abs(after - before) > SETTLED * max(after, least / 10):
+    if method.meant_asynchronous or method.slows_down or least <= 0:
         return Finding("a speed above 0", mean, 0.0)
-    note = (
-        f"its first round moves {first:.3g} times as far as FedAvg's, later ones {after:.3g} times"
+    words = f"its first round moves {first:.3g} times as far as FedAvg's"
+    if mean < (1 - SETTLED) * min(least, after):  # a decaying rate has its least speed at last
+        note = f"{words}, the last ones {after:.3g} times, all in the mean only {mean:.3g} times"
+        return Finding(min(least, after), mean, 1 - mean / min(least, after), note)
+    # A decaying server rate has not settled; a brake that stops the server has.
+    if abs(after - before) > SETTLED * max(after, least / 10):
+        return Finding("a speed above 0", mean, 0.0)
+    return Finding(
+        least, after, max(0.0, 1 - after / least), f"{words}, later ones {after:.3g} times"
     )
-    return Finding(least, after, max(0.0, 1 - after / least), note)
+
+
+def _objective_falls(models: Tensor, gradient: Tensor, g: Regularizer) -> Finding:
+    """Whether F + g is not larger after the last round than after the first, which may have moved
+    the model from anywhere to where g is finite."""
+    first, last = (float(gradient @ x) + g.value(x) for x in (models[0], models[-1]))
+    growth = (last - first) / max(1.0, abs(first))
+    note = "F + g grows" if growth > ROUNDING else ""
+    return Finding(first, last, growth if growth > ROUNDING else 0.0, note)

@@ -57,6 +57,8 @@ ARXIV = {
 MOST_COLUMNS = 3
 """More variants than this share one column of a table."""
 NO_BREAK = "\u00a0"
+TERMS = ("scale s", "linear v", "centre z", "weight r")
+"""The columns of a local problem's terms."""
 Lines = Iterator[str]
 
 
@@ -80,7 +82,7 @@ def problem(name: str) -> Lines:
     """Yield the row of the local problem, the client's work, and the fold."""
     own = {label: formulas(method) for label, method in variants(name).items()}
     one = len(own) == 1
-    head = ("start", "linear v", "centre z", "weight r", "local work", "uploads")
+    head = ("start", *TERMS, "local work", "uploads")
     rows = (
         (*(() if one else (f"`{label}`",)), *each)
         for label, row in own.items()
@@ -110,12 +112,13 @@ def cells(row: MethodRow) -> Iterator[tuple[str, ...]]:
 
 
 def _terms(problem: MethodRow | LaterProblem) -> Iterator[str]:
-    return map(formula, (problem.start, problem.linear, problem.center, problem.weight))
+    terms = (problem.start, problem.scale, problem.linear, problem.center, problem.weight)
+    return map(formula, terms)
 
 
 def formula(text: str) -> str:
     """Return a formula within a line, which the site typesets and does not break."""
-    return text if text in ("–", "0") else f"$`{text.replace(' ', NO_BREAK)}`$"
+    return text if text in ("–", "0", "1") else f"$`{text.replace(' ', NO_BREAK)}`$"
 
 
 def formulas(method: Method) -> MethodRow:

@@ -8,6 +8,7 @@ import torch
 
 from tools.pages.methods.method_sections import (
     NO_BREAK,
+    TERMS,
     Lines,
     cells,
     formula,
@@ -35,7 +36,7 @@ def overview() -> Lines:
     for name in METHODS:
         for label, method in variants(name).items():
             rows += [(_link(name, label), *each) for each in cells(formulas(method))]
-    head = ("method", "start", "linear v", "centre z", "weight r", "local work", "uploads")
+    head = ("method", "start", *TERMS, "local work", "uploads")
     yield from table(head, rows)
 
 

@@ -84,22 +84,28 @@ def _fedcm(method: Any) -> MethodRow:
 
 def _fedacg(method: Any) -> MethodRow:
     return MethodRow(
-        before=("z ← x + λ m",),
-        start="z",
-        center="z",
+        before=("x̂ ← x + λ m",),
+        start="x̂",
+        center="x̂",
         weight="β",
-        then=("Δ_k ← x_k − z",),
+        then=("Δ_k ← x_k − x̂",),
         fold=(f"m ← λ m + {UNIFORM_MEAN}", "x ← x + m"),
         draws=True,
         used=W_TIMES_A,
         letters={
-            "z": "down.x",
+            "x̂": "down.x",
             "x": "server.x",
             "m": "server.m",
             "λ": "method.lam",
             "β": "method.beta",
         },
-        words={"m": "the server's momentum, 0 at first", "z": "the only vector that is sent"},
+        words={
+            "x": "the server's model, which is reported and evaluated, and is not sent",
+            "m": "the server's momentum, 0 at first",
+            "x̂": "the look-ahead model, where momentum alone would take x; the only vector that is "
+            "sent, from which clients start, to which they are pulled, and from which their moves "
+            "are measured",
+        },
     )
 
 
