@@ -28,6 +28,8 @@ from undrift.local.amounts import NormalAmount, UniformAmount
 from undrift.methods.formulas import row_of, steps_of
 from undrift.utils.errors import require_choice
 
+STARTER_NAME = "experiment.toml"
+"""The name that the comments of starter.toml use for the file itself."""
 SINGULAR = {
     "method": "methods",
     "data": "data",
@@ -140,9 +142,10 @@ class Documentation:
     meanings: dict[str, str]
 
 
-def starter() -> str:
-    """The commented experiment file that `undrift init` writes."""
-    return files("undrift.experiments").joinpath("starter.toml").read_text(encoding="utf-8")
+def starter(name: str = STARTER_NAME) -> str:
+    """The commented experiment file that `undrift init` writes under this name."""
+    text = files("undrift.experiments").joinpath("starter.toml").read_text(encoding="utf-8")
+    return text.replace(STARTER_NAME, name)
 
 
 def listing(group: str | None = None) -> RenderableType:
