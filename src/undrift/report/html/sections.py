@@ -87,8 +87,8 @@ def progress_section(runs: Runs, thinned: int) -> str:
     }  # "models" are bytes in another unit
     several = any(len([r for r in group.runs if r.records]) > 1 for group in runs.groups)
     spread = (
-        '<label>Seeds: <select id="spread"><option value="range">mean, min to max</option>'
-        '<option value="std">mean ± standard deviation</option>'
+        '<label>Seeds: <select id="spread"><option value="std">mean ± standard deviation</option>'
+        '<option value="range">mean, min to max</option>'
         '<option value="none">mean</option><option value="seeds">each seed</option>'
         "</select></label>"
         if several
