@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -192,6 +193,9 @@ def test_list_and_show_describe_what_is_available(tmp_path):
     assert "exists already" in called("init", cwd=tmp_path).stderr
     done = called("init", "first.toml", cwd=tmp_path)
     assert done.stdout == "Wrote first.toml. Run it with:\n  undrift run first.toml\n"
+    typed = called("run", "first.toml", "--set", "local.epohcs=1", cwd=tmp_path).stderr
+    assert "SGD has no parameter 'epohcs' (it has 'lr'," in " ".join(typed.split())
+    assert "did you mean 'epochs'?" in " ".join(typed.split())
     text = (tmp_path / "first.toml").read_text()
     assert text.count("undrift run first.toml") == 3 and "experiment.toml" not in text
     done = called("run", "experiment.toml", "--set", "rounds=3", cwd=tmp_path)
@@ -199,6 +203,9 @@ def test_list_and_show_describe_what_is_available(tmp_path):
     named = called("list", "methods", cwd=tmp_path).stdout
     assert all(method in named for method in undrift.METHODS)
     shown = called("show", "method", "FedDyn", cwd=tmp_path).stdout
+    own = Path(__file__).parents[1] / "examples" / "own_method.py"
+    mine = called("show", "method", f"{own}:Dane", cwd=tmp_path).stdout
+    assert "FedDANE" in mine and "mu = 0.5" in mine and "Sent up: moved, change." in mine
     for words in ("Acar", "alpha", "0.01"):
         assert words in shown
     assert "method" in json.loads(called("schema", cwd=tmp_path).stdout)["properties"]

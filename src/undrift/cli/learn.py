@@ -67,7 +67,7 @@ def show(
     name: Annotated[
         str,
         typer.Argument(
-            help="Name, as `undrift list` prints it.",
+            help="Name, as `undrift list` prints it; or your own method, as mine.py:Mine.",
             autocompletion=completion.names_of_kind,
         ),
     ],

@@ -52,7 +52,8 @@ def summary(runs: Runs) -> str:
     """Return the numbers of methods, seeds, rounds, clients and parameters in a sentence."""
     seeds = {run.seed for run in runs}
     parts = [
-        plural(len(runs.groups), "method"),
+        plural(len({run.label for run in runs}), "method"),
+        *([f"{len(runs.folders)} run folders"] if len(runs.folders) > 1 else []),
         plural(len(seeds), "seed"),
         f"up to {plural(max(run.done for run in runs), 'round')}",
     ]
@@ -231,7 +232,12 @@ def data_section(folders: Sequence[Folder]) -> str:
     """Return the partition of the data and its numbers."""
     blocks: dict[str, None] = {}
     left = MAX_PICTURE_BYTES
+    shown: list[dict[str, Any]] = []
     for folder in folders:
+        # Pictures of the same data differ in their dates, so the numbers decide.
+        if folder.data and folder.data in shown:
+            continue
+        shown.append(folder.data)
         image = ""
         if folder.picture and len(folder.picture) <= left:
             name = folder.data.get("name", folder.name)
