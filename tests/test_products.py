@@ -108,3 +108,41 @@ def test_methods_that_keep_vectors_are_elementwise():
         and not kind.elementwise
     ]
     assert sorted(several) == ["Ditto", "PFedMe"]
+
+
+@needs_onednn
+def test_evaluation_computes_the_linear_layers_of_any_module_with_onednn(always, monkeypatch):
+    calls = []
+
+    def counted(*args):
+        calls.append(args)
+        return product(*args)
+
+    product = products.product
+    monkeypatch.setattr(products, "product", counted)
+
+    class Own(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(7, 4)
+            self.plain = torch.nn.Parameter(torch.randn(3, 4))
+
+        def forward(self, x):
+            hidden = self.layer(x).relu()
+            return torch.nn.functional.linear(hidden, self.plain)
+
+    module, x = Own(), torch.randn(2, 5, 7)
+    with torch.no_grad():
+        expected = module(x)
+        with products.LinearByOneDNN():
+            found = module(x)
+    assert len(calls) == 2
+    assert found.shape == expected.shape
+    assert torch.allclose(found, expected, atol=1e-5)
+    with products.LinearByOneDNN():  # with gradients, torch computes
+        module(x).sum().backward()
+    assert len(calls) == 2
+    assert module.layer.weight.grad is not None
+    with torch.no_grad(), products.LinearByOneDNN():  # in double precision, too
+        module.double()(x.double())
+    assert len(calls) == 2

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -149,8 +151,8 @@ class Client:
     def stack(clients: Sequence[Client], like: Tensor) -> Client:
         """Several clients as one, with `[C, 1]` tensors for their numbers."""
         names = [f.name for f in fields(Client) if f.name != "id"]
-        rows = [[float(getattr(client, name)) for name in names] for client in clients]
-        columns = torch.tensor(rows, dtype=like.dtype, device=like.device).split(1, dim=1)
+        rows = np.array([*map(attrgetter(*names), clients)], dtype=np.float64)
+        columns = torch.from_numpy(rows).to(like.device, like.dtype).split(1, dim=1)
         numbers = dict(zip(names, columns, strict=True))
         return Client(id=tuple(client.id for client in clients), **numbers)
 

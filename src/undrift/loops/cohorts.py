@@ -42,7 +42,9 @@ def draw_cohort(
                 f"{where} client {_shown(client)}, which is not available: choose from the clients "
                 f"where the mask `among` is True."
             )
-        if isinstance(draws, bool) or not isinstance(draws, Integral) or draws < 1:
+        # Most draws are plain ints, for which the check of the abstract class is slow.
+        whole = type(draws) is int or (isinstance(draws, Integral) and not isinstance(draws, bool))
+        if not whole or draws < 1:
             raise UndriftError(
                 f"{where} {_shown(draws)} as the draws of client {_shown(client)}, but draws must "
                 f"be a whole number of at least 1."

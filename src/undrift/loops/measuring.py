@@ -124,7 +124,8 @@ def _metrics(
         found = run.engine.evaluate(x, run.weights, run.buffers, parts, clients, train_samples)
     if "train" not in parts:
         return found
-    decay = run.local.penalty / 2 * squared_norm(x)
+    penalty = run.local.penalty
+    decay = penalty / 2 * squared_norm(x) if penalty else 0.0
     g = run.method.g.value(x) if run.method.g is not None else 0.0
     found["objective"] = found["train_loss"] + decay + g
     eta = run.evaluation.gradient_mapping

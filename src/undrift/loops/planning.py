@@ -50,11 +50,12 @@ class WorkPlanner:
         then changed by the method. `turn` keys the random numbers; it is the round by default.
         """
         turn = round if turn is None else turn
-        asked = {id: self.job.local.of(id).amount(id, round, self.job.seed, turn) for id in cohort}
+        solvers = {id: self.job.local.of(id) for id in cohort}
+        asked = {id: s.amount(id, round, self.job.seed, turn) for id, s in solvers.items()}
         limits = self._limits(asked, round)
         clients, full, managed = [], [], []
         for id, draws in cohort.items():
-            client, solver = self.job.roster.client(id, draws), self.job.local.of(id)
+            client, solver = self.job.roster.client(id, draws), solvers[id]
             samples = int(client.samples)
             whole = steps = solver.steps_of(asked[id], samples)
             amount = limits.get(id)

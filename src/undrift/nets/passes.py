@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from itertools import pairwise
+from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +27,7 @@ from undrift.nets.calling import (
 from undrift.nets.criteria import LOSS, Criterion
 from undrift.nets.metrics import Function
 from undrift.nets.streaming import OrderedUpdates
+from undrift.utils.products import LinearByOneDNN
 from undrift.utils.threads import one_thread, prepare_thread
 
 PIECE_SAMPLES = 4096
@@ -112,6 +114,7 @@ class EvaluationPass:
         found: dict[str, Tensor] = {}
         structured: dict[int, Any] = {}
         """by position, the outputs of pieces that are not one tensor"""
+        allocating = Lock()
 
         def evaluate_piece(module: nn.Module, start: int, inputs: Tree, targets: Tree) -> None:
             samples = rows_in(inputs)
@@ -125,10 +128,12 @@ class EvaluationPass:
                 values[OUTPUTS] = outputs
             elif outputs is not None:
                 structured[start] = outputs_of_samples(outputs, samples)
-            if start == first:
-                found.update(
-                    {n: _allocate(v, last - first, n == OUTPUTS) for n, v in values.items()}
-                )
+            with allocating:
+                # The shapes of a piece say how much memory the results of all pieces need.
+                if not found:
+                    found.update(
+                        {n: _allocate(v, last - first, n == OUTPUTS) for n, v in values.items()}
+                    )
             for name, value in values.items():
                 found[name][start - first : start - first + len(value)] = value
 
@@ -136,19 +141,17 @@ class EvaluationPass:
             pieces = [(start, min(start + step, last)) for start in own]
             if self._criterion.batchwise:
                 pieces = [span for piece in pieces for span in part.cut_by_client(*piece)]
-            with torch.no_grad(), updates.taking_turns():
+            with torch.no_grad(), updates.taking_turns(), LinearByOneDNN():
                 for (start, _), (inputs, targets) in zip(pieces, part.read(pieces), strict=True):
                     evaluate_piece(module, start, self._laid_out(inputs), targets)
 
         with one_thread():
-            # The first piece runs alone: its shapes say how much memory all results need.
-            evaluate_pieces(self._module, starts[:1])
-            modules = self._modules(len(starts) - 1)
+            modules = self._modules(len(starts))
             if len(modules) == 1:
-                evaluate_pieces(self._module, starts[1:])
+                evaluate_pieces(self._module, starts)
             else:
                 with ThreadPoolExecutor(len(modules), initializer=prepare_thread) as pool:
-                    shares = [starts[1 + k :: len(modules)] for k in range(len(modules))]
+                    shares = [starts[k :: len(modules)] for k in range(len(modules))]
                     futures = [
                         pool.submit(evaluate_pieces, module, share)
                         for module, share in zip(modules, shares, strict=True)
@@ -189,9 +192,11 @@ class EvaluationPass:
         return range(first, last, max(1, min(most, self._numbers // size)))
 
     def _modules(self, pieces: int) -> Sequence[nn.Module]:
-        """A module for each thread, since a module may set attributes while it computes."""
-        tensors = [*self._module.parameters(), *self._module.buffers()]
+        """A module for each thread, since a user's module may set attributes while it computes."""
         others = max(1, min(self._threads, pieces)) - 1
+        if all(type(each).__module__.startswith("torch.nn.") for each in self._module.modules()):
+            return [self._module] * (1 + others)  # torch's own layers set none
+        tensors = [*self._module.parameters(), *self._module.buffers()]
         try:
             # The memo makes deepcopy share the tensors instead of copying them.
             copies = [deepcopy(self._module, {id(t): t for t in tensors}) for _ in range(others)]

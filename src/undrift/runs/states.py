@@ -51,8 +51,6 @@ class StoredStates(ClientStates):
         self._counting = Lock()
         self._reader = ThreadPoolExecutor(1)
         self._seen = set(store.clients())
-        self._stored = set(self._seen)
-        """clients whose states are committed"""
 
     def get(self, client: Hashable) -> Keep:
         if client in self._kept:
@@ -61,7 +59,7 @@ class StoredStates(ClientStates):
             return self._cached[client]
         if client in self._prefetched:
             return self._prefetched[client]
-        if client not in self._seen:
+        if client not in self._seen or not self.kinds:
             return self.first()
         return self._read([client])[client]
 
@@ -102,7 +100,9 @@ class StoredStates(ClientStates):
 
     def hold(self, keep: Keep) -> Keep:
         """The state itself, or a copy in a file once those of the round exceed the memory."""
-        return in_files(keep, self._store.folder) if self._exceeds(_bytes(keep)) else keep
+        if not self.kinds or not self._exceeds(_bytes(keep)):
+            return keep
+        return in_files(keep, self._store.folder)
 
     def new_vector(self, like: Tensor) -> Tensor:
         found = None
@@ -124,22 +124,22 @@ class StoredStates(ClientStates):
     def seen(self) -> Iterable[Hashable]:
         return self._seen
 
+    def restore_seen(self, clients: Iterable[Hashable]) -> None:
+        """Note who took part before the run was resumed, if no states in the store say so."""
+        if not self.kinds:
+            self._seen.update(clients)
+
     def changed(self) -> dict[Hashable, dict[str, Tensor]]:
         """The states of the round in progress, to be committed."""
         # LMDB forbids to enlarge the map, which a commit may do, while a transaction reads it.
         if self._prefetching is not None:
             wait([self._prefetching])
-        # A state without values says only that its client took part: it is written once.
-        news = (
-            (client, dict(keep.items()))
-            for client, keep in self._kept.items()
-            if self.kinds or client not in self._stored
-        )
-        return dict(news)
+        # A state without values says only that its client took part, which the records say, too.
+        kept = self._kept.items() if self.kinds else ()
+        return {client: dict(keep.items()) for client, keep in kept}
 
     def committed(self) -> None:
         """The round is in the store: cache its states, and drop the oldest beyond the memory."""
-        self._stored.update(self._kept)
         for client, keep in self._kept.items() if self.kinds else ():
             self._drop(client)  # so that the new state comes last
             self._cached[client] = keep

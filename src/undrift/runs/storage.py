@@ -393,4 +393,6 @@ def restore(run: Loop, store: Store) -> bool:
             f"The store {store.folder} is damaged: records of some rounds are missing."
         )
     run.restore(lambda name: store.part(name, device), records)
+    assert isinstance(run.states, StoredStates)
+    run.states.restore_seen(client for record in records for client in record.replied)
     return True

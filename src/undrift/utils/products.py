@@ -7,11 +7,14 @@ Intel built it: it does not use AVX-512 there. oneDNN, with which torch computes
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 LARGE_PRODUCT = 2_000_000
 """Multiplications from which a product is worth oneDNN's cost per call, about 12 microseconds."""
@@ -84,6 +87,26 @@ def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
         return
     for own, left, right in zip(total.unbind(), a.unbind(), b.unbind(), strict=True):
         own.add_(product(left, right.t()))
+
+
+class LinearByOneDNN(TorchFunctionMode):
+    """While it is entered, this thread computes linear layers of any module with oneDNN.
+
+    Only where `pays` is true, and only without gradients, which this product does not have.
+    """
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if function is nn.functional.linear and not kwargs and not torch.is_grad_enabled():
+            x, w, *bias = args
+            if type(x) is Tensor and w.dim() == 2 and w.dtype == x.dtype:
+                return shared_product(x, w, *bias)
+        return function(*args, **(kwargs or {}))
 
 
 @cache
