@@ -36,6 +36,7 @@ demo: $(CORE)  ## the papers' methods on synthetic(1,1): a live table, then a re
 docs: $(GUIDE)  ## the guide, into site/: open site/index.html in a browser
 	$(BIN)/python -m tools.pages.experiment_keys docs/experiment-keys.md
 	$(BIN)/python -m tools.pages.commands docs/commands.md
+	$(BIN)/undrift schema > docs/experiment.schema.json
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "The guide is in site/index.html: open it in a browser"
 

@@ -17,7 +17,7 @@ from undrift.experiments.experiment import Experiment
 
 PAGE = Path(__file__).parents[1] / "docs" / "choosing.md"
 EXPERIMENT = """\
-# mine
+# mine: undrift run mine.toml, not ../mine.toml or undrift run mine.toml.old
 name = "trial"     # called so
 rounds = 40
 [data]
@@ -60,11 +60,13 @@ def folder(tmp_path):
 def test_the_file_keeps_what_was_there_and_runs(folder):
     done = called("advise", "mine.toml", cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert "Wrote advised.toml; run it with: undrift run advised.toml" in done.stderr
+    assert "Wrote advised.toml. Run it with:\n  undrift run advised.toml\n" in done.stderr
     assert "Recommended" in done.stdout and max(map(len, done.stdout.splitlines())) <= 80
     text = (folder / "advised.toml").read_text()
     found, before = tomllib.loads(text), tomllib.loads(EXPERIMENT)
-    for kept in ("# mine", "# called so", "# few", "# what a client does", "# how often"):
+    commands = "# mine: undrift run advised.toml, not ../mine.toml or undrift run mine.toml.old\n"
+    assert commands in text
+    for kept in ("# called so", "# few", "# what a client does", "# how often"):
         assert kept in text
     for table in ("rounds", "data", "model", "sampling", "evaluation"):
         assert found[table] == before[table]

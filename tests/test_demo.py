@@ -2,7 +2,8 @@
 
 import io
 import re
-from html import escape
+from html import escape, unescape
+from statistics import median
 
 import pytest
 from rich.console import Console
@@ -24,7 +25,8 @@ def tables(monkeypatch):
 
     monkeypatch.setattr(demo, "live_table", live_table)
     monkeypatch.setattr(demo, "_runs", lambda *of: None)
-    monkeypatch.setattr(demo, "write_page", lambda runs, out: None)
+    monkeypatch.setattr(demo, "demo_result", lambda runs, samples: "")
+    monkeypatch.setattr(demo, "write_page", lambda runs, out, result: None)
     return drawn
 
 
@@ -90,3 +92,12 @@ def test_the_table_and_the_report_state_the_settings(tmp_path):
         assert f" {entry.lr:g} " in rows[label] and entry.option in rows[label]
         assert escape(f"{entry.method!r}, {entry.local!r}") in page
     assert max(map(len, done.stdout.splitlines())) <= 80
+
+    # The headline is what the settings were chosen by, and warns of differences that are chance.
+    (head,) = re.findall('<p class="result">(.*?)</p>', page, re.DOTALL)
+    assert unescape(head) in " ".join(done.stdout.split())
+    assert re.match(r".* ha(s|ve) the lowest objective, ", head)
+    samples = len(demo.demo_data(0).test)
+    middle = median(float(rows[label].split()[-4]) for label in demo.demo_entries())
+    (told,) = re.findall(rf"from {samples} samples: differences below (0\.\d\d) may", head)
+    assert float(told) == pytest.approx(2 * (middle * (1 - middle) / samples) ** 0.5, abs=0.006)

@@ -229,3 +229,6 @@ def test_run_and_resume_serve_a_page_while_they_go(tmp_path):
         ask(address)
     done = called("resume", "run", "--rounds", "3", "--live", cwd=tmp_path)
     assert done.returncode == 0 and "Live page: http://127.0.0.1:" in done.stderr
+    done = called("resume", "run", "--live", "--quiet", cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stderr == "No live page: the runs have finished; undrift report run shows them.\n"

@@ -1,6 +1,7 @@
 """Any nn.Module with any loss: parameters, buffers, frozen parts, dropout, weights, shapes."""
 
 import random
+import traceback
 import warnings
 
 import numpy as np
@@ -365,14 +366,41 @@ def test_a_test_part_that_does_not_fit_is_refused():
         assert words in str(error.value)
 
 
-def test_a_model_that_fails_on_a_client_names_it():
-    one = {
-        "a": (torch.randn(8, 4), torch.arange(8) % 3),
-        "b": (torch.randn(5, 4), torch.arange(5) % 3),
-    }
+def unequal_clients():
+    return ud.data.FederatedData.from_clients(
+        {
+            "a": (torch.randn(8, 4), torch.arange(8) % 3),
+            "b": (torch.randn(5, 4), torch.arange(5) % 3),
+        }
+    )
+
+
+@pytest.mark.parametrize("engine", ["serial", "vectorised"])
+def test_a_batch_of_one_sample_for_batch_norm_gives_only_a_sentence(engine):
     with pytest.raises(ud.UndriftError) as error:
-        train(net(nn.BatchNorm1d(8)), data=ud.data.FederatedData.from_clients(one))
-    assert "client 'b' in round 1: ValueError: Expected more than 1 value" in str(error.value)
+        train(net(nn.BatchNorm1d(8)), data=unequal_clients(), engine=engine)
+    assert "client 'b' in round 1: BatchNorm needs at least two samples" in str(error.value)
+    shown = "".join(traceback.format_exception(error.value))
+    assert shown.count("Traceback (most recent call last)") == 1
+    assert "torch/nn" not in shown
+    assert "undrift/engines" not in shown
+
+
+def test_a_model_that_fails_on_a_client_names_it_and_shows_the_line():
+    class SmallBatches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x):
+            if self.training and len(x) == 1:
+                raise RuntimeError("too few rows")
+            return self.layer(x)
+
+    with pytest.raises(ud.UndriftError) as error:
+        train(SmallBatches(), data=unequal_clients(), engine="serial")
+    assert "client 'b' in round 1: RuntimeError: too few rows" in str(error.value)
+    assert 'raise RuntimeError("too few rows")' in "".join(traceback.format_exception(error.value))
 
 
 def test_a_model_that_is_random_even_in_evaluation_gives_the_same_metrics():

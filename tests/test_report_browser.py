@@ -87,17 +87,16 @@ def test_the_switches_work_with_the_keyboard(opened):
     assert opened.evaluate("document.activeElement.dataset.method") == "0"
 
 
-def test_curves_are_means_over_seeds_with_their_range(opened, shared):
+def test_curves_are_means_over_seeds_with_their_standard_deviation_or_range(opened, shared):
     runs = read_runs(shared)
     values = [run.records[30].metrics["test_accuracy"] for run in runs.groups[2].runs]
     data = opened.evaluate("report.charts[0].plot.data.map((column) => column[30])")
     assert data[0] == 30
-    assert data[-3:] == pytest.approx(
-        [statistics.fmean(values), min(values), max(values)], rel=1e-6
-    )
-    opened.locator("#spread").select_option("std")
-    low = opened.evaluate("report.charts[0].plot.data.at(-2)[30]")
-    assert low == pytest.approx(statistics.fmean(values) - statistics.stdev(values), rel=1e-5)
+    mean, std = statistics.fmean(values), statistics.stdev(values)
+    assert data[-3:] == pytest.approx([mean, mean - std, mean + std], rel=1e-5)
+    opened.locator("#spread").select_option("range")
+    data = opened.evaluate("report.charts[0].plot.data.map((column) => column[30])")
+    assert data[-3:] == pytest.approx([mean, min(values), max(values)], rel=1e-6)
     opened.locator("#spread").select_option("seeds")
     assert opened.evaluate("report.charts[0].plot.series.length") == 1 + 9
 

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -68,7 +69,8 @@ def test_an_experiment_runs_and_reports(place):
     assert "test acc" in done.stdout  # there is room for it with two seeds and a validation part
     idle = called("run", "exp.toml", "--out", "out", cwd=place)
     assert (idle.returncode, idle.stdout) == (0, done.stdout)
-    assert "is in out, so nothing was run now" in idle.stderr and "--out FOLDER" in idle.stderr
+    assert "was run before, so nothing was run now" in idle.stderr and "--out" in idle.stderr
+    assert max(len(line) for line in idle.stderr.splitlines()) <= 80
     out = place / "out"
     for label in ("FedAvg", "FedDyn"):
         for seed in (0, 1):
@@ -189,11 +191,21 @@ def test_brackets_in_labels_and_folders_are_not_markup(place):
 def test_list_and_show_describe_what_is_available(tmp_path):
     assert called("init", cwd=tmp_path).returncode == 0
     assert "exists already" in called("init", cwd=tmp_path).stderr
+    done = called("init", "first.toml", cwd=tmp_path)
+    assert done.stdout == "Wrote first.toml. Run it with:\n  undrift run first.toml\n"
+    typed = called("run", "first.toml", "--set", "local.epohcs=1", cwd=tmp_path).stderr
+    assert "SGD has no parameter 'epohcs' (it has 'lr'," in " ".join(typed.split())
+    assert "did you mean 'epochs'?" in " ".join(typed.split())
+    text = (tmp_path / "first.toml").read_text()
+    assert text.count("undrift run first.toml") == 3 and "experiment.toml" not in text
     done = called("run", "experiment.toml", "--set", "rounds=3", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     named = called("list", "methods", cwd=tmp_path).stdout
     assert all(method in named for method in undrift.METHODS)
     shown = called("show", "method", "FedDyn", cwd=tmp_path).stdout
+    own = Path(__file__).parents[1] / "examples" / "own_method.py"
+    mine = called("show", "method", f"{own}:Dane", cwd=tmp_path).stdout
+    assert "FedDANE" in mine and "mu = 0.5" in mine and "Sent up: moved, change." in mine
     for words in ("Acar", "alpha", "0.01"):
         assert words in shown
     assert "method" in json.loads(called("schema", cwd=tmp_path).stdout)["properties"]

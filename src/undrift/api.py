@@ -333,8 +333,13 @@ def _execute(
     if from_round is not None and storage is not None:
         go_back(storage.folder, list(plan.methods), plan.seeds, from_round)
     shown = options.get("progress")
-    with progress_bars(list(methods), plan.rounds, len(plan.seeds), shown) as bars:
-        return execute(plan, storage, bars, read_ended=True)
+    try:
+        with progress_bars(list(methods), plan.rounds, len(plan.seeds), shown) as bars:
+            return execute(plan, storage, bars, read_ended=True)
+    except UndriftError as error:
+        # The sentence says what is wrong: forty lines of this library above it would only hide it.
+        # A cause, such as an error in the user's model, keeps its own lines.
+        raise error.with_traceback(None)  # noqa: B904
 
 
 def _plan(methods: Mapping[str, Method], options: Options, seeds: Sequence[int] | None) -> Plan:

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 import undrift as ud
-from undrift.utils.plot_style import line_style
+from undrift.utils.plot_style import COLOURS
 
 CLIENTS, PROBABILITY, ROUNDS = 1000, 0.1, 60
 BUDGETS = (0.5, 1.0, 2.0, 4.0, 8.0)
@@ -58,11 +58,11 @@ def main(path: str) -> None:
     figure = Figure(figsize=(6.4, 3.6), layout="constrained")
     axes = figure.subplots()
     for number, (label, method) in enumerate(METHODS.items()):
-        colour, style = line_style(number)
+        colour = COLOURS[number]
         values = [accuracy(method, data, budget) for budget in BUDGETS]
         limit = accuracy(method, data, None)
         print(label, *(f"{value:.3f}" for value in values), f"without noise {limit:.3f}")
-        axes.plot(BUDGETS, values, style, color=colour, marker="o", label=label)
+        axes.plot(BUDGETS, values, color=colour, marker="o", label=label)
         axes.axhline(limit, color=colour, linestyle=":", linewidth=1)
     axes.set_xscale("log", base=2)
     axes.set_xticks(BUDGETS, [f"{each:g}" for each in BUDGETS])

@@ -16,7 +16,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 import undrift as ud
-from undrift.utils.plot_style import line_style, reproducible_svg
+from undrift.utils.plot_style import COLOURS, reproducible_svg
 
 CLIENTS = 20
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.4)
@@ -92,8 +92,8 @@ def draw(curves: Curves, title: str, across: str, path: Path, logarithmic: bool)
     figure = Figure(figsize=(6.4, 3.8), layout="constrained")
     axes = figure.subplots()
     for number, (name, (x, y)) in enumerate(curves.items()):
-        colour, style = line_style(number)
-        axes.plot(x, y, style, color=colour, label=name, marker="" if logarithmic else "o")
+        colour = COLOURS[number]
+        axes.plot(x, y, color=colour, label=name, marker="" if logarithmic else "o")
     if logarithmic:
         axes.set_xscale("log")
     axes.set_title(title, fontsize=11)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import textwrap
 import tomllib
 from collections.abc import Mapping
@@ -156,7 +157,7 @@ def write(advice: Advice, asked: Asked, path: Path, force: bool = False) -> Path
         force or not path.exists(), f"{path} exists already: name another file, or use --force."
     )
     tables = {**_kept(asked, path), "method": [_table(each) for each in advice.chosen]}
-    text = _text(advice, asked, tables)
+    text = _text(advice, asked, tables, path)
     try:
         Experiment.from_dict({"name": path.stem, **tables}, folder=path.parent, where=str(path))
     except UndriftError as error:
@@ -199,7 +200,7 @@ def _table(candidate: Candidate) -> dict[str, Any]:
     return found
 
 
-def _text(advice: Advice, asked: Asked, tables: Mapping[str, Any]) -> str:
+def _text(advice: Advice, asked: Asked, tables: Mapping[str, Any], path: Path) -> str:
     """The text of the new file: the original with its comments, and the recommended methods."""
     kept = {key: value for key, value in tables.items() if key != "method"}
     text = edited(asked.text, kept, _methods(advice))
@@ -215,9 +216,18 @@ def _text(advice: Advice, asked: Asked, tables: Mapping[str, Any]) -> str:
         f"Written by undrift advise from {asked.path.name}: {advice.facts.clients} clients, "
         f"rule “{advice.rule.name}”. The reasons are below the headers of the methods."
     )
-    lines = tomlkit.dumps(document).splitlines()
+    lines = _renamed(tomlkit.dumps(document), asked.path.name, path.name).splitlines()
     schema = [lines.pop(0)] if lines[:1] and "#:schema" in lines[0] else []
     return "\n".join([*schema, *(f"# {line}" for line in head), *lines]).rstrip("\n") + "\n"
+
+
+def _renamed(text: str, before: str, now: str) -> str:
+    """The text with the file's new name in comments that say how to run it."""
+    command = re.compile(rf"(\bundrift \w+ ){re.escape(before)}(?!\.?[\w/-])")
+    return "\n".join(
+        command.sub(lambda found: found[1] + now, line) if line.startswith("#") else line
+        for line in text.split("\n")
+    )
 
 
 def _methods(advice: Advice) -> list[Table]:

@@ -58,7 +58,8 @@ def peak_gigaflops(threads: int) -> float:
     other threads do the same.
     """
     last = torch.channels_last
-    layer = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1).to(memory_format=last)
+    layer: nn.Module = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1)
+    layer.to(memory_format=last)  # type: ignore[call-overload]
     images = torch.rand(IMAGES, CHANNELS, SIDE, SIDE).contiguous(memory_format=last)
     operations = 2 * images.numel() * 9 * CHANNELS
 

@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from undrift.cli.app import app, parse_settings
+from undrift.cli.app import app, parse_settings, print_next
+from undrift.utils.display import print_wrapped
 from undrift.utils.errors import UndriftError
 
 DEFAULT_FILE = "advised.toml"
@@ -107,10 +108,10 @@ def advise(
     if not advice.chosen:
         raise UndriftError(f"No experiment file was written: {advice.nothing()}.")
     if kept_existing:
-        messages.print(
+        print_wrapped(
+            messages,
             f"{target} exists already and was not changed: use --force to overwrite it, or --out "
             "to write another file.",
-            soft_wrap=True,
         )
     else:
-        messages.print(f"Wrote {target}; run it with: undrift run {target}", soft_wrap=True)
+        print_next(messages, f"Wrote {target}. Run it with:", f"undrift run {target}")

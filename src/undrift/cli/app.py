@@ -17,6 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.models import ParameterInfo
 
 from undrift import __version__
+from undrift.utils.display import print_wrapped
 from undrift.utils.errors import UndriftError, nearest
 
 FIRST_COMMANDS = {
@@ -162,7 +163,7 @@ def open_page(page: Path) -> None:
         opened = False
     if not opened:
         message = f"No browser was found on this machine; open {page} on another one."
-        Console(stderr=True, highlight=False, markup=False).print(message, soft_wrap=True)
+        print_wrapped(Console(stderr=True, highlight=False, markup=False), message)
 
 
 def _print_warning(
@@ -170,6 +171,12 @@ def _print_warning(
 ) -> None:
     """Print a warning as one sentence, without the file and line that Python adds."""
     typer.echo(f"Note: {message}", err=True)
+
+
+def print_next(console: Console, sentence: str, command: str) -> None:
+    """Print a sentence that ends with a colon, and below it a command, whole, to be copied."""
+    print_wrapped(console, sentence)
+    console.print(f"  {command}", soft_wrap=True)
 
 
 def require_picture(path: Path) -> None:

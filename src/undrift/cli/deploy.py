@@ -12,8 +12,9 @@ import typer
 from rich.console import Console
 
 from undrift.cli import completion
-from undrift.cli.app import CommandGroup, app
+from undrift.cli.app import CommandGroup, app, print_next
 from undrift.cli.run import Json, Quiet, conclude
+from undrift.utils.display import print_wrapped
 
 if TYPE_CHECKING:
     from undrift.deploy.policy.limits import Limits
@@ -72,7 +73,7 @@ def init(
     console = Console(highlight=False, markup=False)
     for path in write_starter_app(folder):
         console.print(f"Wrote {path}", soft_wrap=True)
-    console.print(f"Try it on this machine with: undrift deploy local {folder}", soft_wrap=True)
+    print_next(console, "Try it on this machine with:", f"undrift deploy local {folder}")
 
 
 @deploy.command()
@@ -204,7 +205,7 @@ def site(
     console = Console(stderr=True, highlight=False, markup=False)
 
     def say(sentence: str) -> None:
-        console.print(sentence, soft_wrap=True)
+        print_wrapped(console, sentence)
 
     state_folder = state or user_data_path("undrift", appauthor=False) / "sites" / site
     check_files(console, state_folder, certs)
@@ -280,11 +281,11 @@ def certs(
     for path in found.written:
         console.print(f"Wrote {path}", soft_wrap=True)
     if found.warning is not None:
-        console.print(found.warning, soft_wrap=True)
-    console.print(
+        print_wrapped(console, found.warning)
+    print_wrapped(
+        console,
         f"\nKeep {found.ca_key} here. Copy {found.server} to the server, and each folder of "
         f"{folder / 'sites'} to its site. Then start:\n",
-        soft_wrap=True,
     )
     for machine, command in commands(found, host[0] if host else found.hosts[0], port):
         console.print(f"{machine}:\n  {command}", soft_wrap=True)
@@ -306,11 +307,15 @@ def request(
     path, made = make_request(folder, site)
     console = Console(highlight=False, markup=False)
     console.print(f"Wrote {path}", soft_wrap=True)
-    console.print(
-        f"Send it to where the CA is, and have it registered with: undrift deploy sign CERTS "
-        f"{path.name}\nThe fingerprint of the key must be the same there: {made.fingerprint}\n"
+    print_next(
+        console,
+        "Send it to where the CA is, and have it registered with:",
+        f"undrift deploy sign CERTS {path.name}",
+    )
+    print_wrapped(
+        console,
+        f"The fingerprint of the key must be the same there: {made.fingerprint}\n"
         f"Then copy the ca.crt that this writes into {folder}.",
-        soft_wrap=True,
     )
 
 
@@ -371,17 +376,17 @@ def expel(
     console = Console(highlight=False, markup=False)
     if not changed:
         said = "is not expelled" if undo else "is expelled already"
-        console.print(f"The site {site!r} {said}.", soft_wrap=True)
+        print_wrapped(console, f"The site {site!r} {said}.")
     elif undo:
-        console.print(
+        print_wrapped(
+            console,
             f"The site {site!r} may take part again. A key that was revoked stays so: give the "
             f"site a new one with undrift deploy certs, and resume the run.",
-            soft_wrap=True,
         )
     else:
-        console.print(
+        print_wrapped(
+            console,
             f"The site {site!r} is expelled. A server that runs notices it within seconds.",
-            soft_wrap=True,
         )
 
 
@@ -391,14 +396,14 @@ def check_files(console: Console, folder: Path, certs: Path | None = None) -> No
 
     if certs is not None:
         for path in close_secrets(certs):
-            console.print(
+            print_wrapped(
+                console,
                 f"Other users of this machine could read {path}: it is now closed to them. If they "
                 f"may have read it, create a new one.",
-                soft_wrap=True,
             )
     warning = warning_of_open_files([folder])
     if warning is not None:
-        console.print(warning, soft_wrap=True)
+        print_wrapped(console, warning)
 
 
 def _interrupt(*_: object) -> None:
@@ -423,7 +428,7 @@ def serving(
         if sorted(missing) != last:
             last = sorted(missing)
             if last:
-                console.print(f"Waiting for {', '.join(last)}.", soft_wrap=True)
+                print_wrapped(console, f"Waiting for {', '.join(last)}.")
 
     signal.signal(signal.SIGTERM, _interrupt)  # as Ctrl-C, so that started processes are stopped
     with make_observer(

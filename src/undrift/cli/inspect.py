@@ -12,6 +12,7 @@ from rich.console import Console
 
 from undrift.cli import completion
 from undrift.cli.app import app, hanging_table, parse_settings, require_picture
+from undrift.utils.display import print_wrapped
 from undrift.utils.errors import UndriftError
 
 if TYPE_CHECKING:
@@ -157,11 +158,13 @@ def _own_model(
     from undrift.experiments.building import build_model
     from undrift.nets.module_losses import ModuleLosses
 
-    messages = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    messages = Console(stderr=True, highlight=False, markup=False)
     if (
         experiment.loss is not None or experiment.step is not None
     ):  # the figures of a description are those of default losses
-        messages.print("B² and σ_g² are left out: they are computed for the default losses only.")
+        print_wrapped(
+            messages, "B² and σ_g² are left out: they are computed for the default losses only."
+        )
         return None
     try:
         module = build_model(experiment, data, experiment.seeds[0])
@@ -173,12 +176,13 @@ def _own_model(
     except UndriftError as error:
         if asked:
             raise
-        messages.print(f"B² and σ_g² were not computed: {error}")
+        print_wrapped(messages, f"B² and σ_g² were not computed: {error}")
         return None
     if work > OPERATIONS and not asked:
-        messages.print(
+        print_wrapped(
+            messages,
             f"B² and σ_g² were not computed, because they take long for this model; undrift advise "
-            f"{source} estimates them."
+            f"{source} estimates them.",
         )
         return None
     return module

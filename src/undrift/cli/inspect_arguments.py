@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from undrift.data import SOURCES, FederatedData
 from undrift.data.labels import class_count
 from undrift.data.partitions import as_partition
+from undrift.experiments.catalogue import NONE
 from undrift.nets.models import MODELS, fitting
-from undrift.utils.errors import UndriftError, require, require_choice
+from undrift.utils.errors import UndriftError, require, require_choice, require_parameter
 
 
 def list_sources() -> list[tuple[str, str]]:
@@ -41,7 +42,7 @@ def load_data(
             )
         takes = inspect.signature(FederatedData.from_folder).parameters
         for name in settings:
-            require_choice("The parameter given by --set", name, takes)
+            require_parameter("A folder of client files", name, takes)
         return FederatedData.from_folder(source, **settings)
     if known not in SOURCES and not get_close_matches(source, SOURCES, n=1):
         raise UndriftError(
@@ -65,7 +66,8 @@ def load_data(
             name not in ("seed", "clients", "partition"),
             f"Use --{name} instead of --set {name}=….",
         )
-        require_choice(f"The parameter of {source} given by --set", name, takes)
+        require_parameter(source, name, takes)
+    settings = {name: None if value == NONE else value for name, value in settings.items()}
     return build(seed=seed, **{**options, **settings})
 
 

@@ -10,7 +10,8 @@ import typer
 from rich.console import Console
 
 from undrift.cli import completion
-from undrift.cli.app import app
+from undrift.cli.app import app, print_next
+from undrift.utils.display import print_wrapped
 from undrift.utils.errors import UndriftError, require
 
 
@@ -25,10 +26,9 @@ def init(
     if path.exists():
         raise UndriftError(f"{path} exists already: choose another file name.")
     with written_whole(path) as partial:
-        partial.write_text(starter())
-    Console(highlight=False, markup=False).print(
-        f"Wrote {path}; run it with: undrift run {path}", soft_wrap=True
-    )
+        partial.write_text(starter(path.name))
+    console = Console(highlight=False, markup=False)
+    print_next(console, f"Wrote {path}. Run it with:", f"undrift run {path}")
 
 
 @app.command(name="list")
@@ -67,7 +67,7 @@ def show(
     name: Annotated[
         str,
         typer.Argument(
-            help="Name, as `undrift list` prints it.",
+            help="Name, as `undrift list` prints it; or your own method, as mine.py:Mine.",
             autocompletion=completion.names_of_kind,
         ),
     ],
@@ -191,4 +191,4 @@ def privacy(
     if rounds == 0:
         console.print(f"A single round with noise multiplier {noise:.4g} exceeds ε = {epsilon:g}.")
         return
-    console.print(guarantee.sentence(rounds), soft_wrap=True)
+    print_wrapped(console, guarantee.sentence(rounds))

@@ -62,9 +62,10 @@ def report(
     from undrift.report.tables import as_target
 
     wanted = [as_target(target) for target in targets or ()]
+    replaced = ", in place of the file that was there" if out.exists() else ""
     path = write_report(folders, out, wanted or None, baseline)
     console = Console(highlight=False, markup=False)
-    console.print(f"The report is in {path}", soft_wrap=True)
+    console.print(f"The report is in {path}{replaced}", soft_wrap=True)
     if figures is not None:
         made = write_figures(folders, figures)
         console.print(f"{len(made)} figures are in {figures}", soft_wrap=True)

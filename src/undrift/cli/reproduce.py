@@ -10,6 +10,7 @@ from rich.console import Console
 
 from undrift.cli import completion
 from undrift.cli.app import Open, app, open_page
+from undrift.utils.display import print_wrapped
 from undrift.utils.errors import UndriftError
 
 if TYPE_CHECKING:
@@ -117,9 +118,7 @@ def _show(console: Console, reproduction: Reproduction, folder: Path) -> None:
     saved, path = stored_findings(reproduction.name, folder)
     quick = " (quick)" if saved["quick"] else ""
     console.print(f"{reproduction.name}: {reproduction.shows}{quick}", style="bold")
-    console.print(
-        f"{saved['made']}, {duration(saved['seconds'])}, stored in {path}", soft_wrap=True
-    )
+    print_wrapped(console, f"{saved['made']}, {duration(saved['seconds'])}, stored in {path}")
     console.print(command(reproduction, saved), soft_wrap=True)
     if reproduction.is_stale(saved):
         console.print(STALE)

@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 
 from undrift.cli import completion
-from undrift.cli.app import app, parse_settings
-from undrift.utils.display import redraws
+from undrift.cli.app import app, parse_settings, print_next
+from undrift.utils.display import print_wrapped, redraws
 from undrift.utils.errors import require
 
 if TYPE_CHECKING:
@@ -246,12 +246,20 @@ def _do(
     ):
         shown = observer if page is None else page.before(observer)
         outcomes = run_experiment(experiment, folder, None, shown, reading, extend)
+    if live and all(outcome.before for outcome in outcomes):
+        typer.echo(
+            f"No live page: the runs have finished; undrift report {folder} shows them.", err=True
+        )
     conclude(outcomes, experiment, folder, said, as_json)
 
 
 @contextmanager
 def _live_page(experiment: Experiment, folder: Path) -> Iterator[LiveRuns]:
-    """Serve a live page during a block; its address goes to standard error, even with --quiet."""
+    """Serve a live page during a block.
+
+    Its address goes to standard error when the first round is due, even with --quiet: of runs that
+    have ended before, a page would be gone at once.
+    """
     from undrift.report.live import LiveRuns, serving
 
     live = LiveRuns(
@@ -262,7 +270,7 @@ def _live_page(experiment: Experiment, folder: Path) -> Iterator[LiveRuns]:
         folder=folder,
     )
     with serving(live) as address:
-        typer.echo(f"Live page: {address}", err=True)
+        live.announce = partial(typer.echo, f"Live page: {address}", err=True)
         yield live
 
 
@@ -286,27 +294,25 @@ def conclude(
     runs = read_runs(folder)
     console.print(final_metrics_table(runs, console.width))
     for note in dict.fromkeys(filter(None, (estimate_note(run.records) for run in runs))):
-        console.print(note, soft_wrap=True)
+        print_wrapped(console, note)
     for run in runs:
         spent = spending(run.records, run.released)
         if spent is not None:
-            console.print(f"{run.label}, seed {run.seed}: {spent.sentence()}", soft_wrap=True)
+            print_wrapped(console, f"{run.label}, seed {run.seed}: {spent.sentence()}")
     for outcome in outcomes:
         if outcome.reason:
-            console.print(f"{outcome.label}, seed {outcome.seed}: {outcome.reason}", soft_wrap=True)
+            print_wrapped(console, f"{outcome.label}, seed {outcome.seed}: {outcome.reason}")
     wanted = len(experiment.labels) * len(experiment.seeds)
     if len(outcomes) < wanted or any(o.status == "interrupted" for o in outcomes):
-        said.print(f"Interrupted; go on with: undrift resume {folder}", soft_wrap=True)
+        print_next(said, "Interrupted. Go on with:", f"undrift resume {folder}")
         raise typer.Exit(130)
     if all(outcome.before for outcome in outcomes):
-        said.print(
-            f"All of this was run before and is in {folder}, so nothing was run now; to run it "
-            "again, name another folder: undrift run … --out FOLDER",
-            soft_wrap=True,
+        print_wrapped(
+            said,
+            "All of this was run before, so nothing was run now.\n"
+            "To run it again, name another folder with --out.",
         )
-    said.print(
-        f"The runs are in {folder}; look at them with: undrift report {folder}", soft_wrap=True
-    )
+    print_next(said, f"The runs are in {folder}. Make a report:", f"undrift report {folder}")
 
 
 def _dry_run(experiment: Experiment, folder: Path) -> None:

@@ -9,7 +9,8 @@ import typer
 from rich.console import Console
 
 from undrift.cli import completion
-from undrift.cli.app import Open, app, open_page, parse_settings
+from undrift.cli.app import Open, app, open_page, parse_settings, print_next
+from undrift.utils.display import print_wrapped
 
 
 @app.command()
@@ -76,22 +77,19 @@ def sweep(
         Console(stderr=True).print("Interrupted; the same command continues the sweep.")
         raise typer.Exit(130) from None
     console.print(found.table())
+    plain = Console(highlight=False, markup=False, quiet=quiet)
     for verdict in found.failed():
         message = f"{verdict.point.label}: {verdict.reason}"
-        console.print(message, soft_wrap=True, markup=False)
+        print_wrapped(plain, message)
     for remark in found.at_the_edge():
-        console.print(remark, soft_wrap=True, markup=False)
+        print_wrapped(plain, remark)
     folders = list(found.folders().values())
     if folders:
         page = write_report(folders, found.folder / "report.html")
-        console.print(
-            f"The report on the best run of every method is in {page}", soft_wrap=True, markup=False
-        )
+        print_wrapped(plain, f"The report on the best run of every method is in {page}")
         if open_:
             open_page(page)
     for file in found.files:
-        console.print(
-            f"Run the best settings with: undrift run {file}", soft_wrap=True, markup=False
-        )
+        print_next(plain, "Run the best settings with:", f"undrift run {file}")
     if found.failed():
         raise typer.Exit(1)

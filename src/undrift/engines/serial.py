@@ -30,7 +30,7 @@ from undrift.core.uploads import Senders
 from undrift.core.validation import buffer_fault, fault
 from undrift.engines.base import Job, SimulationEngine
 from undrift.engines.personal_work import solve_with_personal
-from undrift.nets.client_losses import ModuleLoss
+from undrift.nets.client_losses import ModuleLoss, OneSampleBatch
 from undrift.nets.module_losses import ModuleLosses
 from undrift.utils.errors import UndriftError, first_line
 from undrift.utils.keys import key
@@ -118,6 +118,12 @@ class SerialEngine(SimulationEngine):
                 return result, loss.buffers(), own
         except UndriftError:
             raise
+        except OneSampleBatch as error:
+            # Nothing is wrong in the user's model: its lines would only hide the cure.
+            raise UndriftError(
+                f"The model cannot train on client {client.id!r} in round {work.round + 1}: "
+                f"{error}."
+            ) from None
         except Exception as error:
             raise UndriftError(
                 f"The model failed on client {client.id!r} in round {work.round + 1}: "

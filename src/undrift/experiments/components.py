@@ -30,7 +30,13 @@ from undrift.experiments.catalogue import (
 from undrift.loops.paces import Pace
 from undrift.methods import METHODS, Method
 from undrift.methods.user_methods import load_method
-from undrift.utils.errors import UndriftError, first_line, require, require_choice
+from undrift.utils.errors import (
+    UndriftError,
+    first_line,
+    require,
+    require_choice,
+    require_parameter,
+)
 from undrift.utils.user_code import user_module, user_object
 
 LONGEST_REPR = 60
@@ -81,7 +87,7 @@ def arguments(build: Callable[..., Any], given: Mapping[str, Any], what: str) ->
             raise InvalidValue(f"{what} takes no parameters, but {name!r} is given.", name)
         else:
             try:
-                require_choice(f"A parameter of {what}", name, known)
+                require_parameter(what, name, known)
             except UndriftError as error:
                 raise InvalidValue(str(error), name) from None
     return found

@@ -26,8 +26,12 @@ from undrift.experiments.systems import System
 from undrift.local.adaptive import TorchOptimizer
 from undrift.local.amounts import NormalAmount, UniformAmount
 from undrift.methods.formulas import row_of, steps_of
+from undrift.methods.user_methods import load_method
 from undrift.utils.errors import require_choice
+from undrift.utils.user_code import user_object
 
+STARTER_NAME = "experiment.toml"
+"""The name that the comments of starter.toml use for the file itself."""
 SINGULAR = {
     "method": "methods",
     "data": "data",
@@ -140,9 +144,10 @@ class Documentation:
     meanings: dict[str, str]
 
 
-def starter() -> str:
-    """The commented experiment file that `undrift init` writes."""
-    return files("undrift.experiments").joinpath("starter.toml").read_text(encoding="utf-8")
+def starter(name: str = STARTER_NAME) -> str:
+    """The commented experiment file that `undrift init` writes under this name."""
+    text = files("undrift.experiments").joinpath("starter.toml").read_text(encoding="utf-8")
+    return text.replace(STARTER_NAME, name)
 
 
 def listing(group: str | None = None) -> RenderableType:
@@ -164,32 +169,54 @@ def names(group: str) -> list[tuple[str, str]]:
 
 
 def showing(kind: str, name: str) -> RenderableType:
-    """One component in full: description, formulas, paper, parameters, traffic and an example."""
+    """One component in full: description, formulas, paper, parameters, traffic and an example.
+
+    A method may be the user's own, "mine.py:Mine".
+    """
     require_choice("The kind of part", kind, [*SINGULAR, *GROUPS])
     group = SINGULAR.get(kind, kind)
     name = name.replace("_", "-") if group == "data" else name
-    require_choice(f"The {kind}", name, GROUPS[group])
-    build = GROUPS[group][name]
+    own_method = _own_method(name) if group == "methods" and ":" in name else None
+    if own_method is None:
+        require_choice(f"The {kind}", name, GROUPS[group])
+        build = GROUPS[group][name]
+    else:
+        build = type(own_method)
     if isinstance(build, System):
         return _system(name, build)
     text = documentation_of(build)
     parts: list[RenderableType] = [Text(name, style="bold"), Text(text.first)]
     if text.rest:
         parts += [Text(""), Text(text.rest)]
-    if isinstance(build, type) and issubclass(build, Method):
-        parts += [Text(""), *(Text(line) for line in formulas(build()))]
-        if build.paper:
-            parts += [Text(""), Text(f"Paper: {build.paper}")]
+    method = own_method
+    if method is None and isinstance(build, type) and issubclass(build, Method):
+        method = build()
+    if method is not None:
+        lines = formulas(method)
+        parts += [Text(""), *(Text(line) for line in lines)] if lines else []
+        parts += [Text(""), Text(f"Paper: {method.paper}")] if method.paper else []
     own = shown_parameters(group, build)
     if own:
         parts += [Text(""), _table(own, meanings(build))]
-    if isinstance(build, type) and issubclass(build, Method):
-        parts += [Text(""), *(Text(line) for line in traffic(build()))]
-    parts += [Text(""), Syntax(example(group, name), "toml", background_color="default")]
-    if group in USER_CODE:
+    if method is not None:
+        parts += [Text(""), *(Text(line) for line in traffic(method))]
+    parts += [Text(""), Syntax(example(group, name, build), "toml", background_color="default")]
+    if group in USER_CODE and own_method is None:
         where, about = USER_CODE[group]
         parts += [Text(f"{where} in its place: {about}")]
     return Group(*parts)
+
+
+def _own_method(where: str) -> Method:
+    """The user's method of "mine.py:Mine", with example values for parameters without a default."""
+    found = user_object(where, "a method: write file.py:Class")
+    needed = _needed(found) if isinstance(found, type) else {}
+    return load_method(where, needed)
+
+
+def _needed(build: Callable[..., Any]) -> dict[str, Any]:
+    """Example values of the parameters that have no default."""
+    return {n: EXAMPLES.get(n, 0.1) for n, p in parameters(build).items() if p.required}
 
 
 def _system(name: str, system: System) -> RenderableType:
@@ -285,9 +312,12 @@ def formulas(method: Method) -> list[str]:
     ]
 
 
-def example(group: str, name: str) -> str:
-    """A piece of an experiment file that names the component, with its defaults."""
-    build = GROUPS[group][name]
+def example(group: str, name: str, build: Callable[..., Any] | None = None) -> str:
+    """A piece of an experiment file that names the component, with its defaults.
+
+    `build` is by default the member of the group with this name.
+    """
+    build = GROUPS[group][name] if build is None else build
     if group == "systems":
         return f"system = {inline(name)}\n"
     if (group, name) == ("devices", "classes"):
@@ -295,8 +325,7 @@ def example(group: str, name: str) -> str:
         return _tables(
             {"devices": {"kind": name}, **{f"devices.classes.{n}": t for n, t in rows.items()}}
         )
-    needed = {n: EXAMPLES.get(n, 0.1) for n, p in parameters(build).items() if p.required}
-    values = completed(build, needed | OWN.get(build, {}))
+    values = completed(build, _needed(build) | OWN.get(build, {}))
     if group == "methods":
         return _lines("[[method]]", {"name": name, **values})
     if group == "data":

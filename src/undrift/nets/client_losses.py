@@ -26,6 +26,10 @@ ONE_SAMPLE_CURE = (
 )
 
 
+class OneSampleBatch(ValueError):
+    """BatchNorm was to train on a batch of one sample; the message says what to do."""
+
+
 class ModuleLoss(ClientLoss):
     """One client's loss while a solver trains on it.
 
@@ -121,7 +125,7 @@ class ModuleLoss(ClientLoss):
             loss = self._criterion.loss_of(self._flat.module, inputs, targets)
         except ValueError as error:
             if ONE_SAMPLE_ERROR in str(error) and rows_in(inputs) == 1:
-                raise ValueError(f"{error}: {ONE_SAMPLE_CURE}") from error
+                raise OneSampleBatch(ONE_SAMPLE_CURE) from None
             raise
         loss.backward()
         return self._flat.gradient

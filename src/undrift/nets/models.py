@@ -13,7 +13,13 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from undrift.utils.errors import require, require_choice, require_type, require_whole
+from undrift.utils.errors import (
+    require,
+    require_choice,
+    require_parameter,
+    require_type,
+    require_whole,
+)
 from undrift.utils.keys import key, torch_generator_set_to
 
 
@@ -291,7 +297,7 @@ def fitting(name: str, inputs: Sequence[int], classes: int, **options: object) -
     known |= {"channels": inputs[0], "side": inputs[-1]} if images else {}
     takes = signature(build).parameters
     for option in options:
-        require_choice(f"A parameter of {name}", option, takes)
+        require_parameter(name, option, takes)
     require(
         not images or "side" not in takes or inputs[1] == inputs[2],
         f"{name} takes square images, but an input has shape {list(inputs)}.",

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING
 
 from undrift.report.csv_files import ensure_folder
 from undrift.report.naming import DIAGNOSTICS, LOG_ZERO, main_metrics, metric_label, uses_log_scale
 from undrift.report.recorded_runs import MethodRuns, Runs, as_runs
 from undrift.report.reply_counts import count_replies
-from undrift.report.seed_curves import align_seeds
+from undrift.report.seed_curves import align_seeds, band_title, mean_and_band
 from undrift.report.timeline import timeline_figure
 from undrift.utils.errors import require_choice
 from undrift.utils.files import slug, written_whole
@@ -76,13 +75,13 @@ def write_figures(
     return paths
 
 
-def mean_and_range(
+def curve(
     group: MethodRuns, name: str, axis: str
 ) -> tuple[list[float], list[float], list[float], list[float]]:
-    """Return x, mean, minimum and maximum over seeds, in rounds that all seeds measured."""
+    """Return x, mean, mean − std and mean + std over seeds, in rounds that all seeds measured."""
     seeds = [(run.records, group.totals(run)[axis]) for run in group.runs if run.records]
     x, values = align_seeds(seeds, name)
-    return x, [fmean(v) for v in values], [min(v) for v in values], [max(v) for v in values]
+    return x, *mean_and_band(values)
 
 
 def _panels(runs: Runs, names: Sequence[str], axis: str) -> Figure:
@@ -101,13 +100,17 @@ def _panels(runs: Runs, names: Sequence[str], axis: str) -> Figure:
             handles.setdefault(label, handle)
     for panel in panels[len(names) :]:
         panel.set_visible(False)
-    if len(runs.groups) > 1:
+    bands = band_title(sum(1 for run in group.runs if run.records) for group in runs.groups)
+    if len(runs.groups) > 1 or bands:
         figure.legend(
             list(handles.values()),
             list(handles),
+            title=bands and bands.replace(" of ", "\nof ").replace(" over ", "\nover "),
+            title_fontsize=9,
             loc="outside right center",
             frameon=False,
             fontsize=9,
+            handlelength=2.6,
         )
     return figure
 
@@ -116,24 +119,22 @@ def _draw(panel: Axes, runs: Runs, name: str, axis: str) -> None:
     divisor, label = _unit(runs, axis)
     log = uses_log_scale(runs, name)
     for number, group in enumerate(runs.groups):
-        x, mean, low, high = mean_and_range(group, name, axis)
+        x, mean, low, high = curve(group, name, axis)
         if not x:
             continue
         x = [at / divisor for at in x]
         if log:  # a logarithmic scale cannot show zero
-            mean, low, high = (
-                [value if value > LOG_ZERO else math.nan for value in values]
-                for values in (mean, low, high)
-            )
-        colour, style = line_style(number)
-        panel.plot(x, mean, style, color=colour, label=literal(group.label), linewidth=1.5)
+            mean = [value if value > LOG_ZERO else math.nan for value in mean]
+            # As on the page: the band ends at the mean where it would go below zero.
+            low = [value if value > LOG_ZERO else m for value, m in zip(low, mean, strict=True)]
+        style = line_style(number)
+        panel.plot(x, mean, label=literal(group.label), linewidth=1.5, **style)
         if len(group.runs) > 1:
-            panel.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
+            panel.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
     if log:
         use_log_axis(panel)
     panel.set_xlabel(label, fontsize=9)
-    title = DIAGNOSTICS.get(name, metric_label(name))
-    panel.set_title(literal(title), fontsize=10)
+    panel.set_ylabel(literal(DIAGNOSTICS.get(name, metric_label(name))), fontsize=9)
     panel.tick_params(labelsize=8)
     panel.grid(alpha=0.25)
     panel.spines[["top", "right"]].set_visible(False)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
 from undrift.core.targets import RISING
-from undrift.report.seed_curves import align_seeds, cumulative_costs
+from undrift.report.seed_curves import (
+    align_seeds,
+    band_title,
+    cumulative_costs,
+    mean_and_band,
+)
 from undrift.utils.errors import require, require_choice, require_range
 from undrift.utils.formatting import time_unit
 from undrift.utils.plot_style import line_style, literal, use_log_axis
@@ -91,12 +95,12 @@ def _figure(
         several.setdefault(result.label, []).append(result)
     wide = _inches(width)
     letters = 11.0 if wide is None else 8.0
-    columns = max(1, min(len(several), int((wide or 0) / 1.05)))
+    columns = max(1, min(len(several), int((wide or 0) / 1.15)))
     rows = -(-len(several) // columns)
     if wide is None:
         size = 5.2 * len(metrics) + 1.6, 4.2
     else:
-        size = wide, 0.78 * wide / len(metrics) + 0.17 * rows
+        size = wide, 0.78 * wide / len(metrics) + 0.17 * (rows + 1)
     figure = Picture(figsize=size, layout="constrained")
     divisor, axis = _axis(results, against)
     panels = figure.subplots(1, len(metrics), squeeze=False)[0]
@@ -108,29 +112,28 @@ def _figure(
             x = [at / divisor for at in x]
             if lower_is_better(metric):  # a log axis cannot show a band below zero
                 low = [at if at > 0 else m for at, m in zip(low, mean, strict=True)]
-            colour, style = line_style(number)
-            thick = 3.0 - 1.8 * number / max(1, len(several) - 1)  # lines below stay visible
+            style = line_style(number)
             panel.plot(
-                *(x, mean, style),
-                label=literal(label),
-                color=colour,
-                linewidth=thick if wide is None else 1.2,
+                *(x, mean), label=literal(label), linewidth=2.0 if wide is None else 1.2, **style
             )
             if len(own) > 1:
-                panel.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+                panel.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)
         _format_panel(panel, metric, values, letters)
         panel.set_xlabel(axis, fontsize=letters)
         panel.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=against == "rounds"))
     handles, labels = panels[0].get_legend_handles_labels()
-    if wide is None or len(labels) > 1:
+    bands = band_title(map(len, several.values()))
+    if wide is None or len(labels) > 1 or bands:
         figure.legend(
             handles,
             labels,
+            title=bands,
+            title_fontsize=letters - (2 if wide is None else 0),
             loc="outside right center" if wide is None else "outside lower center",
             ncols=1 if wide is None else columns,
             frameon=False,
             fontsize=letters - (2 if wide is None else 0),
-            handlelength=2.0 if wide is None else 1.4,
+            handlelength=2.6 if wide is None else 2.2,
         )
     return figure
 
@@ -141,19 +144,15 @@ def over_seeds(
     """Return x, mean, mean − std and mean + std of a metric, where all seeds measured it."""
     seeds = [(r.records, cumulative_costs(r.records)[against]) for r in results]
     x, values = align_seeds(seeds, metric)
-    mean = [fmean(v) for v in values]
-    spread = [stdev(v) if len(v) > 1 and all(map(math.isfinite, v)) else 0.0 for v in values]
-    low = [m - s for m, s in zip(mean, spread, strict=True)]
-    high = [m + s for m, s in zip(mean, spread, strict=True)]
-    return x, mean, low, high
+    return x, *mean_and_band(values)
 
 
 def _format_panel(panel: Axes, metric: str, values: Sequence[float], letters: float) -> None:
-    """Set the scale of a panel, its title, and a light grid."""
+    """Set the scale of a panel, its y label, and a light grid."""
     finite = [value for value in values if math.isfinite(value)]
     if lower_is_better(metric) and finite and min(finite) > 0:
         use_log_axis(panel)
-    panel.set_title(literal(metric.replace("_", " ")), fontsize=letters)
+    panel.set_ylabel(literal(metric.replace("_", " ")), fontsize=letters)
     panel.tick_params(labelsize=letters - 1)
     panel.grid(alpha=0.25)
     panel.spines[["top", "right"]].set_visible(False)

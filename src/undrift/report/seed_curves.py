@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from statistics import fmean
+from statistics import fmean, stdev
 
 from undrift.core.records import Record
 
@@ -22,6 +23,28 @@ def cumulative_costs(records: Sequence[Record]) -> dict[str, list[float]]:
         "virtual_seconds": [r.virtual_seconds for r in records],
         "seconds": list(accumulate(r.seconds for r in records)),
     }
+
+
+def mean_and_band(
+    values: Sequence[Sequence[float]],
+) -> tuple[list[float], list[float], list[float]]:
+    """Return the mean, mean − std and mean + std (n − 1) of values over seeds, point by point."""
+    mean = [fmean(each) for each in values]
+    spread = [
+        stdev(each) if len(each) > 1 and all(map(math.isfinite, each)) else 0.0 for each in values
+    ]
+    low = [m - s for m, s in zip(mean, spread, strict=True)]
+    high = [m + s for m, s in zip(mean, spread, strict=True)]
+    return mean, low, high
+
+
+def band_title(seeds: Iterable[int]) -> str | None:
+    """Return what lines and bands mean, from each curve's number of seeds; None without bands."""
+    several = {number for number in seeds if number > 1}
+    if not several:
+        return None
+    of = f"of {several.pop()} seeds" if len(several) == 1 else "over seeds"
+    return f"mean ± standard deviation {of}"
 
 
 def align_seeds(seeds: Sequence[History], name: str) -> tuple[list[float], list[list[float]]]:

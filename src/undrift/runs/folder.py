@@ -175,8 +175,12 @@ def _checksum(text: str) -> str:
 
 def about() -> dict[str, Any]:
     """The versions and the machine that a run is made with."""
-    names = ("undrift", "torch", "numpy", "safetensors", "lmdb")
+    from undrift import __version__
+
+    names = ("torch", "numpy", "safetensors", "lmdb")
     return {
+        # The code's own version: that of an editable installation may be older than the code.
+        "undrift": __version__,
         **{name: version(name) for name in names},
         "python": sys.version.split()[0],
         "platform": platform.platform(),

@@ -9,6 +9,7 @@ import io
 import sys
 import time
 from collections.abc import Sequence
+from textwrap import TextWrapper
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
@@ -37,6 +38,18 @@ def is_terminal(stream: TextIO | Any) -> bool:
         return bool(stream.isatty())
     except (AttributeError, ValueError):
         return False
+
+
+def print_wrapped(console: Console, text: str) -> None:
+    """Print sentences for a reader: a terminal gets them wrapped between words at its width.
+
+    Elsewhere a line stays whole, so that scripts find what they look for. A word that is longer
+    than a line, such as a path, is never cut.
+    """
+    if is_terminal(console.file):
+        wrapper = TextWrapper(console.width, break_long_words=False, break_on_hyphens=False)
+        text = "\n".join(wrapper.fill(line) for line in text.split("\n"))
+    console.print(text, soft_wrap=True)
 
 
 def in_notebook() -> bool:

@@ -61,6 +61,17 @@ def require_choice(name: str, value: object, allowed: Iterable[str]) -> None:
     raise UndriftError(f"{name} is {value!r}, but must be one of {words}{hint}")
 
 
+def require_parameter(what: str, name: str, known: Iterable[str]) -> None:
+    """Raise unless `what` has a parameter of this name; the message suggests the nearest."""
+    known = list(known)
+    if name in known:
+        return
+    near = nearest(name, known)
+    hint = f"; did you mean {near!r}?" if near else "."
+    names = ", ".join(repr(each) for each in known)
+    raise UndriftError(f"{what} has no parameter {name!r} (it has {names}){hint}")
+
+
 def require_range(
     name: str,
     value: float,

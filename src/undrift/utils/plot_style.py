@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,9 +27,30 @@ COLOURS = (
 """Twelve colours that most colour-blind readers can tell apart."""
 
 
-def line_style(number: int) -> tuple[str, str]:
-    """Return the colour and line style of a curve: dashed once the colours are used up."""
-    return COLOURS[number % len(COLOURS)], "-" if number < len(COLOURS) else "--"
+DASHES = ("-", "--", "-.", ":")
+"""Line styles, from the one that covers most to the one that covers least."""
+
+
+def dash_number(number: int) -> int:
+    """Return the place in `DASHES` of a curve: neighbours differ, also without colours.
+
+    Every twelve curves the styles shift by one, so that 48 curves look different.
+    """
+    return (number + number // len(COLOURS)) % len(DASHES)
+
+
+def line_style(number: int) -> dict[str, Any]:
+    """Return the colour, line style and order of a curve, as arguments of matplotlib's `plot`.
+
+    Curves with gaps lie above those without, so that two equal curves of different styles are both
+    seen.
+    """
+    place = dash_number(number)
+    return {
+        "color": COLOURS[number % len(COLOURS)],
+        "linestyle": DASHES[place],
+        "zorder": 2 + place / len(DASHES),
+    }
 
 
 def literal(text: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from undrift.core.records import Record
 from undrift.report.naming import DIAGNOSTICS, STATUS_NOTES, metric_label, uses_log_scale
 from undrift.report.recorded_runs import COSTS, MethodRuns, Runs
-from undrift.utils.plot_style import COLOURS
+from undrift.utils.plot_style import COLOURS, dash_number
 
 DARK = dict(
     zip(
@@ -67,7 +67,7 @@ def chart_data(runs: Runs) -> tuple[dict[str, Any], int]:
             "label": group.label,
             "light": COLOURS[number % len(COLOURS)],
             "dark": DARK[COLOURS[number % len(COLOURS)]],
-            "dashed": number >= len(COLOURS),
+            "dash": dash_number(number),
             "unit": group.fedavg_round_bytes or 1.0,
             "state": next((state for state in STATUS_NOTES if state in _states(group)), ""),
         }

@@ -69,19 +69,31 @@ def require_page(path: Path) -> None:
 
 
 def write_page(
-    runs: Runs, out: str | Path, targets: Targets | None = None, baseline: str | None = None
+    runs: Runs,
+    out: str | Path,
+    targets: Targets | None = None,
+    baseline: str | None = None,
+    result: str | None = None,
 ) -> Path:
-    """Write the page of runs, as `read_runs` or `of_results` return them."""
+    """Write the page of runs, as `read_runs` or `of_results` return them.
+
+    `result` stands below the title; by default it is the `result_sentence` of the runs.
+    """
     out = Path(out)
     require_page(out)
-    html = page(runs, targets, baseline)
+    html = page(runs, targets, baseline, result)
     with written_whole(out) as partial:
         partial.write_text(html, encoding="utf-8")
     return out
 
 
-def page(runs: Runs, targets: Targets | None = None, baseline: str | None = None) -> str:
-    """Return the page as HTML."""
+def page(
+    runs: Runs,
+    targets: Targets | None = None,
+    baseline: str | None = None,
+    result: str | None = None,
+) -> str:
+    """Return the page as HTML; the parameters are those of `write_page`."""
     columns, thinned = chart_data(runs)
     costs = target_table(runs, targets, baseline)
     csvs = {name: csv_text(rows) for name, rows in tables_as_rows(runs, costs, baseline).items()}
@@ -104,7 +116,7 @@ def page(runs: Runs, targets: Targets | None = None, baseline: str | None = None
     }
     head = {
         "title": title(runs),
-        "result": result_sentence(runs, baseline),
+        "result": result_sentence(runs, baseline) if result is None else result,
         "summary": summary(runs),
     }
     return assemble(head, sections, columns, warnings=warnings(runs))

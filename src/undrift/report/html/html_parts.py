@@ -13,7 +13,7 @@ from html import escape
 from urllib.parse import quote
 
 from undrift.report.recorded_runs import Runs
-from undrift.utils.plot_style import COLOURS
+from undrift.utils.plot_style import dash_number
 
 MAX_PICTURE_BYTES = 1_200_000
 """The most bytes of images in one section."""
@@ -61,8 +61,7 @@ def csv_link(name: str, text: str) -> str:
 def method_cell(runs: Runs, method: str) -> str:
     """Return a method's label with a swatch of its colour."""
     number = next(at for at, group in enumerate(runs.groups) if group.label == method)
-    dashed = " dashed" if number >= len(COLOURS) else ""
-    swatch = f'<span class="swatch{dashed}" data-method="{number}"></span>'
+    swatch = f'<span class="swatch dash-{dash_number(number)}" data-method="{number}"></span>'
     return f'{swatch}<span class="name">{escape(method)}</span>'
 
 

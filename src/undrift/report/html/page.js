@@ -3,7 +3,7 @@
 (() => {
   const page = JSON.parse(document.getElementById("records").textContent);
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  const state = { axis: "rounds", spread: "range", logX: false, hidden: new Set() };
+  const state = { axis: "rounds", spread: "std", logX: false, hidden: new Set() };
   const charts = [];
 
   // Columns are arrays, or run-length encoded: {n: [1, 999], v: [0, 42]}.
@@ -95,6 +95,8 @@
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const colour = (method) => page.methods[method][dark.matches ? "dark" : "light"];
 
+  const DASHES = [undefined, [8, 4], [8, 3, 2, 3], [2, 3]]; // as .dash-0 to .dash-3 of page.css
+
   class Chart {
     constructor(figure) {
       this.place = figure.querySelector(".plot");
@@ -142,7 +144,11 @@
       this.plot = null;
       this.place.replaceChildren();
       const tables = [], series = [{}], bands = [];
-      page.methods.forEach((method, m) => {
+      // Curves with gaps come last, so that two equal curves of different styles are both seen.
+      const order = page.methods.map((_, m) => m);
+      order.sort((a, b) => page.methods[a].dash - page.methods[b].dash || a - b);
+      order.forEach((m) => {
+        const method = page.methods[m];
         if (state.hidden.has(m)) return;
         for (const curve of curvesOf(m, this.name, this.log)) {
           if (!curve.x.length) continue;
@@ -151,7 +157,7 @@
           const dot = curve.x.length === 1;
           series.push({
             label: method.label, method: m, seed: curve.seed, stroke, scale: "y", spanGaps: true,
-            width: curve.seed === null ? 2 : 1, dash: method.dashed ? [7, 5] : undefined,
+            width: curve.seed === null ? 2 : 1, dash: DASHES[method.dash],
             points: { show: dot, size: 7, fill: stroke }, band: curve.low ? [at + 1, at + 2] : null,
           });
           const table = [curve.x, curve.y];
@@ -287,7 +293,7 @@
   }
   function line(method) {
     const span = document.createElement("span");
-    span.className = page.methods[method].dashed ? "line dashed" : "line";
+    span.className = `line dash-${page.methods[method].dash}`;
     span.style.color = colour(method);
     return span;
   }

@@ -14,12 +14,12 @@ MAX_TIED = 3
 """How many methods with the same value are named."""
 
 
-def result_sentence(runs: Runs, baseline: str | None = None) -> str:
-    """Return which method ended best by the main metric, and how the baseline did.
+def result_sentence(runs: Runs, baseline: str | None = None, metric: str | None = None) -> str:
+    """Return which method ended best by a metric, and how the baseline did.
 
-    Empty if nothing was measured.
+    By default it is the main metric. Empty if nothing was measured.
     """
-    metric = next(iter(main_metrics(runs)), None)
+    metric = metric or next(iter(main_metrics(runs)), None)
     if metric is None:
         return ""
     measured = [

@@ -53,7 +53,8 @@ def summary(runs: Runs) -> str:
     """Return the numbers of methods, seeds, rounds, clients and parameters in a sentence."""
     seeds = {run.seed for run in runs}
     parts = [
-        plural(len(runs.groups), "method"),
+        plural(len({run.label for run in runs}), "method"),
+        *([f"{len(runs.folders)} run folders"] if len(runs.folders) > 1 else []),
         plural(len(seeds), "seed"),
         f"up to {plural(max(run.done for run in runs), 'round')}",
     ]
@@ -102,8 +103,8 @@ def progress_section(runs: Runs, thinned: int) -> str:
     }  # "models" are bytes in another unit
     several = any(len([r for r in group.runs if r.records]) > 1 for group in runs.groups)
     spread = (
-        '<label>Seeds: <select id="spread"><option value="range">mean, min to max</option>'
-        '<option value="std">mean ± standard deviation</option>'
+        '<label>Seeds: <select id="spread"><option value="std">mean ± standard deviation</option>'
+        '<option value="range">mean, min to max</option>'
         '<option value="none">mean</option><option value="seeds">each seed</option>'
         "</select></label>"
         if several
@@ -246,7 +247,12 @@ def data_section(folders: Sequence[Folder]) -> str:
     """Return the partition of the data and its numbers."""
     blocks: dict[str, None] = {}
     left = MAX_PICTURE_BYTES
+    shown: list[dict[str, Any]] = []
     for folder in folders:
+        # Pictures of the same data differ in their dates, so the numbers decide.
+        if folder.data and folder.data in shown:
+            continue
+        shown.append(folder.data)
         image = ""
         if folder.picture and len(folder.picture) <= left:
             name = folder.data.get("name", folder.name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Condition
@@ -54,6 +54,8 @@ class LiveRuns:
     seeds: Sequence[int]
     rounds: int
     folder: Path
+    announce: Callable[[], None] = lambda: None
+    """called once, when the first run that has rounds to do begins"""
 
     def __post_init__(self) -> None:
         self._changed = Condition()
@@ -67,7 +69,7 @@ class LiveRuns:
         self._metrics: dict[str, None] = {}
         self._clock = self._sent = False  # whether any record has virtual time, or bytes
         self._now: RunFiles | None = None
-        self._done = False
+        self._done = self._announced = False
         self._version = 0
         self._next: Observer = SilentObserver()
 
@@ -83,6 +85,9 @@ class LiveRuns:
 
     def begin(self, label: str, seed: int, round: int) -> None:
         self._next.begin(label, seed, round)
+        if round < self.rounds and not self._announced:
+            self._announced = True
+            self.announce()
         before = self._committed(label, seed, round) if round else []
         with self._changed:
             self._now = self._runs[self._places[label, seed]]
