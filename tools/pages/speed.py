@@ -77,7 +77,7 @@ def _limits(
     yield "|---|---:|---:|---:|---:|---:|---:|"
     for row in profiles:
         name, seconds, busy = row["workload"], row["round_seconds"], row["busy_seconds"]
-        share = row["kernel_seconds"] / busy
+        share = min(1.0, row["kernel_seconds"] / busy)  # of different rounds
         best = bare[name] * row["threads"] / row["kernel_seconds"]
         known = share >= LEAST_KERNELS
         idle = row["idle_seconds"] / (busy + row["idle_seconds"])
