@@ -38,6 +38,51 @@ Q = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
 STEPS = [1, 7, 3, 12]
 
 
+def mean_move(H, b, q, lr, steps, x, mu=0.0, momentum=f.NO_MOMENTUM, normalise=False, m=0.0, s=1.0):
+    """Σ q_i(x_i − x) of one round by its definition; clients follow s∇f_i + (1 − s)m."""
+    total = np.zeros_like(x)
+    for h, bi, share, tau in zip(H.numpy(), b.numpy(), q.numpy(), steps, strict=True):
+        y, u, a_norm, c = x.copy(), np.zeros_like(x), 0.0, 0.0
+        for _ in range(tau):
+            pull = mu * (y - x)
+            g = s * (h @ y - bi) + (1 - s) * m + (pull if momentum.pull_inside else 0)
+            u = momentum.rho * u + g
+            step = g + momentum.rho * u if momentum.nesterov else u
+            y = y - lr * (step + (0 if momentum.pull_inside else pull))
+            c = momentum.rho * c + 1
+            a_norm = (1 - lr * mu) * a_norm + (1 + momentum.rho * c if momentum.nesterov else c)
+        total += share * (y - x) / (a_norm if normalise else 1.0)
+    return total
+
+
+@pytest.mark.parametrize(
+    "momentum",
+    [f.NO_MOMENTUM, f.LocalMomentum(0.6), f.LocalMomentum(0.6, nesterov=True)],
+    ids=["plain", "momentum", "nesterov"],
+)
+def test_a_round_that_begins_at_the_point_ends_there(momentum):
+    H, b = quadratics(1)
+    lr, mu, share = 0.2 / float(torch.linalg.eigvalsh(H).max()), 0.7, 0.4
+    inside = momentum._replace(pull_inside=True)
+
+    def moves(point, **options):
+        options = {"momentum": momentum, **options}
+        return np.abs(mean_move(H, b, Q, lr, STEPS, point.numpy(), **options)).max()
+
+    assert moves(f.fedavg(H, b, Q, lr, STEPS, momentum)) < 1e-12
+    assert moves(f.fedprox(H, b, Q, lr, STEPS, mu, momentum), mu=mu) < 1e-12
+    pulled = f.fedprox(H, b, Q, lr, STEPS, mu, inside)
+    assert moves(pulled, mu=mu, momentum=inside) < 1e-12
+    nova = f.fednova(H, b, Q, lr, STEPS, mu, momentum)
+    assert moves(nova, mu=mu, normalise=True) < 1e-12
+    common = f.fedcm(H, b, Q, lr, STEPS, share, momentum)
+    assert moves(common, s=share) < 1e-12  # there D = 0
+    mime = f.mimelite(H, b, Q, lr, STEPS, 1 - share, momentum)
+    gradient = (Q @ (torch.einsum("kij,j->ki", H, mime) - b)).numpy()
+    assert np.abs(gradient).max() > 1e-3  # the server's momentum does not vanish there
+    assert moves(mime, s=share, m=gradient) < 1e-12
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_rounds_stop_where_the_formulas_say(seed):
     H, b = quadratics(seed)
