@@ -304,6 +304,9 @@ class TestRefusals:
             serve(Experiment.load(file), tmp_path / "runs", transport)
         (run,) = read_runs(tmp_path / "runs")
         assert all(record.updates == 0 for record in run.records)
+        refused = dict(run.records[1].rejected)
+        assert refused.keys() == set(SITES)
+        assert all("raise 'range' in [privacy]" in why for why in refused.values())
         works = [each for each in transport.exchanged if decode(each[1], 10**9)[0]["kind"] == WORK]
         assert works and all(not decode(answer, 10**9)[1] for _, _, answer in works)
 
