@@ -78,7 +78,8 @@ def judge(mutants: Sequence[Mutant], log: Path, processes: int) -> Iterator[Judg
     import undrift.verify  # noqa: F401 - imported once, before the processes fork
 
     torch.set_num_threads(1)
-    facts, waiting, at_work = facts_digest(), list(reversed(mutants)), {}
+    facts, waiting = facts_digest(), list(reversed(mutants))
+    at_work: dict[int, tuple[Mutant, int]] = {}
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a", encoding="utf-8") as kept:
         while waiting or at_work:

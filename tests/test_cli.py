@@ -142,6 +142,18 @@ def test_inspect_shows_a_table_numbers_and_a_picture(tmp_path):
     assert all(source in named for source in undrift.data.SOURCES)
 
 
+def test_inspect_takes_none_for_a_setting(tmp_path):
+    options = ("--clients", "10", "--model", "logistic", "--json")
+    found = json.loads(
+        called("inspect", "digits", *options, "--set", "normalise=none", cwd=tmp_path).stdout
+    )
+    model = undrift.nets.models.logistic(64, 10)
+    plain = undrift.data.digits(clients=10, normalise=None).describe(model).as_dict()
+    assert found["gradients"] == pytest.approx(plain["gradients"])
+    usual = undrift.data.digits(clients=10).describe(model).as_dict()
+    assert found["gradients"] != pytest.approx(usual["gradients"])
+
+
 def test_inspect_measures_gradients_and_gamma(tmp_path):
     options = ("--set", "alpha=0", "--set", "beta=0", "--set", "most=60", "--clients", "4")
     model = ("--model", "logistic", "--gamma")

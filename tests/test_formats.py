@@ -69,7 +69,7 @@ def test_every_cut_of_an_idx_file_is_refused(tmp_path):
             path.write_bytes(whole[:length])
             message = refused(read_idx, path)
             if length >= 4:
-                assert "truncated" in message
+                assert f"{path} is truncated" in message
     write(path, content[:-1])
     assert (
         "is truncated: it has 27 bytes, but an array of shape [2, 3, 2] of type uint8 needs 28"

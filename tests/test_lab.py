@@ -234,7 +234,9 @@ def test_numbers_and_lines_of_runs():
     assert never.values == (6, 6) and never.missed == 2
     drawn = line(runs, "A", "test_accuracy", minus=0.1)
     assert drawn.x == [0, 2, 4, 6] and drawn.y[1] == pytest.approx(0.3)
-    assert drawn.low[1] == pytest.approx(0.2) and drawn.high[1] == pytest.approx(0.4)
+    # The standard deviation of 0.3 and 0.5 is 0.1 √2.
+    assert drawn.low[1] == pytest.approx(0.3 - 0.1 * math.sqrt(2))
+    assert drawn.high[1] == pytest.approx(0.3 + 0.1 * math.sqrt(2)) and drawn.seeds == 2
     assert final(of([0.1], status="diverged"), "A", "test_accuracy").values == (math.inf,)
     assert smoothed([1, 2, 6], 2) == [1, 1.5, 4]
 

@@ -14,6 +14,7 @@ from undrift.report.figures import curve
 from undrift.report.plots import plot_histories
 from undrift.report.recorded_runs import of_results
 from undrift.report.seed_curves import band_title
+from undrift.reproduce.figure import Panel, draw, line_over_seeds
 from undrift.utils.plot_style import COLOURS, line_style
 
 
@@ -78,3 +79,39 @@ def test_a_plot_and_a_figure_show_the_same_band_and_label_their_axes(results):
     assert list(panel.lines[0].get_ydata()) == mean and list(panel.lines[0].get_xdata()) == x
     corners = panel.collections[0].get_paths()[0].vertices
     assert [x[-1], high[-1]] in corners.tolist() and [x[-1], low[-1]] in corners.tolist()
+
+
+def test_a_reproduction_draws_the_same_curves_as_result_plot(results, tmp_path, monkeypatch):
+    drawn = []
+    save = Figure.savefig
+    monkeypatch.setattr(
+        Figure, "savefig", lambda own, *args, **kw: drawn.append(own) or save(own, *args, **kw)
+    )
+    found = {}
+    for result in results:
+        found.setdefault(result.label, []).append(result)
+    lines = [
+        line_over_seeds(
+            label,
+            [record.round for record in own[0].records],
+            list(
+                zip(*([r.metrics["objective"] for r in each.records] for each in own), strict=True)
+            ),
+        )
+        for label, own in found.items()
+    ]
+    panel = Panel("a title", "rounds", "objective", lines, log_y=True)
+    draw([panel], tmp_path / "figure.png")
+    figures = [drawn[0], plot_histories(results, metrics=["objective"])]
+    first, second = (figure.axes[0] for figure in figures)
+    for one, other in zip(first.lines, second.lines, strict=True):
+        assert one.get_color() == other.get_color()
+        assert one.get_linestyle() == other.get_linestyle()
+        assert one.get_zorder() == other.get_zorder()
+        assert np.array_equal(one.get_xydata(), other.get_xydata())
+    for one, other in zip(first.collections, second.collections, strict=True):
+        assert np.array_equal(one.get_paths()[0].vertices, other.get_paths()[0].vertices)
+        assert np.array_equal(one.get_facecolor(), other.get_facecolor())
+    assert first.get_ylabel() == second.get_ylabel() == "objective"
+    titles = {figure.legends[0].get_title().get_text() for figure in figures}
+    assert titles == {"mean ± standard deviation of 3 seeds"}

@@ -552,3 +552,11 @@ def test_capped_weights_have_the_noise_of_the_cap():
     total = 6 + 7 + 8 * 5
     assert run.roster.weights.tolist() == pytest.approx([6 / total, 7 / total] + [8 / total] * 5)
     list(run.rounds())
+
+
+def test_noise_that_was_drawn_ahead_is_that_of_its_round():
+    source = KeyedNoise(7)
+    for round in (0, 1, 2, 5, 4, 5, 6):
+        for purpose, size in (("moved", 20_000), ("c", 20_000), ("moved", 10)):
+            alone = KeyedNoise(7).normal(purpose, round, size)
+            assert torch.equal(source.normal(purpose, round, size), alone)

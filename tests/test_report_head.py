@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import undrift as ud
-from made_up_runs import make, records, write_folder, write_run
+from made_up_runs import SVG, make, records, write_folder, write_run
 from undrift.report import read_runs, write_report
 from undrift.report.html.personal_section import personal_section
 from undrift.report.html.result_sentence import result_sentence
@@ -98,6 +98,22 @@ def test_two_folders_are_compared_side_by_side(tmp_path):
     assert side_by_side_section(read_runs(first)) == ""
     page = write_report([first, second], tmp_path / "page.html").read_text()
     assert '<section id="side-by-side">' in page
+
+
+def test_two_folders_count_a_method_once_and_show_the_same_data_once(tmp_path):
+    first = ending(tmp_path / "a", {"FedAvg": [0.5], "FedDyn": [0.75]}, name="first")
+    second = ending(tmp_path / "b", {"FedDyn": [0.5], "FedPD": [0.1]}, name="second")
+    (second / "data.svg").write_text(SVG.replace("<circle", "<desc>later</desc><circle"))
+
+    def page():
+        return write_report([first, second], tmp_path / "page.html").read_text()
+
+    assert "3 methods, 2 run folders, 1 seed, up to 2 rounds" in page()
+    made_up = "Samples of each class and client of made up"
+    assert page().count(made_up) == 1
+    path = second / "data.json"
+    path.write_text(path.read_text().replace('"made up"', '"others"'))
+    assert page().count(made_up) == page().count(made_up.replace("made up", "others")) == 1
 
 
 def test_folders_of_the_same_name_are_told_apart_by_their_paths(tmp_path):

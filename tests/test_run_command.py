@@ -93,7 +93,10 @@ def test_an_experiment_runs_and_reports(place):
     page = called("report", "out", "again", "--out", "page.html", "--csv", "tables", cwd=place)
     assert page.returncode == 0, page.stderr
     assert "FedDyn" in (place / "page.html").read_text()
+    assert page.stdout.startswith("The report is in page.html\n")
     assert any((place / "tables").iterdir())
+    page = called("report", "out", "--out", "page.html", cwd=place)
+    assert page.stdout == "The report is in page.html, in place of the file that was there\n"
 
 
 def test_settings_a_single_method_and_json(place):

@@ -28,6 +28,12 @@ UNEQUAL = ud.SGD(
     weight_decay=0.02,
     step_schedule=ud.Inverse(1.0, 0.1),
 )
+PRIVATE = [
+    ud.privacy.Gaussian(noise=0.5, clip=0.02),  # cuts all moves
+    ud.privacy.Gaussian(noise=0.5, clip=0.2),  # cuts some
+    ud.privacy.Gaussian(noise=0.5, clip=100.0),  # cuts none
+    ud.privacy.Gaussian(noise=0.5, clip=ud.privacy.AdaptiveClip(initial=0.2)),
+]
 
 
 @pytest.fixture
@@ -90,6 +96,25 @@ def test_models_are_written_only_where_sums_do_not_suffice(calls):
     calls.clear()
     run(ud.SCAFFOLD(), UNEQUAL, engine(chunk=4, threads=1), deep(), rounds=1)
     assert set(calls) == {(True, False)}
+
+
+@needs_kernel
+@pytest.mark.parametrize("privacy", PRIVATE, ids=repr)
+def test_the_kernel_clips_moves_on_the_way(privacy, calls):
+    def private(engine):
+        losses = ModuleLosses(deep(), DATA)
+        sampler = ud.Uniform(7)
+        loop = synchronous(
+            *(ud.FedAvg(), losses, ud.SGD(lr=0.05, batch_size=9, steps=3), sampler, 3),
+            engine=engine,
+            objective="clients",
+            privacy=privacy,
+        )
+        return loop, list(loop.rounds())
+
+    ours = private(engine(chunk=4, threads=2))
+    assert set(calls) == {(False, True)}
+    assert_same(ours, private(SerialEngine))
 
 
 @needs_kernel

@@ -64,8 +64,9 @@ def test_mnist_and_fashion_mnist(tmp_path, source, name):
     assert data.train.y.tolist() == written[0][1].tolist()
     assert data.test.y.tolist() == written[1][1].tolist()
     assert data.train.sizes.tolist() == [10] * 4
-    with pytest.raises(ud.UndriftError, match=r"checksum|truncated"):
+    with pytest.raises(ud.UndriftError, match=r"checksum|truncated") as caught:
         load(clients=4, folder=tmp_path)
+    assert f"{tmp_path / name}/t" in str(caught.value)  # train- or t10k-
 
 
 def test_normalised_images_have_mean_0_and_deviation_1_over_the_training_part(tmp_path):
@@ -475,7 +476,7 @@ REFUSED = [
                 (f / "train-images-idx3-ubyte.gz").read_bytes()[:-100],
             ),
         ),
-        "is truncated",
+        "train-images-idx3-ubyte.gz is truncated",
     ),
     (cifar_with_label_12, "has the label 12, but there are 10 classes"),
     (lambda p: lambda: D.emnist(kind="letter", folder=p), "did you mean 'letters'?"),

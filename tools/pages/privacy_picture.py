@@ -32,7 +32,7 @@ def accuracy(method: ud.Method, data: ud.data.FederatedData, budget: float | Non
     found = []
     for seed in SEEDS:
         torch.manual_seed(seed)
-        noise = {"noise": 0.0} if budget is None else {"epsilon": budget}
+        noise = 0.0 if budget is None else None
         run = ud.train(
             method,
             model=ud.models.logistic(784, 10),
@@ -42,7 +42,7 @@ def accuracy(method: ud.Method, data: ud.data.FederatedData, budget: float | Non
             cohort=ud.Bernoulli(PROBABILITY),
             objective="clients",
             seed=seed,
-            privacy=ud.privacy.Gaussian(clip=CLIP, **noise),
+            privacy=ud.privacy.Gaussian(clip=CLIP, noise=noise, epsilon=budget),
             evaluate=ud.Evaluation(every=ROUNDS, parts=("test",)),
             progress=False,
         )

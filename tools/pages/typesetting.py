@@ -179,7 +179,7 @@ class _Setter:
 
 def _letter(text: str) -> str:
     """Return a letter with the accents above it."""
-    plain, *marks = unicodedata.normalize("NFD", text)
+    plain, *marks = list(unicodedata.normalize("NFD", text))
     found = f"<mi>{escape(plain)}</mi>"
     for mark in marks:
         found = f'<mover accent="true">{found}<mo stretchy="false">{ACCENTS[mark]}</mo></mover>'

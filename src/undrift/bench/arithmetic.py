@@ -6,13 +6,17 @@ operations, or less exact ones, would help.
 
 from __future__ import annotations
 
+import os
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from statistics import median
 from typing import Any
 
 import torch
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from undrift.bench.bare import trainable
@@ -23,6 +27,20 @@ PEAK_SECONDS = 0.5
 """How long a kernel is repeated on all threads to find the peak."""
 IMAGES, CHANNELS, SIDE = 20, 64, 32
 """The images that are convolved to find the peak: their number, channels and side in pixels."""
+
+
+KERNELS = re.compile("(aten|mkldnn)::.*(mm|conv|linear|rnn|attention)")
+"""The operators of torch that multiply matrices: products, convolutions, attention, recurrence."""
+
+
+def kernel_seconds(do: Callable[[], object]) -> float:
+    """Return the seconds that torch's `KERNELS` take in a function, summed over all threads."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it would print when it starts and stops
+    threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    with profile(activities=[ProfilerActivity.CPU], experimental_config=threads) as found:
+        do()
+    microseconds = (e.self_cpu_time_total for e in found.key_averages() if KERNELS.match(e.key))
+    return sum(microseconds) / 1e6
 
 
 def round_gigaflop(workload: Workload) -> float:
@@ -64,11 +82,12 @@ def peak_gigaflops(threads: int) -> float:
     operations = 2 * images.numel() * 9 * CHANNELS
 
     def rate(_: int) -> float:
-        best, until = float("inf"), time.perf_counter() + PEAK_SECONDS
+        taken, until = list[float](), time.perf_counter() + PEAK_SECONDS
         with torch.no_grad():
             while time.perf_counter() < until:
-                best = min(best, seconds_of(lambda: layer(images)))
-        return operations / best / 1e9
+                taken.append(seconds_of(lambda: layer(images)))
+        # Not the fastest: the clock of a virtual machine may jump.
+        return operations / median(taken) / 1e9
 
     with torch_threads(1), ThreadPoolExecutor(threads) as pool:
         return sum(pool.map(rate, range(threads)))

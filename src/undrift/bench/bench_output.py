@@ -314,6 +314,9 @@ def profile_table(profile: Profile) -> Table:
     )
     table.add_row()
     reached = f"{profile.gigaflop:.3g} GFLOP, {profile.gigaflop / profile.round_seconds:.3g} GF/s"
+    share = profile.kernel_seconds / profile.busy_seconds
+    shown = milliseconds(profile.kernel_seconds)
+    table.add_row("torch kernels", shown, f"{share:.1%}", "products, convolutions, attention, LSTM")
     table.add_row("of the peak", "", f"{profile.share_of_peak:.1%}", reached)
     table.add_row("", "", "", f"the fastest kernel: {profile.peak_gigaflops:.3g} GF/s")
     return table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from undrift.bench.arithmetic import peak_gigaflops, round_gigaflop
+from undrift.bench.arithmetic import kernel_seconds, peak_gigaflops, round_gigaflop
 from undrift.bench.bench_run import BenchRun
 from undrift.bench.instrumentation import PARTS, REST, WAIT, instrumented
 from undrift.bench.timing import Tick, interleaved
@@ -32,6 +32,9 @@ class Profile:
     """the wall time of the fastest round without clocks"""
     evaluation_seconds: float
     """one evaluation of the server's model, which is not part of the round"""
+    kernel_seconds: float
+    """torch's products, convolutions, attention and recurrence in a round, of all threads; next to
+    nothing if the compiled kernel trains"""
     gigaflop: float
     """billions of operations of the round: products and convolutions of all steps"""
     peak_gigaflops: float
@@ -57,7 +60,8 @@ class Profile:
         names = (
             *("workload", "method", "engine", "strategy", "threads"),
             *("round_seconds", "clocked_seconds", "busy_seconds", "idle_seconds"),
-            *("evaluation_seconds", "seconds", "gigaflop", "peak_gigaflops", "share_of_peak"),
+            *("evaluation_seconds", "seconds", "kernel_seconds"),
+            *("gigaflop", "peak_gigaflops", "share_of_peak"),
         )
         return {name: getattr(self, name) for name in names}
 
@@ -97,6 +101,7 @@ def take_profile(
         clocked_seconds=seconds,
         round_seconds=best,
         evaluation_seconds=min(run.evaluate() for _ in range(EVALUATIONS)),
+        kernel_seconds=kernel_seconds(run.round),
         gigaflop=round_gigaflop(workload),
         peak_gigaflops=peak_gigaflops(threads),
     )

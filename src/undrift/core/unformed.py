@@ -89,6 +89,13 @@ class UnformedRows:
         for vector, factor in self._shared:
             total.add_(vector, alpha=float((weights * _flat(factor, weights)).sum()))
 
+    def norms(self) -> Tensor:
+        """The norm of each client's vector, `[C, 1]` in double precision, if it is its move."""
+        moves = self.whole_moves()
+        if moves is None:
+            raise TypeError("Only the norms of moves are known.")
+        return moves.squares().sqrt().unsqueeze(1)
+
     def finite(self) -> bool:
         """Whether all moves are finite; it needs their norms."""
         return bool(self._moves.squares().isfinite().all())

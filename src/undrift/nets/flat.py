@@ -52,14 +52,36 @@ class FlatModule:
         self.shapes = [p.shape for _, p in named]
         size = sum(p.numel() for _, p in named)
         self.x = torch.empty(size, dtype=dtypes.pop(), device=device)
-        self.gradient = torch.zeros_like(self.x)
-        first = 0
-        for _, p in named:
-            last = first + p.numel()
-            self.x[first:last] = p.data.reshape(-1)
-            p.data = self.x[first:last].view(p.shape)
-            p.grad = self.gradient[first:last].view(p.shape)
-            first = last
+        self._trained = [p for _, p in named]
+        self._gradient: Tensor | None = None
+        for p, own in zip(self._trained, self._views(self.x), strict=True):
+            own.copy_(p.data)
+            p.data = own
+            p.grad = None
+
+    def _views(self, vector: Tensor) -> list[Tensor]:
+        """The parts of a vector `[P]` that belong to the trained parameters, in their shapes."""
+        parts = vector.split([shape.numel() for shape in self.shapes])
+        return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+
+    @property
+    def gradient(self) -> Tensor:
+        """The vector `[P]` of which the parameters' gradients are views.
+
+        It exists from its first use on: engines that compute gradients in their own memory do
+        without it.
+        """
+        if self._gradient is None:
+            self._gradient = torch.zeros_like(self.x)
+            for p, own in zip(self._trained, self._views(self._gradient), strict=True):
+                p.grad = own
+        return self._gradient
+
+    def release_gradient(self) -> None:
+        """Free the memory of the gradient until it is needed again."""
+        self._gradient = None
+        for p in self._trained:
+            p.grad = None
 
     def load(self, x: Tensor) -> None:
         """Set the trainable parameters to the vector `x`, `[P]`, or the first of them."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from undrift.core.problem import Keep, Upload
 from undrift.core.replies import accumulator_dtype
+from undrift.core.unformed import UnformedRows
 from undrift.core.uploads import Senders, UploadTransform
 
 CLIP = "@clip"
@@ -49,7 +50,7 @@ class JointClip(UploadTransform):
         return (CLIP,) if self.norm is None else ()
 
     def fault(self, upload: Upload, senders: Senders) -> str | None:
-        most = senders.settings[CLIP] if self.norm is None else self.norm
+        most = self._most(senders)
         vectors = {name: value for name, value in upload.items() if not name.startswith("@")}
         norm = float(joint_norm(vectors, self.scales(senders.works[0].rate)))
         if not norm <= most * (1 + ROUNDING):
@@ -58,16 +59,30 @@ class JointClip(UploadTransform):
             return f"its number {WITHIN} is neither 0.5 nor -0.5"
         return None
 
+    def norm_bound(
+        self, names: Sequence[str], dtype: torch.dtype, senders: Senders
+    ) -> float | None:
+        if len(names) != 1:
+            return None
+        scale = self.scales(senders.works[0].rate).get(names[0], 1.0)
+        return float(self._most(senders)) * _margin([dtype]) * scale
+
+    def _most(self, senders: Senders) -> float:
+        """C"""
+        return senders.settings[CLIP] if self.norm is None else self.norm
+
     def update(self, upload: Upload, mine: Keep, senders: Senders) -> tuple[Upload, Keep]:
         scales = self.scales(senders.works[0].rate)
         vectors = dict(upload.items())
         norm = joint_norm(vectors, scales)
-        most = senders.settings[CLIP] if self.norm is None else self.norm
-        # A vector of norm 0 has the factor ∞, cut to 1. Products are rounded in the type of the
-        # upload: without the margin, the norm of what is sent could exceed C by a rounding error.
-        margin = 1 - 2 * max(torch.finfo(value.dtype).eps for value in vectors.values())
+        most = self._most(senders)
+        # A vector of norm 0 has the factor ∞, cut to 1.
+        margin = _margin([value.dtype for value in vectors.values()])
         factor = (most * margin / norm).clamp_max(1.0)
-        sent = {name: value * factor.to(value) for name, value in vectors.items()}
+        sent = {
+            name: value * (factor.to(value) if isinstance(value, Tensor) else factor)
+            for name, value in vectors.items()
+        }
         if self.norm is not None:
             return Upload(**sent), Keep()
         within = (norm <= most).double() - 0.5
@@ -76,11 +91,23 @@ class JointClip(UploadTransform):
         return Upload(**sent, **{WITHIN: within}), Keep()
 
 
-def joint_norm(vectors: Mapping[str, Tensor], scales: Mapping[str, float]) -> Tensor:
+def _margin(dtypes: Sequence[torch.dtype]) -> float:
+    """The share of C to which vectors are cut.
+
+    Products are rounded in the type of the upload: without the margin, the norm of what is sent
+    could exceed C by a rounding error.
+    """
+    return 1 - 2 * max(torch.finfo(dtype).eps for dtype in dtypes)
+
+
+def joint_norm(vectors: Mapping[str, Tensor | UnformedRows], scales: Mapping[str, float]) -> Tensor:
     """|(u_1/s_1, u_2/s_2, …)| in double precision: `[1]` for one client, `[C, 1]` for several."""
     squares = []
     for name, value in vectors.items():
-        dtype = accumulator_dtype(value)
-        norm = torch.linalg.vector_norm(value, dim=-1, keepdim=True, dtype=dtype)
+        if isinstance(value, UnformedRows):
+            norm = value.norms()
+        else:
+            dtype = accumulator_dtype(value)
+            norm = torch.linalg.vector_norm(value, dim=-1, keepdim=True, dtype=dtype)
         squares.append((norm / scales.get(name, 1.0)).square())
     return torch.stack(squares).sum(0).sqrt()

@@ -16,7 +16,14 @@ from undrift.report.timeline import timeline_figure
 from undrift.utils.errors import require_choice
 from undrift.utils.files import slug, written_whole
 from undrift.utils.formatting import time_unit
-from undrift.utils.plot_style import COLOURS, line_style, literal, reproducible_svg, use_log_axis
+from undrift.utils.plot_style import (
+    COLOURS,
+    draw_curve,
+    format_axes,
+    literal,
+    reproducible_svg,
+    use_log_axis,
+)
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -127,17 +134,11 @@ def _draw(panel: Axes, runs: Runs, name: str, axis: str) -> None:
             mean = [value if value > LOG_ZERO else math.nan for value in mean]
             # As on the page: the band ends at the mean where it would go below zero.
             low = [value if value > LOG_ZERO else m for value, m in zip(low, mean, strict=True)]
-        style = line_style(number)
-        panel.plot(x, mean, label=literal(group.label), linewidth=1.5, **style)
-        if len(group.runs) > 1:
-            panel.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
+        band = (low, high) if len(group.runs) > 1 else ()
+        draw_curve(panel, number, x, mean, *band, label=literal(group.label), linewidth=1.5)
     if log:
         use_log_axis(panel)
-    panel.set_xlabel(label, fontsize=9)
-    panel.set_ylabel(literal(DIAGNOSTICS.get(name, metric_label(name))), fontsize=9)
-    panel.tick_params(labelsize=8)
-    panel.grid(alpha=0.25)
-    panel.spines[["top", "right"]].set_visible(False)
+    format_axes(panel, label, DIAGNOSTICS.get(name, metric_label(name)), 9)
 
 
 def _unit(runs: Runs, axis: str) -> tuple[float, str]:

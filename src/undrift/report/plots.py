@@ -16,11 +16,9 @@ from undrift.report.seed_curves import (
 )
 from undrift.utils.errors import require, require_choice, require_range
 from undrift.utils.formatting import time_unit
-from undrift.utils.plot_style import line_style, literal, use_log_axis
+from undrift.utils.plot_style import draw_curve, format_axes, literal, use_log_axis
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     from undrift.report.result import Result
     from undrift.utils.pictures import Picture
 
@@ -112,14 +110,13 @@ def _figure(
             x = [at / divisor for at in x]
             if lower_is_better(metric):  # a log axis cannot show a band below zero
                 low = [at if at > 0 else m for at, m in zip(low, mean, strict=True)]
-            style = line_style(number)
-            panel.plot(
-                *(x, mean), label=literal(label), linewidth=2.0 if wide is None else 1.2, **style
-            )
-            if len(own) > 1:
-                panel.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)
-        _format_panel(panel, metric, values, letters)
-        panel.set_xlabel(axis, fontsize=letters)
+            band = (low, high) if len(own) > 1 else ()
+            thick = 2.0 if wide is None else 1.2
+            draw_curve(panel, number, x, mean, *band, label=literal(label), linewidth=thick)
+        finite = [value for value in values if math.isfinite(value)]
+        if lower_is_better(metric) and finite and min(finite) > 0:
+            use_log_axis(panel)
+        format_axes(panel, axis, metric.replace("_", " "), letters)
         panel.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=against == "rounds"))
     handles, labels = panels[0].get_legend_handles_labels()
     bands = band_title(map(len, several.values()))
@@ -145,17 +142,6 @@ def over_seeds(
     seeds = [(r.records, cumulative_costs(r.records)[against]) for r in results]
     x, values = align_seeds(seeds, metric)
     return x, *mean_and_band(values)
-
-
-def _format_panel(panel: Axes, metric: str, values: Sequence[float], letters: float) -> None:
-    """Set the scale of a panel, its y label, and a light grid."""
-    finite = [value for value in values if math.isfinite(value)]
-    if lower_is_better(metric) and finite and min(finite) > 0:
-        use_log_axis(panel)
-    panel.set_ylabel(literal(metric.replace("_", " ")), fontsize=letters)
-    panel.tick_params(labelsize=letters - 1)
-    panel.grid(alpha=0.25)
-    panel.spines[["top", "right"]].set_visible(False)
 
 
 def _axis(results: Sequence[Result], against: str) -> tuple[float, str]:

@@ -9,7 +9,7 @@ from statistics import fmean
 from undrift.core.targets import Target
 from undrift.report.recorded_runs import MethodRuns, RunFiles, Runs
 from undrift.report.tables import OverSeeds, target_table
-from undrift.reproduce.figure import Line
+from undrift.reproduce.figure import Line, line_over_seeds
 
 
 def method_runs(runs: Runs, label: str) -> MethodRuns:
@@ -82,11 +82,11 @@ def line(
     metric: str,
     against: str = "rounds",
     name: str | None = None,
-    style: str = "-",
+    dash: str = "",
     minus: float = 0.0,
     smooth: int = 1,
 ) -> Line:
-    """Return the line of a metric against a cost: the mean over seeds, with their range.
+    """Return the line of a metric against a cost: the mean over seeds, with their deviation.
 
     The line ends where the first seed ends. `minus` is subtracted, for example the optimal loss.
     """
@@ -98,15 +98,7 @@ def line(
         [value - minus for value in each]
         for each in zip(*(y[:shortest] for _, y in curves), strict=True)
     ]
-    several = len(curves) > 1
-    return Line(
-        name or label,
-        x,
-        [fmean(each) for each in columns],
-        [min(each) for each in columns] if several else (),
-        [max(each) for each in columns] if several else (),
-        style,
-    )
+    return line_over_seeds(name or label, x, columns, dash=dash)
 
 
 def _curve(

@@ -7,9 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from undrift.report.seed_curves import band_title, mean_and_band
 from undrift.utils.files import written_whole
-from undrift.utils.plot_style import COLOURS
+from undrift.utils.plot_style import draw_curve, format_axes, literal, use_log_axis
+
+if TYPE_CHECKING:
+    from matplotlib.lines import Line2D
 
 WIDTH_INCHES, HEIGHT_INCHES = 4.6, 3.5
 """The size of a panel."""
@@ -19,15 +24,37 @@ MAX_COLUMNS = 3
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a panel; `low` and `high` are the range over seeds."""
+    """One line of a panel; `low` and `high` are the mean ∓ standard deviation over seeds."""
 
     label: str
     x: Sequence[float]
     y: Sequence[float]
     low: Sequence[float] = ()
     high: Sequence[float] = ()
-    style: str = "-"
-    """format string of matplotlib; "o" for points"""
+    seeds: int = 1
+    """how many seeds the mean is over"""
+    marker: str = ""
+    """mark of every value, such as "o"; by default none"""
+    dash: str = ""
+    """line style of matplotlib; by default that of the label's number"""
+
+
+def line_over_seeds(
+    label: str,
+    x: Sequence[float],
+    values: Sequence[Sequence[float]],
+    marker: str = "",
+    dash: str = "",
+) -> Line:
+    """Return the line of the mean over seeds with its band, from the values of the seeds at each x.
+
+    One seed has no band.
+    """
+    mean, low, high = mean_and_band(values)
+    seeds = max(map(len, values), default=1)
+    if seeds == 1:
+        low, high = [], []
+    return Line(label, x, mean, low, high, seeds, marker, dash)
 
 
 @dataclass(frozen=True)
@@ -55,24 +82,25 @@ def draw(panels: Sequence[Panel], path: Path) -> Path:
     figure = Figure(figsize=size, layout="constrained")
     axes = list(chain.from_iterable(figure.subplots(rows, columns, squeeze=False)))
     labels = list(dict.fromkeys(line.label for panel in panels for line in panel.lines))
-    colours = {label: COLOURS[number % len(COLOURS)] for number, label in enumerate(labels)}
-    handles = {}
+    handles: dict[str, Line2D] = {}
     for axis, panel in zip(axes, panels, strict=False):
-        for number, line in enumerate(panel.lines):
-            colour = colours[line.label]
-            (handles[line.label],) = axis.plot(
+        for line in panel.lines:
+            low = line.low
+            if panel.log_y:  # a logarithmic scale cannot show a band below zero
+                low = [at if at > 0 else y for at, y in zip(low, line.y, strict=False)]
+            handle = draw_curve(
+                axis,
+                labels.index(line.label),
                 line.x,
                 line.y,
-                line.style,
-                color=colour,
-                linewidth=2.4
-                - 1.2 * number / max(1, len(panel.lines) - 1),  # lines below stay visible
+                low,
+                line.high,
+                marker=line.marker,
                 markersize=4,
+                linewidth=1.6,
+                **({"linestyle": line.dash} if line.dash else {}),
             )
-            if line.low:
-                axis.fill_between(
-                    line.x, line.low, line.high, color=colour, alpha=0.15, linewidth=0
-                )
+            handles.setdefault(line.label, handle)
         for word, value in panel.marks:
             axis.axhline(value, color="#777777", linewidth=0.8, linestyle=":")
             axis.annotate(
@@ -84,21 +112,22 @@ def draw(panels: Sequence[Panel], path: Path) -> Path:
                 fontsize=7,
                 color="#555555",
             )
-        axis.set(xlabel=panel.x, ylabel=panel.y)
         axis.set_title(panel.title, fontsize=10)
         if panel.log_x:
             axis.set_xscale("log")
         if panel.log_y:
-            axis.set_yscale("log")
+            use_log_axis(axis)
         if panel.y_limits is not None:
             axis.set_ylim(*panel.y_limits)
-        axis.grid(alpha=0.25)
-        axis.spines[["top", "right"]].set_visible(False)
+        format_axes(axis, panel.x, panel.y, 9)
     for axis in axes[len(panels) :]:
         axis.set_visible(False)
     figure.legend(
         handles.values(),
-        handles.keys(),
+        [literal(label) for label in handles],
+        title=band_title(line.seeds for panel in panels for line in panel.lines if line.low),
+        title_fontsize=8,
+        handlelength=2.6,
         loc="outside lower center",
         ncols=min(len(handles), 3 * columns, _legend_columns(handles, WIDTH_INCHES * columns)),
         frameon=False,

@@ -288,8 +288,8 @@ def ends(name: str) -> Lines:
         yield "The clients' own models end at:"
         yield ""
         heads = [f"client {k + 1}" for k in range(len(found[0].own))]
-        rows = ((each.walk.label, *map(_point, each.own)) for each in found)
-        yield from table(("run", *heads), rows)
+        ends = ((each.walk.label, *map(_point, each.own)) for each in found)
+        yield from table(("run", *heads), ends)
 
 
 def _steps(found: Sequence[Walked]) -> str:

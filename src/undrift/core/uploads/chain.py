@@ -87,6 +87,16 @@ class UploadTransform(ABC):
         """The bytes of an uploaded vector of `size` numbers as it travels; None: as it is."""
         return None
 
+    def norm_bound(
+        self, names: Sequence[str], dtype: torch.dtype, senders: Senders
+    ) -> float | None:
+        """The norm to which `update` cuts longer vectors, if that is all it does with uploads of
+        the single vector in `names`; None if it does more.
+
+        It then also takes `UnformedRows` in the place of a vector.
+        """
+        return None
+
 
 class UploadChain:
     """The upload transforms of a run, in the order in which they are applied; usually none."""
@@ -134,6 +144,15 @@ class UploadChain:
     def settings(self) -> set[str]:
         """The names of all numbers that the server sends for transforms."""
         return {name for each in self.transforms for name in each.settings()}
+
+    def norm_bound(
+        self, method: Method, down: Download, dtype: torch.dtype, senders: Senders
+    ) -> float | None:
+        """The norm to which uploads are cut, if nothing else is done with them; None otherwise."""
+        if len(self.transforms) != 1:
+            return None
+        senders = replace(senders, settings=_settings(down))
+        return self.transforms[0].norm_bound(list(method.sums()), dtype, senders)
 
     def fault(self, upload: Upload, down: Download, senders: Senders) -> str | None:
         """Why an upload of one client cannot have passed the transforms, or None."""

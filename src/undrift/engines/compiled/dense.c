@@ -337,6 +337,25 @@ static double add_move(const Layer *layer, double weight)
     return found;
 }
 
+/* |w - start|^2 of a layer. */
+static double move_square(const Layer *layer)
+{
+    wide squares = (wide){};
+    double found = 0;
+    int64_t at = 0;
+    for (; at + WIDE_LANES <= layer->numbers; at += WIDE_LANES) {
+        narrow move = *(const narrow *)(layer->w + at) - *(const narrow *)(layer->start + at);
+        wide own = __builtin_convertvector(move, wide);
+        squares += own * own;
+    }
+    for (; at < layer->numbers; at++) {
+        double own = layer->w[at] - layer->start[at];
+        found += own * own;
+    }
+    for (int i = 0; i < WIDE_LANES; i++) found += squares[i];
+    return found;
+}
+
 /* Bytes of scratch memory that `train` needs, with room to align it. */
 int64_t scratch_bytes(int64_t layers, const int64_t *sizes, int64_t rows, int64_t sums)
 {
@@ -371,6 +390,8 @@ static void *piece(char **at, int64_t bytes)
  *     shared start:
  * weights[client], sum, squares[client]: sum receives the sum of weight * (model - start), of the
  *     length of a client's vector, and squares |model - start|^2 of each client
+ * most: if above 0, the weight of a client whose move is longer than that is divided by the excess,
+ *     so that the sum is that of moves cut to this norm; weights receives the weights used
  */
 void train(int64_t clients, int64_t layers, const int64_t *sizes, const int64_t *weight_at,
            const int64_t *bias_at, const REAL *data, const int64_t *labels,
@@ -378,8 +399,8 @@ void train(int64_t clients, int64_t layers, const int64_t *sizes, const int64_t 
            const int64_t *counts, int64_t counts_step, int64_t counts_client, int64_t rows,
            const int64_t *steps, const double *rates, const double *scales, const double *decays,
            const REAL *constant, int64_t constant_stride, const REAL *start, int64_t start_stride,
-           REAL *x, int64_t x_stride, const double *weights, double *sum, double *squares,
-           char *scratch)
+           REAL *x, int64_t x_stride, double *weights, double *sum, double *squares,
+           double most, char *scratch)
 {
     Layer net[layers];
     char *at = (char *)(((uintptr_t)scratch + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
@@ -433,6 +454,11 @@ void train(int64_t clients, int64_t layers, const int64_t *sizes, const int64_t 
                 if (layer > net) backward(layer, layer - 1, n);
                 update(layer, n, factor, rate, constant != 0);
             }
+        }
+        if (sum && most > 0) {
+            double square = 0;
+            for (int64_t l = 0; l < layers; l++) square += move_square(net + l);
+            if (square > most * most) weights[k] *= most / sqrt(square);
         }
         if (sum) squares[k] = 0;
         for (int64_t l = 0; l < layers; l++) {

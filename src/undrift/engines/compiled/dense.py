@@ -31,11 +31,13 @@ class MoveSums:
     """Memory for Σ w_k·(x_k − start) and each |x_k − start|², all in double precision."""
 
     weights: Tensor
-    """w, `[C]`"""
+    """w, `[C]`; with `most`, training divides the weights of longer moves by their excess"""
     total: Tensor
     """`[P]`"""
     squares: Tensor
     """`[C]`"""
+    most: float = 0.0
+    """the norm to which longer moves are cut in the sum; 0: they are not"""
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,8 @@ class DenseChain:
             *(_address(counts), *(_long(each // counts.itemsize) for each in counts.strides)),
             *(_long(width), _address(steps), *map(_address, floats)),
             *(_pointer(constant), _stride(constant), _pointer(start), _stride(start)),
-            *(_pointer(x), _stride(x), *map(_pointer, wanted), _pointer(scratch)),
+            *(_pointer(x), _stride(x), *map(_pointer, wanted)),
+            *(ctypes.c_double(0.0 if sums is None else sums.most), _pointer(scratch)),
         )
 
 

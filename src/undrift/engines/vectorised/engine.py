@@ -416,7 +416,7 @@ class VectorisedEngine(SimulationEngine):
         by_kernel = self._network.chain is not None and method.name not in self._needs_models
         # Large models have no sums of chunks.
         if by_kernel and not (damage or self._large_model) and self._sums_suffice(method):
-            sums = self._memory_for_sums(chunk)
+            sums = self._memory_for_sums(method, chunk)
         solved = self._solve(method, chunk, sums, models=limits is not None)
         unformed = None
         if not damage:
@@ -520,17 +520,31 @@ class VectorisedEngine(SimulationEngine):
         return bool(self.job.uploads.transforms) or self.job.statistic is not None
 
     def _sums_suffice(self, method: Method) -> bool:
-        """Whether nothing but sums is known to be made of the clients' models."""
+        """Whether nothing but sums is known to be made of the clients' models.
+
+        Transforms may need each upload; `_memory_for_sums` knows one that does not.
+        """
         tracked = self.job.tracked
-        several = method.kept() or method.problems > 1 or self._each_upload_counts
+        several = method.kept() or method.problems > 1 or self.job.statistic is not None
         return not (several or tracked.cohort or tracked.last)
 
-    def _memory_for_sums(self, chunk: Chunk) -> MoveSums:
-        """Memory for the sum of a chunk's moves with the usual weights."""
+    def _memory_for_sums(self, method: Method, chunk: Chunk) -> MoveSums | None:
+        """Memory for the sum of a chunk's moves with the usual weights, perhaps cut to a norm.
+
+        None if upload transforms do anything else with the moves.
+        """
         like, wide = self.losses.flat.x, accumulator_dtype(self.losses.flat.x)
+        most = 0.0
+        if self.job.uploads.transforms:
+            senders = Senders(self.job.seed, chunk.group.works)
+            down = chunk.assignments[0].download
+            bound = self.job.uploads.norm_bound(method, down, like.dtype, senders)
+            if bound is None:
+                return None
+            most = bound
         weights = torch.as_tensor(q_draws(chunk.client)).reshape(-1).to(wide).contiguous()
         total = self._spare.take(self.losses.dimension, wide, like.device)
-        return MoveSums(weights, total, torch.empty_like(weights))
+        return MoveSums(weights, total, torch.empty_like(weights), most)
 
     def _finish_unformed(
         self, method: Method, solved: SolvedChunk, diagnose: bool
@@ -542,6 +556,9 @@ class VectorisedEngine(SimulationEngine):
         """
         if not self._sums_suffice(method):
             return None
+        transforms = self.job.uploads.transforms
+        if transforms and solved.trained.sums is None:
+            return None
         if solved.trained.state or solved.buffers or solved.center.ndim > 1:
             return None
         chunk, trained = solved.chunk, solved.trained
@@ -550,8 +567,9 @@ class VectorisedEngine(SimulationEngine):
         if self._large_model:
             moves: ChunkMoves = LargeMoves(x, center, usual, factored)
         else:
+            norms = diagnose or bool(transforms)
             moves = ChunkMoves(
-                *(x, center, usual, factored, diagnose, self._spare, trained.sums, trained.form)
+                *(x, center, usual, factored, norms, self._spare, trained.sums, trained.form)
             )
         result = solved.result(UnformedRows.models(moves))
         down, senders = chunk.assignments[0].download, Senders(self.job.seed, works)

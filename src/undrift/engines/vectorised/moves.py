@@ -64,7 +64,7 @@ class ChunkMoves(Moves):
     factored
         weights of linear layers that were not formed, by their first column
     known
-        the sum with these weights and the norms, if training computed them
+        the sum and the norms, if training computed them, with the weights that it used
     form
         writes the models to `x`, if that was not done
     norms
@@ -95,6 +95,7 @@ class ChunkMoves(Moves):
         self._usual_sum: Tensor | None = None
         self._form = form
         if known is not None:
+            self._usual = known.weights
             self._usual_sum = known.total
             self._squares = known.squares if norms else None
 

@@ -282,7 +282,7 @@ def _decay(lab: Lab, scheme: str, rounds: int, repeats: int) -> Findings:
 
 
 def _panel(title: str, steps: Sequence[int], mean: list[float], above: list[float]) -> Panel:
-    lines = [Line("mean over seeds", steps, mean), Line("bound", steps, above, style="--")]
+    lines = [Line("mean over seeds", steps, mean), Line("bound", steps, above)]
     return Panel(title, "T, steps of SGD", "F(w_T) − F*", lines, log_y=True)
 
 

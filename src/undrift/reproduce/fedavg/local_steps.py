@@ -9,7 +9,7 @@ from undrift.report.recorded_runs import RunFiles, Runs
 from undrift.report.tables import OverSeeds
 from undrift.reproduce.curves import cost, line, method_runs, smoothed
 from undrift.reproduce.fedavg.data_sets import LEFT_OPEN, selected, settings
-from undrift.reproduce.figure import Line, Panel
+from undrift.reproduce.figure import Line, Panel, line_over_seeds
 from undrift.reproduce.findings import Claim, Findings, Number
 from undrift.reproduce.lab import Lab
 from undrift.reproduce.reproduction import Reproduction
@@ -126,7 +126,7 @@ def _reproduce(lab: Lab) -> Findings:
         lines.append(_needed(where, measured.rounds))
         if published:
             steps = [STEPS_PER_E * E for E in published]
-            lines.append(Line(f"{where}, published", steps, [*published.values()], style="--"))
+            lines.append(Line(f"{where}, published", steps, [*published.values()]))
         panels.append(_panel(where, measured))
     return Findings(
         numbers,
@@ -221,17 +221,9 @@ def _claims(where: str, measured: MeasuredCurve, quick: bool) -> list[Claim]:
 
 
 def _needed(where: str, rounds: Mapping[int, OverSeeds]) -> Line:
-    """Return the line of rounds against local steps, with the range over seeds."""
+    """Return the line of rounds against local steps, with the deviation over seeds."""
     values = [over.values for over in rounds.values()]
-    several = len(values[0]) > 1
-    return Line(
-        where,
-        [STEPS_PER_E * E for E in rounds],
-        [over.mean for over in rounds.values()],
-        [min(each) for each in values] if several else (),
-        [max(each) for each in values] if several else (),
-        style="-o",
-    )
+    return line_over_seeds(where, [STEPS_PER_E * E for E in rounds], values, marker="o")
 
 
 def _panel(where: str, measured: MeasuredCurve) -> Panel:

@@ -143,8 +143,8 @@ class FourMethodRuns:
         )
 
     def _line(self, method: str, prefix: str, metric: str) -> Line:
-        style = "-" if prefix == OWN else "--"
-        return line(self.runs[method], method, prefix + metric, self.against, style=style)
+        dash = "-" if prefix == OWN else "--"
+        return line(self.runs[method], method, prefix + metric, self.against, dash=dash)
 
 
 def compare(

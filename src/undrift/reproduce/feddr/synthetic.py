@@ -121,20 +121,18 @@ def _claims_released(found: FourMethodRuns, others: tuple[str, ...]) -> list[Cla
 
 
 def _panels(found: FourMethodRuns, released: Runs) -> list[Panel]:
-    """Return loss and test accuracy of the global models, with FedDR as released dashed."""
+    """Return loss and test accuracy of the global models, with FedDR as released."""
     panels = []
     for metric in (LOSS, TEST):
         lines = [line(found.runs[m], m, metric, found.against) for m in found.runs]
-        dashed = line(
-            released, "FedDR", metric, found.against, name=f"FedDR, {RELEASED}", style="--"
-        )
+        other = line(released, "FedDR", metric, found.against, name=f"FedDR, {RELEASED}")
         axis = "bytes sent" if found.against == "bytes" else "rounds"
         panels.append(
             Panel(
                 f"{found.where}, global models",
                 axis,
                 WORDS[metric],
-                [*lines, dashed],
+                [*lines, other],
                 log_y=metric == LOSS,
             )
         )

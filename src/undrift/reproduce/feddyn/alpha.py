@@ -50,7 +50,7 @@ def _reproduce(lab: Lab) -> Findings:
                 "test accuracy",
                 [
                     Line(
-                        "best", [*map(float, ALPHAS)], [reached[a].mean for a in ALPHAS], style="o-"
+                        "best", [*map(float, ALPHAS)], [reached[a].mean for a in ALPHAS], marker="o"
                     )
                 ],
                 log_x=True,

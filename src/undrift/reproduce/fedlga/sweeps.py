@@ -18,7 +18,7 @@ from undrift.reproduce.fedlga.rounds import (
     rising_claim,
     to_target,
 )
-from undrift.reproduce.figure import Line, Panel
+from undrift.reproduce.figure import Line, Panel, line_over_seeds
 from undrift.reproduce.findings import Claim, Findings, Number
 from undrift.reproduce.lab import Lab
 
@@ -114,17 +114,9 @@ def _sweep(
 
 
 def _line(label: str, by_value: Mapping[Any, Rounds]) -> Line:
-    """Return a method's rounds against the parameter, with the range over seeds."""
-    every = [rounds[label] for rounds in by_value.values()]
-    several = len(every[0].values) > 1
-    return Line(
-        label,
-        list(by_value),
-        [over.mean for over in every],
-        [min(over.values) for over in every] if several else (),
-        [max(over.values) for over in every] if several else (),
-        style="o-",
-    )
+    """Return a method's rounds against the parameter, with the deviation over seeds."""
+    values = [rounds[label].values for rounds in by_value.values()]
+    return line_over_seeds(label, list(by_value), values, marker="o")
 
 
 def by_clients(lab: Lab) -> Findings:

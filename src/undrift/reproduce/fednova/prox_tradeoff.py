@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from undrift.local.amounts import NormalAmount
-from undrift.reproduce.figure import Line, Panel
+from undrift.reproduce.figure import Line, Panel, line_over_seeds
 from undrift.reproduce.findings import Claim, Findings, Number, over_seeds
 from undrift.reproduce.lab import Lab
 from undrift.reproduce.reproduction import Reproduction
@@ -110,14 +110,7 @@ def _mean_at(each: list[list[float]], place: int) -> float:
 
 
 def _line(reading: str, each: list[list[float]]) -> Line:
-    columns = list(zip(*each, strict=True))
-    return Line(
-        reading,
-        ALPHAS,
-        [fmean(column) for column in columns],
-        [min(column) for column in columns],
-        [max(column) for column in columns],
-    )
+    return line_over_seeds(reading, ALPHAS, list(zip(*each, strict=True)))
 
 
 REPRODUCTION = Reproduction(

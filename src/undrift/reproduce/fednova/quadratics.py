@@ -17,7 +17,7 @@ from undrift.local.amounts import NormalAmount
 from undrift.local.schedules import Milestones
 from undrift.local.solvers import GD, Amount
 from undrift.methods import VRLSGD, FedAvg, FedNova, FedProx, Method
-from undrift.reproduce.figure import Line, Panel
+from undrift.reproduce.figure import Panel, line_over_seeds
 from undrift.reproduce.findings import Claim, Findings, Number, over_seeds
 from undrift.reproduce.lab import Lab
 from undrift.reproduce.reproduction import Reproduction
@@ -281,15 +281,7 @@ def _panel(setting: str, of: Outcomes) -> Panel:
         # Draw a run that diverged only until its gap leaves the panel.
         shortest = int(min(min(len(run["gaps"]), _rounds_to_growth(run)) for run in each))
         columns = list(zip(*(run["gaps"][:shortest] for run in each), strict=True))
-        lines.append(
-            Line(
-                label,
-                range(shortest),
-                [fmean(column) for column in columns],
-                [min(column) for column in columns] if len(each) > 1 else (),
-                [max(column) for column in columns] if len(each) > 1 else (),
-            )
-        )
+        lines.append(line_over_seeds(label, range(shortest), columns))
     floor = 1e-18 if setting == EQUAL else 1e-9
     return Panel(setting, "rounds", "F − F*", lines, log_y=True, y_limits=(floor, 1.0))
 
