@@ -476,6 +476,29 @@ def test_a_resumed_run_has_the_same_bits_and_remembers_what_it_spent(tmp_path: P
     assert "privacy budget is spent" in extended.stopped
 
 
+CHANGED = [
+    ({"privacy": ud.privacy.Gaussian(noise=0.5, clip=0.3)}, "noise = 1.0 so far, but .* with 0.5"),
+    ({"privacy": ud.privacy.Gaussian(noise=1.0, clip=0.6)}, "clip = 0.3 so far, but .* with 0.6"),
+    ({"sampler": ud.Bernoulli(0.1)}, "the sampling probability = 0.5 so far, but .* with 0.1"),
+    ({"privacy": None}, "its ε would not cover rounds without privacy"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), CHANGED)
+def test_a_run_does_not_go_on_with_settings_that_its_epsilon_does_not_cover(change, said):
+    quadratics = ud.theory.random_quadratics(clients=6, dimension=3, seed=0)
+    before = {
+        "sampler": ud.Bernoulli(0.5),
+        "privacy": ud.privacy.Gaussian(noise=1.0, clip=0.3),
+    }
+    now, local = before | change, ud.GD(lr=0.1, steps=2)
+    run = synchronous(ud.FedAvg(), quadratics, local, rounds=3, objective="clients", **before)
+    records = [run.step()]
+    other = synchronous(ud.FedAvg(), quadratics, local, rounds=3, objective="clients", **now)
+    with pytest.raises(ud.UndriftError, match=said):
+        other.restore(run.saved().__getitem__, records)
+
+
 def test_a_budget_stops_a_run_before_it_is_exceeded():
     settings = {"noise": 1.0, "clip": 0.1, "epsilon": 6.0}
     run = private(
