@@ -20,6 +20,8 @@ import tempfile
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.mutant_runs import BREAKS, CLOCK, SURVIVES, Finder
@@ -35,8 +37,9 @@ CPU_SECONDS = 120
 KILLED = "killed"
 WEIGHTS_OF_METHODS = tuple(f" → {new}" for news in SWAPPED_NAMES.values() for new in news)
 """How mutants end that confuse weights as method files name them; here q is a vector."""
-TESTS_FAILED = 1
-"""The exit status of pytest if a test failed; larger ones mean that no test could run."""
+TESTS_FAILED, NO_TESTS_RAN = 1, 3
+"""Exit statuses of pytest: a test failed, or an internal error; all above 1 mean that no test could
+run."""
 
 
 def files(names: Sequence[str] = ()) -> list[Path]:
@@ -136,7 +139,9 @@ def _fork(mutant: Mutant, tests: Sequence[Path]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = folder
         os.environ[OFF] = "1"  # compiling the kernel takes longer than these tests
-        code = _tested(mutant, tests)
+        code = NO_TESTS_RAN
+        with suppress(Exception):  # a traceback would end the process as a failed test does
+            code = _tested(mutant, tests)
     os._exit(code)
 
 
@@ -172,7 +177,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     reasons, wrong = equivalents(), 0
     for path in files(options.names):
         counts: Counter[str] = Counter()
-        for mutant, verdict in judge(path, list(mutants(path)), options.processes):
+        every = list(mutants(path))
+        original = replace(every[0], source=path.read_text(encoding="utf-8"))
+        ((_, verdict),) = judge(path, [original], 1)
+        if verdict != SURVIVES:
+            raise SystemExit(f"{path.name}: its tests do not pass on the file itself: {verdict}.")
+        for mutant, verdict in judge(path, every, options.processes):
             same = mutant.name in reasons
             counts["equivalent" if same and verdict == SURVIVES else verdict] += 1
             if same != (verdict == SURVIVES):

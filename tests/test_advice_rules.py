@@ -22,6 +22,7 @@ SAME_POINT = "it is faster than FedAvg, but converges to the same biased point"
 LIKE_FEDAVG = "its step is longer than FedAvg's only where clients' moves differ much (B² > 2)"
 UNSETTLED = "its step grows near the limit, so that the model does not settle"
 ALL_PRESENT = "with all clients in every round it is equal to FedAvg"
+ONE_CLIENT = "it may diverge if a round has one client, which takes many steps; MIFA does not"
 STILL_DRIFTS = "it removes the noise of sampling, but clients that differ still drift"
 EQUAL_WORK = "all clients do equal work, so it is equal to FedAvg"
 SAME_STEPS = "it is exact only if all clients take the same number of steps"
@@ -30,6 +31,8 @@ OWN_MODELS = "clients are alike, so that models of their own have little to gain
 SITUATIONS = {
     "alike": {},
     "alike, sampled": {"cohort": 6},
+    "alike, one": {"cohort": 1},
+    "alike, one, single steps": {"cohort": 1, "local": SINGLE},
     "alike, unequal": {"local": UNEQUAL},
     "alike, drawn work": {"local": DRAWN},
     "differ": {"skewed": True},
@@ -71,9 +74,11 @@ def reasons():
         ("FedExP", "differ", UNSETTLED),
         ("FedVARP", "alike", ALL_PRESENT),
         ("FedVARP", "alike, sampled", None),
+        ("FedVARP", "alike, one", ONE_CLIENT),
         ("FedVARP", "differ, half", STILL_DRIFTS),
         ("MIFA", "alike", ALL_PRESENT),
         ("MIFA", "alike, sampled", None),
+        ("MIFA", "alike, one", None),
         ("MIFA", "differ, half", STILL_DRIFTS),
         ("Scaffnew", "differ", None),
         (
@@ -250,6 +255,48 @@ def test_without_the_noise_of_sampling_clients_still_drift(method):
     assert (path(method, 200, cohort=3)[-1] - point).norm() < 1e-6
     assert bias(point) > 0.01
     assert torch.allclose(path(method, 10), path(ud.FedAvg(), 10), atol=1e-12)
+
+
+def spheres(sizes):
+    """f_k = ½|x − e_k|² on twelve clients, and the optimum."""
+    e = torch.randn(12, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    problem = ud.theory.Quadratics(torch.eye(2).expand(12, 2, 2).double(), e, sizes=sizes)
+    return problem, (torch.tensor(sizes).double() / sum(sizes)) @ e
+
+
+def error_of_fedvarp(start, chosen, q, c):
+    """The error after rounds of one client each, by the recursion on FedVARP's page.
+
+    With weights that differ it is x − c Σ q_k z_k + N q_i c(z_i − x); z_k is the error when client
+    k last took part. One that did not yet has no move, as if it had been at its own minimum.
+    """
+    x, z = start[-1], start[:-1].clone()
+    for i in chosen:
+        x, z[i] = x - c * (q @ z) + len(q) * q[i] * c * (z[i] - x), x
+    return x
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_fedvarp_with_one_client_in_a_round_and_many_steps_does_not_settle(equal):
+    """So it is by the method's formulas: the recursion that follows from them does the same."""
+    sizes = [5] * 12 if equal else [1 + k for k in range(12)]
+    problem, optimum = spheres(sizes)
+    q = torch.tensor(sizes).double() / sum(sizes)
+
+    def run(method):
+        local = ud.GD(lr=0.3, steps=20)
+        return ud.train(method, problem=problem, local=local, rounds=400, cohort=1)
+
+    found = run(ud.FedVARP())
+    chosen = [int(record.cohort[0]) for record in found.records[1:]]
+    start = torch.cat([problem.b, torch.zeros(1, 2)]) - optimum
+    predicted = error_of_fedvarp(start, chosen, q, c=1 - 0.7**20)
+    assert torch.allclose(found.x - optimum, predicted, rtol=1e-8, atol=1e-10)
+    assert (found.x - optimum).norm() > (0.1 if equal else 100)
+    overshooting = error_of_fedvarp(start, chosen * 10, q, c=1.1)
+    assert overshooting.norm() > 1e6
+    for settled in (ud.MIFA(), ud.FedVARP(ud.server.Plain(0.5))):
+        assert (run(settled).x - optimum).norm() < 0.01
 
 
 def test_fedadmm_and_fedspeed_do_what_feddyn_does():

@@ -9,6 +9,7 @@ import undrift as ud
 from undrift.core.clients import ClientStates, Roster
 from undrift.core.problem import Client
 from undrift.core.replies import Replies, q_draws
+from undrift.methods.traffic import traffic_of
 from undrift.verify.invariances import stacked
 from undrift.verify.subjects import Subject
 
@@ -152,6 +153,78 @@ def test_traffic_is_what_the_method_declares():
     assert traffic(ud.FedDyn(1.0)) == ({"x": vector}, {"moved": vector})
     assert traffic(ud.FedDR(0.3)) == ({"x": vector}, {"change": vector})
     assert traffic(ud.FedPD(0.3), None)[1] == {"x0": 2 * vector}
+
+
+NEWER = {
+    # From the algorithm listings of the papers: what one client receives and what it uploads in a
+    # round, in models. Numbers of 8 bytes come last: |Δ_k|² of FedExP is in its paper, and ‖a_k‖₁
+    # of FedCM takes the place of the paper's τ, which is the same for every client.
+    "FedCM": ((2, 0), (1, 1)),  # x and Δ_t down, Δ_k up
+    "FedACG": ((1, 0), (1, 0)),  # x + λm down, where the client starts, Δ_k up
+    "FedExP": ((1, 0), (1, 1)),
+    "FedADMM": ((1, 0), (1, 0)),  # the change of x_k + λ_k/ρ up
+    "FedVARP": ((1, 0), (1, 0)),
+    "MIFA": ((1, 0), (1, 0)),  # the change of the last update up
+    "Scaffnew": ((1, 0), (1, 0)),  # h_k is updated from x⁺, when it arrives
+    "MimeLite": ((2, 0), (2, 0)),  # x and m down, x_k and ∇f_k(x) up
+    "FedSAM": ((1, 0), (1, 0)),
+    "FedSpeed": ((1, 0), (1, 0)),  # ĝ_k stays at the client
+}
+
+
+def units_sent(method):
+    """Vectors and numbers that each client received and uploaded, by round."""
+    parameters, itemsize, clients = 101, 8, 4
+    losses = ud.theory.random_quadratics(clients, parameters, seed=0)
+    cohort = None if method.needs_all else 3
+    result = ud.train(
+        method, problem=losses, local=ud.GD(lr=0.01, steps=2), rounds=3, cohort=cohort
+    )
+
+    def units(sent, size):
+        each, rest = divmod(sum(sent.values()), size)
+        assert rest == 0
+        vectors, numbers = divmod(each, parameters * itemsize)
+        return vectors, numbers / 8
+
+    return [
+        (units(r.bytes_down, len(r.cohort)), units(r.bytes_up, len(r.cohort)))
+        for r in result.records[1:]
+    ]
+
+
+@pytest.mark.parametrize("name", NEWER)
+def test_newer_methods_send_what_their_papers_say(name):
+    method = getattr(ud, name)()
+    assert units_sent(method) == [NEWER[name]] * 3
+    forecast = traffic_of(method)
+    assert (sum(forecast.down.values()), sum(forecast.up.values())) == (
+        NEWER[name][0][0],
+        NEWER[name][1][0],
+    )
+
+
+@pytest.mark.parametrize("name", NEWER)
+def test_one_vector_more_is_counted(name):
+    kind = getattr(ud, name)
+
+    class SendsMore(kind):
+        def download(self, server):
+            return ud.Download(**dict(super().download(server).items()), more=server.x)
+
+        def finish(self, down, mine, result, client):
+            upload, keep = super().finish(down, mine, result, client)
+            return ud.Upload(**dict(upload.items()), more=result.x), keep
+
+        @property
+        def uploads(self):
+            declared = kind.uploads
+            declared = declared.fget(self) if isinstance(declared, property) else declared
+            return {**declared, "more": ud.q}
+
+    (down, numbers_down), (up, numbers_up) = NEWER[name]
+    expected = ((down + 1, numbers_down), (up + 1, numbers_up))
+    assert units_sent(SendsMore()) == [expected] * 3
 
 
 def test_a_round_of_fedpd_without_communication_sends_nothing():

@@ -82,6 +82,8 @@ class SecureInProcess(InProcess):
 def secure_app(folder, methods=("FedAvg",), privacy="secure = true\nthreshold = 3\n", text=""):
     file = app(folder, methods, text)
     settings = file.read_text().replace('sites = ["a", "b", "c"]', f"sites = {json.dumps(SITES)}")
+    # Silent sites of this process are noticed at once; a pause of the machine must lose no answer.
+    settings = settings.replace("timeout = 60", "timeout = 3600")
     file.write_text(settings + f"\n[privacy]\n{privacy}")
     code = (folder / "site.py").read_text()
     sizes = '{"a": 20, "b": 33, "c": 47, "d": 28, "e": 39}'
@@ -304,6 +306,9 @@ class TestRefusals:
             serve(Experiment.load(file), tmp_path / "runs", transport)
         (run,) = read_runs(tmp_path / "runs")
         assert all(record.updates == 0 for record in run.records)
+        refused = dict(run.records[1].rejected)
+        assert refused.keys() == set(SITES)
+        assert all("raise 'range' in [privacy]" in why for why in refused.values())
         works = [each for each in transport.exchanged if decode(each[1], 10**9)[0]["kind"] == WORK]
         assert works and all(not decode(answer, 10**9)[1] for _, _, answer in works)
 

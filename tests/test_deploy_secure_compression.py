@@ -129,10 +129,13 @@ def test_an_upload_that_does_not_fit_is_refused_and_never_wraps_around(tmp_path)
     text = secure_text(16).replace(f"range = {RANGE}", "range = 1e-4")
     file = secure_app(tmp_path / "app", ("FedAvg",), text)
     transport = SecureInProcess(file, tmp_path / "sites")
-    serve(Experiment.load(file), tmp_path / "runs", transport)
+    with pytest.raises(UndriftError, match=r"No site takes part .* raise 'range' in \[privacy\]"):
+        serve(Experiment.load(file), tmp_path / "runs", transport)
     (found,) = read_runs(tmp_path / "runs")
     assert all(record.updates == 0 for record in found.records)
-    assert all("raise 'range' in [privacy]" in why for _, why in found.records[1].rejected)
+    refused = dict(found.records[1].rejected)
+    assert refused.keys() == set(SITES)
+    assert all("raise 'range' in [privacy]" in why for why in refused.values())
     for _, request, answer in transport.exchanged:
         if decode(request, 10**9)[0]["kind"] == WORK:
             assert "range of ±0.0001" in refusal(answer)

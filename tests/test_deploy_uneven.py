@@ -167,8 +167,11 @@ class Quoting(nn.Module):
     transport = InProcess(file, tmp_path / "state")
     with pytest.raises(UndriftError, match=r"'a' failed with ValueError; see its log") as raised:
         deployed(file, tmp_path / "out", transport, rounds=1)
-    answers = b"".join(answer for _, _, answer in transport.exchanged).decode(errors="replace")
-    text = answers + str(raised.value)
+    answers = b"".join(answer for _, _, answer in transport.exchanged)
+    files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert "records.jsonl" in {path.name for path in files}
+    written = b"".join(path.read_bytes() for path in files)
+    text = (answers + written).decode(errors="replace") + str(raised.value)
     assert text.count("failed with ValueError") >= 3
     assert "Smith" not in text and "bad row" not in text
     assert "John Smith" in capfd.readouterr().err  # in its own log

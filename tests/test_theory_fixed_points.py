@@ -18,24 +18,64 @@ def quadratics(seed, N=4, P=3, singular=True):
     return torch.tensor(np.stack(H)), torch.tensor(rng.normal(size=(N, P)))
 
 
-def simulate(H, b, q, lr, steps, mu, normalise, rounds):
-    """Rounds of local gradient descent; FedNova divides each client's movement by ‖a_i‖₁."""
-    H, b, q = H.numpy(), b.numpy(), q.numpy()
-    x = np.zeros(b.shape[1])
+Q = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
+STEPS = [1, 7, 3, 12]
+
+
+def mean_move(H, b, q, lr, steps, x, mu=0.0, momentum=f.NO_MOMENTUM, normalise=False, m=0.0, s=1.0):
+    """Σ q_i(x_i − x) of one round by its definition; clients follow s∇f_i + (1 − s)m.
+
+    FedNova, which normalises, divides each client's move by ‖a_i‖₁.
+    """
+    total = np.zeros_like(x)
+    for h, bi, share, tau in zip(H.numpy(), b.numpy(), q.numpy(), steps, strict=True):
+        y, u, a_norm, c = x.copy(), np.zeros_like(x), 0.0, 0.0
+        for _ in range(tau):
+            pull = mu * (y - x)
+            g = s * (h @ y - bi) + (1 - s) * m + (pull if momentum.pull_inside else 0)
+            u = momentum.rho * u + g
+            step = g + momentum.rho * u if momentum.nesterov else u
+            y = y - lr * (step + (0 if momentum.pull_inside else pull))
+            c = momentum.rho * c + 1
+            a_norm = (1 - lr * mu) * a_norm + (1 + momentum.rho * c if momentum.nesterov else c)
+        total += share * (y - x) / (a_norm if normalise else 1.0)
+    return total
+
+
+def after(rounds, *problem, server_lr=1.0, **options):
+    """The model after rounds that begin at zero."""
+    x = np.zeros(3)
     for _ in range(rounds):
-        total = np.zeros_like(x)
-        for h, bi, share, tau in zip(H, b, q, steps, strict=True):
-            y, a_norm = x.copy(), 0.0
-            for _ in range(tau):
-                y = y - lr * (h @ y - bi + mu * (y - x))
-                a_norm = (1 - lr * mu) * a_norm + 1
-            total += share * (y - x) / (a_norm if normalise else 1.0)
-        x = x + total * (3.0 if normalise else 1.0)  # τ_eff = 3: any value stops at the same point
+        x = x + server_lr * mean_move(*problem, x, **options)
     return x
 
 
-Q = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
-STEPS = [1, 7, 3, 12]
+@pytest.mark.parametrize(
+    "momentum",
+    [f.NO_MOMENTUM, f.LocalMomentum(0.6), f.LocalMomentum(0.6, nesterov=True)],
+    ids=["plain", "momentum", "nesterov"],
+)
+def test_a_round_that_begins_at_the_point_ends_there(momentum):
+    H, b = quadratics(1)
+    lr, mu, share = 0.2 / float(torch.linalg.eigvalsh(H).max()), 0.7, 0.4
+    inside = momentum._replace(pull_inside=True)
+
+    def moves(point, **options):
+        options = {"momentum": momentum, **options}
+        return np.abs(mean_move(H, b, Q, lr, STEPS, point.numpy(), **options)).max()
+
+    assert moves(f.fedavg(H, b, Q, lr, STEPS, momentum)) < 1e-12
+    assert moves(f.fedprox(H, b, Q, lr, STEPS, mu, momentum), mu=mu) < 1e-12
+    pulled = f.fedprox(H, b, Q, lr, STEPS, mu, inside)
+    assert moves(pulled, mu=mu, momentum=inside) < 1e-12
+    nova = f.fednova(H, b, Q, lr, STEPS, mu, momentum)
+    assert moves(nova, mu=mu, normalise=True) < 1e-12
+    common = f.fedcm(H, b, Q, lr, STEPS, share, momentum)
+    assert moves(common, s=share) < 1e-12  # there D = 0
+    mime = f.mimelite(H, b, Q, lr, STEPS, 1 - share, momentum)
+    gradient = (Q @ (torch.einsum("kij,j->ki", H, mime) - b)).numpy()
+    assert np.abs(gradient).max() > 1e-3  # the server's momentum does not vanish there
+    assert moves(mime, s=share, m=gradient) < 1e-12
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -50,30 +90,12 @@ def test_rounds_stop_where_the_formulas_say(seed):
         (f.fednova(H, b, Q, lr, STEPS, 0.7), 0.7, True),
     ]
     for point, mu, normalise in cases:
-        stop = simulate(H, b, Q, lr, STEPS, mu, normalise, rounds=4_000)
+        server_lr = 3.0 if normalise else 1.0  # FedNova's τ_eff: any value stops at the same point
+        options = {"mu": mu, "normalise": normalise, "server_lr": server_lr}
+        stop = after(4_000, H, b, Q, lr, STEPS, **options)
         assert np.allclose(point.numpy(), stop, rtol=1e-7, atol=1e-9)
     points = torch.stack([case[0] for case in cases])
     assert float((points[0] - points[2]).norm()) > 1e-3  # FedAvg and FedNova differ
-
-
-def with_momentum(H, b, q, lr, steps, mu, momentum, normalise):
-    """Rounds of local steps with momentum, by the definition; FedNova divides by ‖a_i‖₁."""
-    x = np.zeros(b.shape[1])
-    for _ in range(3_000):
-        total = np.zeros_like(x)
-        for h, bi, share, tau in zip(H.numpy(), b.numpy(), q.numpy(), steps, strict=True):
-            y, u, a_norm, c = x.copy(), np.zeros_like(x), 0.0, 0.0
-            for _ in range(tau):
-                pull = mu * (y - x)
-                g = h @ y - bi + (pull if momentum.pull_inside else 0)
-                u = momentum.rho * u + g
-                step = g + momentum.rho * u if momentum.nesterov else u
-                y = y - lr * (step + (0 if momentum.pull_inside else pull))
-                c = momentum.rho * c + 1
-                a_norm = (1 - lr * mu) * a_norm + (1 + momentum.rho * c if momentum.nesterov else c)
-            total += share * (y - x) / (a_norm if normalise else 1.0)
-        x = x + total
-    return x
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
@@ -89,7 +111,8 @@ def test_rounds_with_local_momentum_stop_where_the_formulas_say(nesterov, inside
             (f.fednova(H, b, Q, lr, steps, 0.7, momentum), 0.7, True),
         ]
     for point, mu, normalise in cases:
-        stop = with_momentum(H, b, Q, lr, steps, mu, momentum, normalise)
+        options = {"mu": mu, "momentum": momentum, "normalise": normalise}
+        stop = after(3_000, H, b, Q, lr, steps, **options)
         assert np.allclose(point.numpy(), stop, rtol=1e-7, atol=1e-9)
     plain = f.fedprox(H, b, Q, lr, steps, 0.7)
     assert float((cases[0][0] - plain).norm()) > 1e-3

@@ -6,7 +6,7 @@ import torch
 import undrift as ud
 from commands import called
 from undrift.core.replies import q_draws
-from undrift.verify import FACTS, Subject, named, verify
+from undrift.verify import FACTS, Subject, explanations, named, verify
 from undrift.verify.uploads.transforms import TRANSFORM_FACTS, load_transform
 
 PRIVATE = [fact for fact in FACTS if fact.name in ("divides", "reach")]
@@ -47,6 +47,11 @@ class InPlace(Good):
         for name, value in upload.items():
             value.copy_(getattr(sent, name))
         return upload, ud.Keep()
+
+
+class NamesOneVector(ud.UploadTransform):
+    def update(self, upload, mine, senders):
+        return ud.Upload(moved=0.5 * upload.moved), ud.Keep()
 """
 
 
@@ -92,6 +97,14 @@ def test_wrong_transforms_fail_the_fact_that_they_break(tmp_path, name, fails):
     subject = load_transform(f"{tmp_path / 'mine.py'}:{name}")
     found = measured(subject, TRANSFORM_FACTS)
     assert {fact for fact, verdict in found.items() if not verdict.holds} == fails
+
+
+def test_an_error_of_a_transform_is_not_explained_as_a_wrong_number(tmp_path):
+    (tmp_path / "mine.py").write_text(TRANSFORMS)
+    subject = load_transform(f"{tmp_path / 'mine.py'}:NamesOneVector")
+    (line,) = explanations(verify([subject], TRANSFORM_FACTS))
+    assert line.startswith("NamesOneVector, mirrors: ") and "measuring it failed: " in line
+    assert "in place" not in line and line.endswith(".") and not line.endswith("..")
 
 
 def test_the_command_verifies_a_transform(tmp_path):

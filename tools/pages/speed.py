@@ -77,14 +77,15 @@ def _limits(
     yield "|---|---:|---:|---:|---:|---:|---:|"
     for row in profiles:
         name, seconds, busy = row["workload"], row["round_seconds"], row["busy_seconds"]
-        share = row["kernel_seconds"] / busy
-        best = bare[name] * row["threads"] / row["kernel_seconds"]
-        known = share >= LEAST_KERNELS
+        share = min(1.0, row["kernel_seconds"] / busy)  # of different rounds
+        shares = "· | ·"
+        if share >= LEAST_KERNELS:
+            best = bare[name] * row["threads"] / row["kernel_seconds"]
+            shares = f"{share:.0%} | {best:.2f}"
         idle = row["idle_seconds"] / (busy + row["idle_seconds"])
         yield (
             f"| {name} | {row['gigaflop']:.3g} | {row['gigaflop'] / seconds:.0f} | "
-            f"{row['share_of_peak']:.0%} | {f'{share:.0%}' if known else '·'} | "
-            f"{f'{best:.2f}' if known else '·'} | {idle:.0%} |"
+            f"{row['share_of_peak']:.0%} | {shares} | {idle:.0%} |"
         )
 
 

@@ -208,6 +208,8 @@ def _why_not_corrected(name: str, facts: Facts) -> str | None:
         return "it is exact only if all clients take the same number of steps"
     if name in ("FedVARP", "MIFA") and facts.setting.participation == "all":
         return "with all clients in every round it is equal to FedAvg"
+    if name == "FedVARP" and facts.participation.replies <= 1 and not facts.single_steps:
+        return "it may diverge if a round has one client, which takes many steps; MIFA does not"
     if name in ("FedVARP", "MIFA") and facts.dissimilar:
         return "it removes the noise of sampling, but clients that differ still drift"
     if name == "Scaffnew" and facts.unequal:

@@ -25,7 +25,7 @@ from undrift.utils.errors import UndriftError
 from undrift.utils.keys import generator
 from undrift.verify.facts import Fact
 from undrift.verify.limits import goal_on, when_sampled
-from undrift.verify.runs import Finding, between, changed, path, planned, run_of
+from undrift.verify.runs import RAISED, Finding, between, changed, path, planned, run_of
 
 SIZES = [5, 9, 20, 12]
 EQUAL_SIZES = [8, 8, 8, 8]
@@ -302,4 +302,4 @@ def measured(fact: Fact, audited: Implementation) -> Finding | None:
     except Unsupported:
         return None
     except UndriftError as error:
-        return Finding("a result", "an error", math.inf, str(error))
+        return Finding("a result", RAISED, math.inf, str(error))

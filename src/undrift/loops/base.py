@@ -35,7 +35,7 @@ from undrift.loops.dispatch import FixedCost
 from undrift.loops.evaluation_schedule import EvaluationSchedule, schedule_of
 from undrift.loops.measuring import measure, noisy_metrics
 from undrift.loops.planning import WorkPlanner
-from undrift.loops.private_rounds import counted_samples, make_mechanism
+from undrift.loops.private_rounds import counted_samples, make_mechanism, restore_mechanism
 from undrift.loops.spec import EngineFactory, RunSpec, StatesFactory
 from undrift.loops.upload_transforms import transforms_of
 from undrift.methods.traffic import traffic_of
@@ -335,8 +335,7 @@ class Loop(ABC):
             self.norms.restore(clock["norms"])
         if self.downloads is not None:
             self.downloads.restore(part("downloads"))
-        if self.mechanism is not None:
-            self.mechanism.restore(clock["privacy"])
+        restore_mechanism(self.mechanism, clock.get("privacy"), self.method.name)
         self._span_count = sum(len(record.spans) for record in self.records)
 
     def _conditions(self, **more: Any) -> Conditions:

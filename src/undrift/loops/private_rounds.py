@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -125,6 +125,28 @@ def make_mechanism(
         upload_scales(spec.method, spec.local, privacy.steps) if clipped else lambda rate: {},
         source,
     )
+
+
+def restore_mechanism(
+    mechanism: Mechanism | None, saved: Mapping[str, Any] | None, label: str
+) -> None:
+    """Continue with what a run saved of its mechanism, None for nothing.
+
+    An error if privacy was added or removed: the ε of the records would not cover all rounds.
+    """
+    elsewhere = "or run the experiment in another folder."
+    require(
+        mechanism is not None or saved is None,
+        f"{label} was private so far, and its ε would not cover rounds without privacy: put the "
+        f"privacy settings back, {elsewhere}",
+    )
+    require(
+        mechanism is None or saved is not None,
+        f"{label} was not private so far, and no ε covers those rounds: remove the privacy "
+        f"settings, {elsewhere}",
+    )
+    if mechanism is not None and saved is not None:
+        mechanism.restore(saved)
 
 
 def _check_rounds(spec: RunSpec, pace: RoundPace | None) -> None:

@@ -25,6 +25,7 @@ from undrift.privacy.noise_sources import NoiseSource
 from undrift.privacy.released import ReleasedReplies
 from undrift.privacy.sampling import CohortLaw
 from undrift.privacy.spending import COMMON_ONLY, accounting
+from undrift.utils.errors import require
 
 BITS = "clipped bits"
 """The purpose of the noise in the number of uploads within the clipping norm."""
@@ -123,6 +124,7 @@ class Mechanism:
         self.evaluations = 0
         """how many noisy metrics were released"""
         self._budget: tuple[tuple[Guarantee, int, int], int] | None = None
+        self._label = method.name
         self._names = method.sums()
         self._roster = roster
         self._scales = scales
@@ -311,13 +313,48 @@ class Mechanism:
     def saved(self) -> dict[str, Any]:
         """What a resumed run needs: never less than what was spent."""
         counts = {"releases": self.releases, "evaluations": self.evaluations}
-        return {"noise": self.guarantee.noise, "clip": self.clip, **counts}
+        return {"noise": self.guarantee.noise, "clip": self.clip, "terms": self._terms(), **counts}
+
+    def _terms(self) -> dict[str, float | str | None]:
+        """The settings that must stay as they are, by the words of an error.
+
+        ε is computed from the number of releases, as if all of them had the present settings.
+        """
+        law, clip, metrics = self.guarantee.law, self.privacy.clip, self.guarantee.metrics
+        return {
+            "clip": "adaptive" if isinstance(clip, AdaptiveClip) else clip,
+            "delta": self.guarantee.delta,
+            "max_samples": self.privacy.max_samples,
+            "steps": self.privacy.steps,
+            "metrics": str(self.privacy.metrics) if metrics is None else f"noise {metrics.noise}",
+            "cohorts": law.kind,
+            "the number of clients": law.clients,
+            "the sampling probability": law.probability,
+            "the amplification by sampling": "yes" if law.amplified else "no",
+        }
+
+    def _require_same(self, saved: Mapping[str, Any]) -> None:
+        """An error if the settings differ from those of the rounds that are accounted."""
+        then: dict[str, Any] = {"noise": saved["noise"], **saved.get("terms", {})}
+        given = self.privacy.noise
+        now: dict[str, Any] = {"noise": saved["noise"] if given is None else given, **self._terms()}
+        if "terms" not in saved and not isinstance(self.privacy.clip, AdaptiveClip):
+            then["clip"] = saved["clip"]  # a store of an older version
+        for name, value in then.items():
+            old, new = ("none" if each is None else each for each in (value, now.get(name)))
+            require(
+                old == new,
+                f"{self._label} was private with {name} = {old} so far, but is resumed with {new}, "
+                f"and one ε cannot cover both: set it to {old} again, or run the experiment in "
+                f"another folder, which spends anew.",
+            )
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Continue with what `saved` returned.
+        """Continue with what `saved` returned; an error if settings that ε depends on changed.
 
         A run whose rounds were extended keeps its noise: the budget then ends it.
         """
+        self._require_same(saved)
         self.guarantee = replace(self.guarantee, noise=saved["noise"])
         self.clip = saved["clip"]
         self.releases = saved["releases"]

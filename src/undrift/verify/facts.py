@@ -20,7 +20,7 @@ from undrift.verify import (
     refusals,
     theorems,
 )
-from undrift.verify.runs import Finding
+from undrift.verify.runs import RAISED, Finding
 from undrift.verify.subjects import Subject
 from undrift.verify.uploads import private_runs
 
@@ -227,9 +227,9 @@ def check_fact(fact: Fact, subject: Subject) -> Finding | None:
     except Diverged as error:
         return Finding("a finite model", "divergence", math.inf, str(error))
     except UndriftError as error:
-        return Finding("a result", "an error", math.inf, str(error))
+        return Finding("a result", RAISED, math.inf, str(error))
     except Exception as error:  # raised by the user's own code
-        return Finding("a result", "an error", math.inf, first_line(error) + _place(error))
+        return Finding("a result", RAISED, math.inf, first_line(error) + _place(error))
 
 
 def _place(error: Exception) -> str:

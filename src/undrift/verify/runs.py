@@ -38,6 +38,8 @@ CHECK_EVERY_ROUNDS = 20
 CHECKS_PER_WINDOW = 10
 """How many distances `settle` averages before it decides whether they shrink."""
 HOPELESS_DISTANCE = 1e6
+RAISED = "an error"
+"""What is measured if the code under test raises an error."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from undrift.utils.threads import one_thread
 from undrift.verify.facts import FACTS, RUNS, Fact, check_fact
-from undrift.verify.runs import Finding
+from undrift.verify.runs import RAISED, Finding
 from undrift.verify.subjects import Subject
 
 FACTS_PER_TABLE = 6
@@ -102,9 +102,16 @@ def explanations(verdicts: Iterable[Verdict]) -> list[str]:
         ):
             lines.append(f"{verdict.method}, {fact.name}: fails too, as limit does.")
             continue
-        where = f" ({finding.note})" if finding.note else ""
+        note = finding.note.rstrip(".")
+        where = f" ({note})" if note else ""
         if fact.name == RUNS.name:
-            lines.append(f"{verdict.method} breaks down: {finding.note.rstrip('.')}.")
+            lines.append(f"{verdict.method} breaks down: {note}.")
+            continue
+        if finding.measured == RAISED:  # the likely cause of a wrong number does not explain it
+            lines.append(
+                f"{verdict.method}, {fact.name}: {fact.meaning[:-1]}, but measuring it failed: "
+                f"{note}."
+            )
             continue
         lines.append(
             f"{verdict.method}, {fact.name}: {fact.meaning[:-1]}, but the error is "
