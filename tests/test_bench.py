@@ -24,11 +24,11 @@ from undrift.bench import (
     take_profile,
     timing,
 )
-from undrift.bench.arithmetic import kernel_seconds, round_gigaflop
 from undrift.bench.bare import BareLoop, Visit, bare_round, trainable
 from undrift.bench.bench_run import METHODS, BenchRun
-from undrift.bench.instrumentation import PARTS, REST, WAIT, instrumented
 from undrift.bench.precision import learnable
+from undrift.bench.profiling.arithmetic import kernel_seconds, round_gigaflop
+from undrift.bench.profiling.instrumentation import PARTS, REST, WAIT, instrumented
 from undrift.bench.stopwatch import Stopwatch
 from undrift.bench.timing import interleaved
 from undrift.engines.compiled.dense import DenseChain

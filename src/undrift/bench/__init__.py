@@ -7,7 +7,7 @@ from undrift.bench.bare_comparison import RoundTiming, compare
 from undrift.bench.default_run import DefaultTiming, time_default
 from undrift.bench.memory import MemoryPeak, measure_memory
 from undrift.bench.precision import PrecisionTiming, draw_curves, time_precision
-from undrift.bench.profile import Profile, take_profile
+from undrift.bench.profiling.profile import Profile, take_profile
 from undrift.bench.scaling import ScalingPoint, scale
 from undrift.bench.strategy_table import StrategyTiming, time_strategies
 from undrift.bench.unequal_steps import UnequalTiming, time_unequal

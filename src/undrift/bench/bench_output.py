@@ -13,10 +13,10 @@ from rich.text import Text
 
 from undrift.bench.bare_comparison import RoundTiming
 from undrift.bench.default_run import DefaultTiming
-from undrift.bench.instrumentation import PARTS
 from undrift.bench.memory import MemoryPeak
 from undrift.bench.precision import PrecisionTiming
-from undrift.bench.profile import Profile
+from undrift.bench.profiling.instrumentation import PARTS
+from undrift.bench.profiling.profile import Profile
 from undrift.bench.scaling import (
     MAX_LARGE_RELATIVE,
     MAX_LARGE_START_SECONDS,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from undrift.bench.arithmetic import kernel_seconds, peak_gigaflops, round_gigaflop
 from undrift.bench.bench_run import BenchRun
-from undrift.bench.instrumentation import PARTS, REST, WAIT, instrumented
+from undrift.bench.profiling.arithmetic import kernel_seconds, peak_gigaflops, round_gigaflop
+from undrift.bench.profiling.instrumentation import PARTS, REST, WAIT, instrumented
 from undrift.bench.timing import Tick, interleaved
 from undrift.bench.workloads import Workload
 
