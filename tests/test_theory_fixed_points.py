@@ -50,6 +50,14 @@ def after(rounds, *problem, server_lr=1.0, **options):
     return x
 
 
+def test_undamped_momentum_has_a_fixed_point_too():
+    H, b = quadratics(1)
+    lr, momentum = 0.2 / float(torch.linalg.eigvalsh(H).max()), f.LocalMomentum(1.0)
+    point = f.averaging_fixed_point(H, b, Q, lr, STEPS, 0.7, momentum).numpy()
+    moved = mean_move(H, b, Q, lr, STEPS, point, 0.7, momentum)
+    assert np.allclose(moved, 0, atol=1e-10)
+
+
 @pytest.mark.parametrize(
     "momentum",
     [f.NO_MOMENTUM, f.LocalMomentum(0.6), f.LocalMomentum(0.6, nesterov=True)],
