@@ -36,7 +36,7 @@ class TestWhatIsRefused:
             ({"model.name": "mpl"}, "model.name", "did you mean 'mlp'?"),
             ({"model.hidden": [0]}, "model.hidden", "at least 1"),
             ({"model.hidden": "4"}, "model.hidden", "a list of whole numbers"),
-            ({"model.widths": [4]}, "model.widths", "one of"),
+            ({"model.widths": [4]}, "model.widths", "(it has '"),
             ({"model.seed": -1}, "model.seed", "at least 0"),
             ({"local.solver": "Exct"}, "local.solver", "did you mean 'Exact'?"),
             ({"local.lr": -1}, "local.lr", "above 0"),

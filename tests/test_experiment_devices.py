@@ -196,7 +196,7 @@ class TestWhatIsRefused:
             ({"pace": {"kind": "deadline"}}, "pace.seconds", "is missing"),
             ({"pace.seconds": 0}, "pace.seconds", "above 0"),
             ({"pace.late": "partly"}, "pace.late", "did you mean 'partial'?"),
-            ({"pace.replies": 3}, "pace.replies", "one of 'seconds'"),
+            ({"pace.replies": 3}, "pace.replies", "(it has 'seconds'"),
             ({"pace": 3}, "pace", "a table such as"),
             ({"method.first.pace.replies": 0}, "method.first.pace.replies", "at least 1"),
             ({"method.first.pace": "first"}, "method.first.pace.replies", "is missing"),
