@@ -143,6 +143,11 @@ def test_evaluation_computes_the_linear_layers_of_any_module_with_onednn(always,
         module(x).sum().backward()
     assert len(calls) == 2
     assert module.layer.weight.grad is not None
+    with torch.no_grad(), products.LinearByOneDNN():
+        with torch.autocast("cpu", torch.bfloat16):
+            assert module(x).dtype == torch.bfloat16
+        assert torch.allclose(torch.func.vmap(module)(x), expected, atol=1e-5)
+    assert len(calls) == 2
     with torch.no_grad(), products.LinearByOneDNN():  # in double precision, too
         module.double()(x.double())
     assert len(calls) == 2

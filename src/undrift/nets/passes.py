@@ -194,7 +194,7 @@ class EvaluationPass:
     def _modules(self, pieces: int) -> Sequence[nn.Module]:
         """A module for each thread, since a user's module may set attributes while it computes."""
         others = max(1, min(self._threads, pieces)) - 1
-        if all(type(each).__module__.startswith("torch.nn.") for each in self._module.modules()):
+        if all(_is_torchs(each) for each in self._module.modules()):
             return [self._module] * (1 + others)  # torch's own layers set none
         tensors = [*self._module.parameters(), *self._module.buffers()]
         try:
@@ -203,6 +203,12 @@ class EvaluationPass:
         except Exception:  # e.g. an attribute that training set cannot be copied: use one thread
             copies = []
         return [self._module, *copies]
+
+
+def _is_torchs(layer: nn.Module) -> bool:
+    """Whether a layer is one of torch's own, without hooks of the user."""
+    hooks = layer._forward_hooks or layer._forward_pre_hooks
+    return type(layer).__module__.startswith("torch.nn.") and not hooks
 
 
 def input_numbers(part: Part) -> int:

@@ -92,7 +92,8 @@ def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 class LinearByOneDNN(TorchFunctionMode):
     """While it is entered, this thread computes linear layers of any module with oneDNN.
 
-    Only where `pays` is true, and only without gradients, which this product does not have.
+    Only where `pays` is true; without gradients, which this product does not have; and neither in
+    a block of `torch.autocast`, which chooses the precision, nor under `torch.func.vmap`.
     """
 
     def __torch_function__(
@@ -102,11 +103,16 @@ class LinearByOneDNN(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if function is nn.functional.linear and not kwargs and not torch.is_grad_enabled():
-            x, w, *bias = args
-            if type(x) is Tensor and w.dim() == 2 and w.dtype == x.dtype:
-                return shared_product(x, w, *bias)
+        if function is nn.functional.linear and not kwargs and self._applies(*args[:2]):
+            return shared_product(*args)
         return function(*args, **(kwargs or {}))
+
+    @staticmethod
+    def _applies(x: Tensor, w: Tensor) -> bool:
+        plain = type(x) is Tensor and type(w) in (Tensor, nn.Parameter)
+        transformed = torch._C._functorch.maybe_current_level() is not None
+        changed = torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or transformed
+        return plain and w.dim() == 2 and w.dtype == x.dtype and not changed
 
 
 @cache

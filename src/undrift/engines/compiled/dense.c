@@ -316,40 +316,21 @@ static void load(const Layer *layer, REAL *w, const REAL *x)
 STORE(store, REAL)
 STORE(store_total, double)
 
-/* Add weight * (w - start) to the layer's total, and return |w - start|^2. */
-static double add_move(const Layer *layer, double weight)
+/* Return |w - start|^2 of a layer; with `add`, also add weight * (w - start) to its total. */
+static inline double move(const Layer *layer, int add, double weight)
 {
     wide squares = (wide){};
     double found = 0;
     int64_t at = 0;
     for (; at + WIDE_LANES <= layer->numbers; at += WIDE_LANES) {
-        narrow move = *(const narrow *)(layer->w + at) - *(const narrow *)(layer->start + at);
-        wide own = __builtin_convertvector(move, wide);
-        *(wide *)(layer->total + at) += weight * own;
+        narrow step = *(const narrow *)(layer->w + at) - *(const narrow *)(layer->start + at);
+        wide own = __builtin_convertvector(step, wide);
+        if (add) *(wide *)(layer->total + at) += weight * own;
         squares += own * own;
     }
     for (; at < layer->numbers; at++) {
         double own = layer->w[at] - layer->start[at];
-        layer->total[at] += weight * own;
-        found += own * own;
-    }
-    for (int i = 0; i < WIDE_LANES; i++) found += squares[i];
-    return found;
-}
-
-/* |w - start|^2 of a layer. */
-static double move_square(const Layer *layer)
-{
-    wide squares = (wide){};
-    double found = 0;
-    int64_t at = 0;
-    for (; at + WIDE_LANES <= layer->numbers; at += WIDE_LANES) {
-        narrow move = *(const narrow *)(layer->w + at) - *(const narrow *)(layer->start + at);
-        wide own = __builtin_convertvector(move, wide);
-        squares += own * own;
-    }
-    for (; at < layer->numbers; at++) {
-        double own = layer->w[at] - layer->start[at];
+        if (add) layer->total[at] += weight * own;
         found += own * own;
     }
     for (int i = 0; i < WIDE_LANES; i++) found += squares[i];
@@ -457,13 +438,13 @@ void train(int64_t clients, int64_t layers, const int64_t *sizes, const int64_t 
         }
         if (sum && most > 0) {
             double square = 0;
-            for (int64_t l = 0; l < layers; l++) square += move_square(net + l);
+            for (int64_t l = 0; l < layers; l++) square += move(net + l, 0, 0);
             if (square > most * most) weights[k] *= most / sqrt(square);
         }
         if (sum) squares[k] = 0;
         for (int64_t l = 0; l < layers; l++) {
             if (x) store(net + l, net[l].w, x + k * x_stride);
-            if (sum) squares[k] += add_move(net + l, weights[k]);
+            if (sum) squares[k] += move(net + l, 1, weights[k]);
         }
     }
     for (int64_t l = 0; sum && l < layers; l++) store_total(net + l, net[l].total, sum);
